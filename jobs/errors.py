@@ -310,10 +310,22 @@ class JvmEndedError(MachineError):
     )
 
 
-class WorkerEndedError(MachineError):
-    """A Python worker of Spark's, or an executor, was killed, or crashed, while a job worked."""
+class SparkEndedError(MachineError):
+    """Somebody other than the job ended Spark while it worked: a cluster its application, a program its session."""
 
-    template = "a worker of Spark's ended in the middle of the job: {found}"
+    template = "Spark ended in the middle of the job: {found}"
+    hint = (
+        "what was committed stays; run again. Spark's lines above, or the cluster's logs (yarn logs -applicationId "
+        "ID), say who ended it: a person, a limit of the queue, too many executors that failed"
+    )
+
+
+class WorkerEndedError(MachineError):
+    """A Python worker of Spark's, or an executor with all of its workers, was killed, or crashed, while a job worked,
+    so often that Spark gave up.
+    """
+
+    template = "a worker of Spark ended in the middle of the job: {found}"
     hint = (
         "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
         "(--master local[2]) or give executors more memory; if it crashes again, please report it"

@@ -29,6 +29,7 @@ from lastkey.jobs.errors import (
     FileSystemError,
     JobError,
     JvmEndedError,
+    SparkEndedError,
     SparkLimitError,
     UnknownNameError,
     UsageError,
@@ -43,6 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PATIENCE_SECONDS: Final = 10.0  # for a JVM to end after the connection to it broke
+_STOP_SECONDS: Final = 1.0  # for a JVM to end after its context: one that exits stops that first
 _OF_THE_MACHINE: Final = {
     errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENODEV,
     errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK, errno.EEXIST, errno.ENOTDIR,
@@ -55,6 +57,11 @@ _SETUP: Final = re.compile(
     r"ModuleNotFoundError: No module named '[^']+'|Cannot run program \"[^\"]*\"[^\n]*"
     r"|\[PYTHON_VERSION_MISMATCH\][^\n]*|Error from python worker:\n.*?(?=\s*\nPYTHONPATH was:)",
     re.DOTALL,
+)
+# Spark's texts of a context that it ended by itself: of the job that was cut off, and of whatever is called afterwards
+_STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
+_LOST: Final = re.compile(
+    r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
 )
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
@@ -193,11 +200,14 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return _full_disk(named[1] if named else None, "No space left on device", written_to)
     if (refused := job_error(error)) is not None:
         return refused
-    ended = _how_the_jvm_ended(error, text)
+    stopped = _STOPPED.search(text)
+    ended = _how_the_jvm_ended(error, text, _STOP_SECONDS if stopped else 0)
     if ended is not None:
         return JvmEndedError(found=ended)
-    if crashed := re.search(r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \([^\n]*", text):
-        return WorkerEndedError(found=crashed[0])
+    if stopped:
+        return SparkEndedError(found=stopped[0])
+    if lost := _LOST.search(text):
+        return WorkerEndedError(found=lost[0])
     if limited := re.search(r"Total size of serialized results[^\n]*", text):
         return SparkLimitError(found=limited[0])
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
@@ -263,8 +273,11 @@ def signal_behind(error: Exception) -> BaseException | None:
     return before
 
 
-def _how_the_jvm_ended(error: Exception, text: str) -> str | None:
-    """Return how the JVM ended; None if it did not. Python first notices its end as a broken connection."""
+def _how_the_jvm_ended(error: Exception, text: str, patience: float) -> str | None:
+    """Return how the JVM ended; None if it did not. Python first notices its end as a broken connection.
+
+    patience: seconds to wait for its end after another error.
+    """
     session = sys.modules.get("lastkey.jobs.spark.session")
     if session is None:
         return None

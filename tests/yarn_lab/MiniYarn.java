@@ -1,5 +1,15 @@
 import java.io.FileOutputStream;
+import java.io.IOException;
 import java.io.OutputStream;
+import java.net.URI;
+import java.net.URISyntaxException;
+import java.nio.file.Files;
+import java.nio.file.attribute.PosixFilePermissions;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.DelegateToFileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.permission.FsPermission;
 import org.apache.hadoop.yarn.conf.YarnConfiguration;
 import org.apache.hadoop.yarn.server.MiniYARNCluster;
 
@@ -11,13 +21,14 @@ import org.apache.hadoop.yarn.server.MiniYARNCluster;
  */
 public final class MiniYarn {
     public static void main(String[] argv) throws Exception {
+        Thread.currentThread().setContextClassLoader(MiniYarn.class.getClassLoader()); // which finds NodeFiles
         var conf = new YarnConfiguration();
-        conf.setInt("yarn.nodemanager.resource.memory-mb", 2048); // two small containers: three do not fit on one node
+        // Two small containers: three do not fit on one node
+        conf.setInt(YarnConfiguration.YARN_MINICLUSTER_NM_PMEM_MB, 2048);
         conf.setInt("yarn.scheduler.minimum-allocation-mb", 256);
-        conf.setInt("yarn.resourcemanager.nodemanagers.heartbeat-interval-ms", 200);
+        conf.setInt("yarn.resourcemanager.nodemanagers.heartbeat-interval-ms", 100);
         conf.setFloat("yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage", 100);
-        conf.setBoolean("yarn.nodemanager.vmem-check-enabled", false); // a JVM reserves more than it uses
-        conf.setBoolean("yarn.nodemanager.pmem-check-enabled", false);
+        conf.setBoolean("yarn.nodemanager.container-monitor.enabled", false); // no limits, no measuring
         conf.set("yarn.scheduler.capacity.root.queues", "default");
         conf.set("yarn.scheduler.capacity.root.default.capacity", "100");
         conf.set("yarn.scheduler.capacity.maximum-am-resource-percent", "1");
@@ -26,7 +37,9 @@ public final class MiniYarn {
         cluster.start();
         cluster.waitForNodeManagersToConnect(60_000);
         try (OutputStream out = new FileOutputStream(argv[0] + "/yarn-site.xml")) {
-            cluster.getConfig().writeXml(out);
+            var ofClients = new Configuration(cluster.getConfig());
+            ofClients.unset("fs.AbstractFileSystem.file.impl"); // they lack NodeFiles
+            ofClients.writeXml(out);
         }
         System.out.println("STARTED");
         while (System.in.read() >= 0) { } // whatever is written is skipped
@@ -38,6 +51,27 @@ public final class MiniYarn {
 
     static boolean works(MiniYARNCluster cluster, int node) {
         return !cluster.getNodeManager(node).getNMContext().getContainers().isEmpty();
+    }
+
+    /**
+     * Files of a node. Hadoop's native library, which nodes have and Maven lacks, sets permissions by a system call;
+     * without it Hadoop runs the command chmod once for each file of an archive: a minute for 7,000.
+     */
+    public static final class NodeFiles extends DelegateToFileSystem {
+        public NodeFiles(URI uri, Configuration conf) throws IOException, URISyntaxException {
+            super(uri, new RawLocalFileSystem() {
+                @Override
+                public void setPermission(Path path, FsPermission permission) throws IOException {
+                    Files.setPosixFilePermissions(
+                        pathToFile(path).toPath(), PosixFilePermissions.fromString(permission.toString()));
+                }
+            }, conf, "file", false);
+        }
+
+        @Override
+        public int getUriDefaultPort() {
+            return -1; // none
+        }
     }
 
     private MiniYarn() { }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,17 +25,25 @@ _START_SECONDS, _STOP_SECONDS = 120, 60
 # What an administrator puts beside yarn-site.xml: the nodes have Spark's jars, containers are small
 _DEFAULTS = """
 spark.yarn.jars                      local:{spark}/jars/*
-spark.yarn.stagingDir                {staging}
+spark.yarn.stagingDir                viewfs://shared{staging}
 spark.driver.memory                  512m
 spark.yarn.am.memory                 512m
 spark.executor.memory                512m
 spark.executor.instances             2
 spark.executor.cores                 1
+spark.driver.extraJavaOptions        -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.defaultJavaOptions    -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.yarn.am.extraJavaOptions       -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 spark.executor.maxNumFailures        2
 spark.yarn.appMasterEnv.SPARK_LOCAL_IP  127.0.0.1
+spark.yarn.report.interval           200ms
+spark.yarn.scheduler.heartbeat.interval-ms  500
 """
+# What all of Hadoop's code finds on the nodes' class path. viewfs://shared is this machine's file system under a name
+# that is not file://, as a cluster's shared storage has one: YARN uploads a file:// anew for each application, and each
+# node then unpacks it anew
+_SHARED = {"fs.viewfs.mounttable.shared.linkMergeSlash": "file:///"}
+_OF_NODES = _SHARED | {"fs.AbstractFileSystem.file.impl": "MiniYarn$NodeFiles"}
 
 
 class Yarn:
@@ -53,14 +64,15 @@ class Yarn:
                             "HADOOP_CONF_DIR": str(self.conf), "SPARK_CONF_DIR": str(self.conf)}  # fmt: skip
 
     def __enter__(self) -> Self:
-        for name in ("conf", "tmp", "staging"):
+        for name in ("conf", "nodes", "tmp", "staging"):
             (self.folder / name).mkdir(parents=True)
-        (self.conf / "spark-defaults.conf").write_text(
-            _DEFAULTS.format(spark=SPARK, staging=(self.folder / "staging").as_uri())
-        )
+        (self.conf / "spark-defaults.conf").write_text(_DEFAULTS.format(spark=SPARK, staging=self.folder / "staging"))
+        for name, settings in (("conf", _SHARED), ("nodes", _OF_NODES)):
+            (self.folder / name / "core-site.xml").write_text(_site(settings))
         command = [
             str(find_java()), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-            f"-Djava.io.tmpdir={self.folder / 'tmp'}", "-cp", f"{lab_jars(YARN)}/*:{SPARK}/jars/*",
+            f"-Djava.io.tmpdir={self.folder / 'tmp'}",
+            "-cp", f"{self.folder / 'nodes'}:{lab_jars(YARN)}/*:{SPARK}/jars/*",
             str(Path(__file__).with_name("MiniYarn.java")), str(self.conf),
         ]  # fmt: skip
         with (self.folder / "yarn.log").open("wb") as log:
@@ -87,6 +99,33 @@ class Yarn:
         found = {"/".join(file.parts[-3:]): file.read_text(errors="replace") for file in files}
         return dict(sorted(found.items()))  # the last application last, whichever nodes it had
 
+    def executors(self) -> list[list[int]]:
+        """Return the processes of each container that runs an executor."""
+        found: dict[Path, dict[int, bytes]] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                folder = (process / "cwd").readlink()
+                if folder.is_relative_to(self.folder / "target"):
+                    found.setdefault(folder, {})[int(process.name)] = (process / "cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+        return [list(one) for one in found.values() if any(b"ExecutorBackend" in said for said in one.values())]
+
+    def kill_application(self) -> None:
+        """Kill the one application that runs, as `yarn application -kill` does."""
+        site = (self.conf / "yarn-site.xml").read_text()
+        address = re.search(r"<name>yarn.resourcemanager.webapp.address</name>\s*<value>([^<]+)", site)
+        assert address is not None
+        applications = f"http://{address[1]}/ws/v1/cluster/apps"
+        with urllib.request.urlopen(f"{applications}?states=RUNNING") as answer:
+            [application] = json.load(answer)["apps"]["app"]
+        where = f"{applications}/{application['id']}/state?user.name={application['user']}"
+        asked = urllib.request.Request(
+            where, b'{"state": "KILLED"}', {"Content-Type": "application/json"}, method="PUT"
+        )
+        with urllib.request.urlopen(asked):
+            pass
+
     def _is_up(self) -> bool:
         said = (self.folder / "yarn.log").read_text()
         if self._process.poll() is not None:
@@ -102,3 +141,9 @@ class Yarn:
             self._process.kill()
             self._process.wait()
             raise LabError(f"YARN in {self.folder} did not stop in {_STOP_SECONDS} s; killed") from error
+
+
+def _site(settings: dict[str, str]) -> str:
+    """Return a file of Hadoop's settings."""
+    rows = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+    return f"<configuration>{''.join(rows)}</configuration>\n"

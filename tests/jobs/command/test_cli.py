@@ -611,6 +611,35 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (  # each try of a task lost its executor
+            "Lost task 1.3 (TID 8): ExecutorLostFailure (executor 4 exited) Reason: 137. Diagnostics: [2026]Killed\n.",
+            "a worker of Spark ended in the middle of the job: ExecutorLostFailure (executor 4 exited) Reason: 137.",
+        ),
+        (
+            "SparkException: Job 0 cancelled because SparkContext was shut down\n\tat org.apache",
+            "Spark ended in the middle of the job: SparkContext was shut down",
+        ),
+        (
+            "IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped",
+            "Spark ended in the middle of the job: Cannot call methods on a stopped SparkContext",
+        ),
+        (
+            "Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver.maxResultSize (1 KiB)",
+            "Spark ended the job: Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver",
+        ),
+    ],
+)
+def test_a_spark_that_gives_up_or_is_ended_is_told_in_one_line(job, capsys, text, said):
+    """As those of clusters do in tests/jobs/spark/test_yarn.py."""
+    job.outcome = RuntimeError(f"Job aborted\n{text}")
+    assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}; ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (
             "  File x\nModuleNotFoundError: No module named 'jobs'\n\tat x",
             "ModuleNotFoundError: No module named 'jobs'",
@@ -635,27 +664,6 @@ def test_a_worker_that_cannot_run_our_code_is_told_in_one_line(job, capsys, text
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: Spark's Python workers cannot run Lastkey: {said}")
     assert "PYSPARK_PYTHON" in line
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in stage 0.0 (TID 3): "
-            "ExecutorLostFailure (executor 3 exited) Reason: Command exited with code 137",
-            "a worker of Spark's ended in the middle of the job: ExecutorLostFailure (executor 3 exited",
-        ),
-        (
-            "Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver.maxResultSize (1 KiB)",
-            "Spark ended the job: Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver",
-        ),
-    ],
-)
-def test_a_job_that_spark_gave_up_is_no_defect(job, capsys, text, said):
-    job.outcome = RuntimeError(f"org.apache.spark.SparkException: Job aborted due to stage failure: {text}\n\tat x")
-    assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {said}")
 
 
 def test_a_module_that_this_process_lacks_is_not_said_of_workers(job, capsys):

@@ -5,39 +5,55 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+from click.testing import CliRunner
+from pyarrow import fs as pafs
 
 import lastkey
-from tests.builders.trees import files_of
+from lastkey.jobs.command import cli
+from lastkey.udfs.storage import open_root
+from tests.builders.s3_server import BUCKET, CREDENTIALS, s3_server
+from tests.builders.trees import files_in, files_of
+from tests.kafka_lab.waiting import wait_until
 from tests.yarn_lab import SPARK, Yarn
 
 ROOT = Path(__file__).resolve().parents[3]
+ARCHIVE = ROOT / "examples" / "archive"
 NOW_MS = 1_800_000_000_000
 CONFIG = "".join(
     f'[topics.{topic}]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
     for topic in ("users", "orders", "prices")
 )
-# What a Python program does with several jobs in one session, and where its executors find Lastkey
+# Run several commands in one session; print where its executors find Lastkey, and then what each command prints
 SEVERAL_JOBS = """
 import json, os, sys
-import lastkey
+from lastkey.jobs.command import cli
 from lastkey.jobs.spark import session
 
 def where(_):
     import lastkey
     return lastkey.__file__, os.getcwd(), os.environ["PYTHONPATH"], sys.path
 
-archive, store, output = sys.argv[1:]
-places = session.start().sparkContext.parallelize(range(4), 4).map(where).collect()
-reports = [lastkey.verify(archive), lastkey.verify(store=store), lastkey.reindex(archive, output=output)]
-print(json.dumps([places, [report.to_json() for report in reports]]))
+print(json.dumps(session.start().sparkContext.parallelize(range(4), 4).map(where).collect()))
+for words in json.loads(sys.argv[1]):
+    print(end="\\0", flush=True)
+    code = cli.main(words)
+sys.exit(code)
 """
+# What a run without a cluster says of the minute 02:30Z: its first offsets
+AT_HALF_PAST_TWO = {"clicks": [1390], "orders": [1221], "prices": [1510], "users": [2203, 2278]}
+KEYS = {name: value for name, value in CREDENTIALS.items() if name != "AWS_EC2_METADATA_DISABLED"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -60,42 +76,86 @@ def logs(yarn: Yarn) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return `--archives`' value."""
+    """Return `--archives`' value: a file on storage that all nodes share, so each of them unpacks it once."""
     path = tmp_path_factory.mktemp("pack") / "lastkey.tar.gz"
     environment = {**os.environ, "LASTKEY_VENV": sys.prefix}
     subprocess.run(["./spark-submit.sh", "pack", path], cwd=ROOT, env=environment, check=True, capture_output=True)
-    return f"{path}#lastkey"
+    return f"viewfs://shared{path}#lastkey"
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Return a store that was made without a cluster, and the words of the job that did."""
-    folder = tmp_path_factory.mktemp("here")
-    config, archive = folder / "topics.toml", ROOT / "examples" / "archive"
-    config.write_text(CONFIG)
-    assert lastkey.compact(archive, folder / "store", config=config, now_ms=NOW_MS).exit_code == 0
-    return folder / "store", ["compact", str(archive), "--config", str(config), "--now", str(NOW_MS), "--store"]
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "topics.toml"
+    path.write_text(CONFIG)
+    return path
 
 
-def run(yarn: Yarn, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a client's command. Its own Python is the tests'."""
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, config: Path) -> Path:
+    """Return a store that was made without a cluster."""
+    store = tmp_path_factory.mktemp("here") / "store"
+    assert lastkey.compact(ARCHIVE, store, config=config, now_ms=NOW_MS).exit_code == 0
+    return store
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an archive whose compaction takes long enough to be disturbed."""
+    archive = tmp_path_factory.mktemp("many")
+    for number in range(24):
+        shutil.copytree(ARCHIVE / f"users-{number % 2}", archive / f"users-{number}")
+    return archive
+
+
+@dataclass
+class Client:
+    """A client's command and what it has written. It writes into files: nobody reads while a test waits."""
+
+    process: subprocess.Popen[str]
+    files: tuple[IO[str], IO[str]]
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for its end; return its exit code, stdout and stderr."""
+        code = self.process.wait()
+        for file in self.files:
+            file.seek(0)
+        return code, self.files[0].read(), self.files[1].read()
+
+
+@contextmanager
+def client(yarn: Yarn, *words: object, **more: str) -> Iterator[Client]:
+    """Yield a client's running command, whose own Python is the tests'. Kill it if it still runs afterwards."""
     environment = {**yarn.environment, "LASTKEY_VENV": sys.prefix, **more}
-    return subprocess.run(
-        [str(word) for word in words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [str(word) for word in words]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=said, text=True)
+        try:
+            yield Client(process, (out, said))
+        finally:
+            process.kill()
+            process.wait()
 
 
-def submit_to_cluster(yarn: Yarn, pack: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run Spark's own spark-submit, as CLUSTER.md says."""
-    options = ["--master", "yarn", "--deploy-mode", "cluster", "--name", "lastkey", "--archives", pack]
-    options += ["--conf", "spark.yarn.maxAppAttempts=1"]
-    command = [SPARK / "bin" / "spark-submit", *options, ROOT / "lastkey" / "__main__.py", *words]
-    return run(yarn, *command, PYSPARK_PYTHON="./lastkey/bin/python")
+def compact_words(archive: object, store: object, config: object) -> list[str]:
+    return ["compact", str(archive), "--store", str(store), "--config", str(config), "--now", str(NOW_MS)]
+
+
+def submit_to_cluster(yarn: Yarn, pack: str, *words: object, options: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Run Spark's own spark-submit, as CLUSTER.md says; return its exit code, and what it wrote to stderr."""
+    ours = ["--master", "yarn", "--deploy-mode", "cluster", "--name", "lastkey", "--archives", pack]
+    ours += ["--conf", "spark.yarn.maxAppAttempts=1", *options]
+    command = (SPARK / "bin" / "spark-submit", *ours, ROOT / "lastkey" / "__main__.py", *words)
+    with client(yarn, *command, PYSPARK_PYTHON="./lastkey/bin/python") as run:
+        code, _, said = run.finish()
+    return code, said
 
 
 def segments(store: Path) -> dict[tuple[str, str], bytes]:
-    """Return the files of generations by partition and name. Their folders' names hold a run's id."""
-    files = {Path(path): data for path, data in files_of(store / "segments").items()}
+    """Return the files of generations by partition and name. Their folders' names hold a run's id. Folders without the
+    file `committed` are those of tries that died.
+    """
+    every = {Path(path): data for path, data in files_of(store / "segments").items()}
+    files = {path: data for path, data in every.items() if path.parent / "committed" in every}
     found = {(path.parts[0], path.name): data for path, data in files.items()}
     assert len(found) == len(files) > 0
     return {name: data for name, data in found.items() if name[1] not in ("manifest.json", "committed")}
@@ -112,34 +172,106 @@ def said_by_driver(yarn: Yarn) -> str:
     return [text for name, text in yarn.container_logs().items() if name.endswith("_000001/stdout")][-1]
 
 
-def test_compact_in_client_mode(yarn, pack, here, tmp_path):
-    done = run(
-        yarn, "./spark-submit.sh", "--master", "yarn", "--archives", pack, *here[1], tmp_path / "store", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["exit_code"] == 0
-    assert segments(tmp_path / "store") == segments(here[0])
+def test_a_container_that_is_killed_costs_a_compact_time_and_nothing_else(yarn, pack, many, config, tmp_path):
+    assert lastkey.compact(many, tmp_path / "here", config=config, now_ms=NOW_MS).exit_code == 0
+    words = (*compact_words(many, tmp_path / "store", config), "--json")
+    with client(yarn, "./spark-submit.sh", "--master", "yarn", "--archives", pack, *words) as run:
+        wait_for_segments(tmp_path / "store", run)
+        for process in yarn.executors()[0]:
+            os.kill(process, signal.SIGKILL)
+        code, out, said = run.finish()
+    assert code == 0, said
+    assert json.loads(out)["exit_code"] == 0
+    assert any(", try 1" in text for text in yarn.container_logs().values())  # else it was killed too late
+    assert segments(tmp_path / "store") == segments(tmp_path / "here")
 
 
-def test_other_jobs_in_client_mode(yarn, pack, here, tmp_path):
-    archive = ROOT / "examples" / "archive"
+def wait_for_segments(store: Path, run: Client) -> None:
+    def begun() -> bool:
+        assert run.process.poll() is None, run.finish()
+        return any(store.glob("segments/**/*.log"))
+
+    wait_until(begun, f"a segment in {store}", seconds=300)
+
+
+def test_other_jobs_in_client_mode_until_the_application_is_killed(yarn, pack, here, many, config, tmp_path):
+    compared = {
+        "verify": ["verify", ARCHIVE],
+        "verify of a store": ["verify", "--store", here],
+        "reindex": ["reindex", ARCHIVE, "--output", tmp_path / "there"],
+        "report": ["report", ARCHIVE, "--config", config, "--now", NOW_MS, "--output", tmp_path / "page.html"],
+    }
+    commands = compared | {
+        "inspect": ["inspect", ARCHIVE / "prices-0", "--offsets", "..2"],
+        "lookup": ["lookup", ARCHIVE, "--store", tmp_path / "minutes", "--at", "2026-11-21T02:30Z"],
+        "killed": compact_words(many, tmp_path / "store", config),
+    }
+    words = {name: [*map(str, command), "--json"] for name, command in commands.items()}
     options = shlex.join(["--master", "yarn", "--archives", pack, "pyspark-shell"])
-    words = (sys.executable, "-c", SEVERAL_JOBS, archive, here[0], tmp_path / "there")
-    done = run(yarn, *words, PYTHONPATH=str(ROOT), PYSPARK_SUBMIT_ARGS=options)
-    assert done.returncode == 0, done.stderr
-    places, reports = json.loads(done.stdout)
-    for file, folder, python_path, path in places:
+    program = (sys.executable, "-c", SEVERAL_JOBS, json.dumps([*words.values()]))
+    with client(yarn, *program, PYTHONPATH=str(ROOT), PYSPARK_SUBMIT_ARGS=options) as run:
+        wait_for_segments(tmp_path / "store", run)
+        yarn.kill_application()
+        code, out, said = run.finish()
+    places, *printed = out.split("\0")
+    for file, folder, python_path, path in json.loads(places):
         assert Path(file).is_relative_to(yarn.folder)  # in the archive that YARN unpacked
         assert Path(folder).is_relative_to(yarn.folder)
         assert str(ROOT) not in [*python_path.split(os.pathsep), *path]
-    same = [lastkey.verify(archive), lastkey.verify(store=here[0]), lastkey.reindex(archive, output=tmp_path / "here")]
-    as_printed = [json.loads(json.dumps(report.to_json())) for report in same]
-    assert [found_by(report) for report in reports] == [found_by(report) for report in as_printed]
+    found = dict(zip(commands, printed, strict=True))
+    words["reindex"][3] = str(tmp_path / "here")
+    alone = {name: CliRunner().invoke(cli.lastkey, words[name]).stdout for name in (*compared, "inspect")}
+    for name in compared:
+        assert found_by(json.loads(found[name])) == found_by(json.loads(alone[name])), name
+        assert json.loads(found[name])["engine"]["tasks"] > 0, name
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here") != {}
+    assert found["inspect"] == alone["inspect"] != ""
+    minutes: dict[str, list[int]] = {}
+    for row in json.loads(found["lookup"])["partitions"]:
+        minutes.setdefault(row["topic"], []).append(row["first_offset"])
+    assert minutes == AT_HALF_PAST_TWO
+    error = json.loads(found["killed"])["error"]
+    assert (code, error["kind"], error["exit_code"]) == (5, "SparkEndedError", 5), said
+    assert "state KILLED" in said  # Spark's own line
+    assert "unexpected:" not in said
+
+
+def test_compact_in_cluster_mode_with_archive_and_store_in_a_bucket(yarn, pack, here, config, tmp_path):
+    with s3_server() as port:
+        put_examples()
+        settings = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        places = ("spark.executorEnv", "spark.yarn.appMasterEnv")
+        options = [f"--conf={place}.{name}={value}" for place in places for name, value in settings.items()]
+        words = compact_words(f"{BUCKET}/archive", f"{BUCKET}/store", config.name)
+        code, said = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))
+        assert code == 0, said
+        assert json.loads(said_by_driver(yarn))["exit_code"] == 0
+        root = open_root(f"{BUCKET}/store")
+        pafs.copy_files(root.base, str(tmp_path / "store"), source_filesystem=root.filesystem)
+    assert segments(tmp_path / "store") == segments(here)
+
+
+def put_examples() -> None:
+    root = open_root(f"{BUCKET}/archive")
+    pafs.copy_files(str(ARCHIVE), root.base, destination_filesystem=root.filesystem)
 
 
 def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
     """It would need no session; but YARN takes an end without one for a failure."""
-    done = submit_to_cluster(yarn, pack, "runs", "--store", here[0])
-    assert done.returncode == 0, done.stderr
-    assert said_by_driver(yarn).endswith(f"1 run in {here[0]}\n")
+    none = ("--conf=spark.dynamicAllocation.enabled=true", "--conf=spark.executor.instances=0")
+    code, said = submit_to_cluster(yarn, pack, "runs", "--store", here, options=none)
+    assert code == 0, said
+    assert said_by_driver(yarn).endswith(f"1 run in {here}\n")
+
+
+def test_a_job_that_finds_problems_fails_in_cluster_mode(yarn, pack, tmp_path):
+    part = tmp_path / "archive" / "prices-0"
+    shutil.copytree(ARCHIVE / "prices-0", part)
+    with files_in(part)[0].open("r+b") as log:
+        log.seek(2000)
+        log.write(b"damage")
+    code, said = submit_to_cluster(yarn, pack, "verify", part.parent, options=("--num-executors=1",))
+    assert code == 1
+    assert "final status: FAILED" in said
+    assert "diagnostics: User application exited with status 3\n" in said
+    assert "prices-0" in said_by_driver(yarn)
