@@ -26,6 +26,7 @@ from lastkey.jobs.errors import (
     UNEXPECTED,
     USAGE,
     DiskFullError,
+    DriverPackageError,
     FileSystemError,
     JobError,
     JvmEndedError,
@@ -55,6 +56,7 @@ _SETUP: Final = re.compile(
     r"|\[PYTHON_VERSION_MISMATCH\][^\n]*|Error from python worker:\n.*?(?=\s*\nPYTHONPATH was:)",
     re.DOTALL,
 )
+_OF_DRIVERS: Final = ("deltalake", "matplotlib")  # packages that a pack for executors leaves out
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -182,6 +184,8 @@ def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
 def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_DRIVERS:
+        return DriverPackageError(name=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

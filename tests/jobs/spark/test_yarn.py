@@ -59,12 +59,9 @@ def logs(yarn: Yarn) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return `--archives`' value."""
-    path = tmp_path_factory.mktemp("pack") / "lastkey.tar.gz"
-    environment = {**os.environ, "LASTKEY_VENV": sys.prefix}
-    subprocess.run(["./spark-submit.sh", "pack", path], cwd=ROOT, env=environment, check=True, capture_output=True)
-    return f"{path}#lastkey"
+def pack(drivers_pack: Path) -> str:
+    """Return `--archives`' value. In cluster mode the driver runs by it too."""
+    return f"{drivers_pack}#lastkey"
 
 
 @pytest.fixture(scope="module")
