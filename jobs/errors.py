@@ -272,6 +272,13 @@ class PackageError(MachineError):
     hint = "pack from an environment that pip filled, such as the one that ./spark-submit.sh makes"
 
 
+class DriverPackageError(MachineError):
+    """A package that drivers need and executors do without."""
+
+    template = "this driver lacks the package {name}"
+    hint = "a driver that runs by a pack needs one that `pack --driver` made"
+
+
 class MasterError(MachineError):
     """An impossible master, or one that does not answer."""
 

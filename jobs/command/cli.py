@@ -342,11 +342,12 @@ def inspect(
 
 @lastkey.command()
 @click.argument("output")
+@click.option("--driver", is_flag=True, help="Pack also what a driver needs that runs by the pack.")
 @click.option("--replace", is_flag=True, help="Write OUTPUT even if there is a file of this name.")
 @talking
-def pack(output: str, replace: bool, **given: Any) -> None:
+def pack(output: str, driver: bool, replace: bool, **given: Any) -> None:
     """Pack what a cluster's executors need into OUTPUT, for Spark's --archives OUTPUT#lastkey."""
-    _show(lambda progress, _: imported("pack").run(PackOptions(output, replace), progress), **given)
+    _show(lambda progress, _: imported("pack").run(PackOptions(output, driver, replace), progress), **given)
 
 
 def _say(text: str, stream: TextIO) -> None:

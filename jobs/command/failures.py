@@ -26,6 +26,7 @@ from lastkey.jobs.errors import (
     UNEXPECTED,
     USAGE,
     DiskFullError,
+    DriverPackageError,
     FileSystemError,
     JobError,
     JvmEndedError,
@@ -63,6 +64,7 @@ _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
 )
+_OF_DRIVERS: Final = ("deltalake", "matplotlib")  # packages that a pack for executors leaves out
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -190,6 +192,8 @@ def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
 def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_DRIVERS:
+        return DriverPackageError(name=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

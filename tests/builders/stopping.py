@@ -19,8 +19,30 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds until a step counts as never reached
 
+# Changes a module when it is imported, before others take names from it
+FINDER = """
+import importlib.util, sys
+
+class _Finder:
+    def __init__(self, module, change):
+        self.module, self.change = module, change
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            self.change(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+"""
 _SITE = """
-import functools, importlib.util, itertools, os, sys, threading
+import functools, itertools, os, threading
 
 MODULE, NAME, WHEN, NTH, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {reached!r}, {go!r}
 CONSTANT = {constant!r}
@@ -52,23 +74,6 @@ def _wrap(module):
 
     setattr(owner, last, stopping)
 
-class _Finder:
-    def __init__(self, module, change):
-        self.module, self.change = module, change
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.module:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            self.change(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
 
 sys.meta_path.insert(0, _Finder(MODULE, _wrap))
 if len(CONSTANT) == 2:
@@ -179,7 +184,7 @@ def start(
         if held:
             go = folder / "go"
             os.mkfifo(go)
-        site = _SITE.format(
+        site = FINDER + _SITE.format(
             module=module, name=name, when=when, nth=nth, reached=str(reached), go=str(go) if go else "",
             constant=tuple(constant.split(":")),
         )  # fmt: skip

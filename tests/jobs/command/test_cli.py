@@ -625,7 +625,8 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
         ),
         (
             "Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver.maxResultSize (1 KiB)",
-            "Spark ended the job: Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver",
+            "Spark ended the job: Total size of serialized results of 1 tasks (8 KiB) is bigger than "
+            "spark.driver.maxResultSize (1 KiB)",
         ),
     ],
 )
