@@ -272,6 +272,13 @@ class PackageError(MachineError):
     hint = "pack from an environment that pip filled, such as the one that ./spark-submit.sh makes"
 
 
+class DriverPackageError(MachineError):
+    """A package that drivers need and executors do without."""
+
+    template = "this driver lacks the package {name}"
+    hint = "a driver that runs by a pack needs one that `pack --driver` made"
+
+
 class MasterError(MachineError):
     """An impossible master, or one that does not answer."""
 
@@ -330,6 +337,13 @@ class WorkerEndedError(MachineError):
         "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
         "(--master local[2]) or give executors more memory; if it crashes again, please report it"
     )
+
+
+class SparkLimitError(MachineError):
+    """A limit of Spark's that the results of a job exceed."""
+
+    template = "Spark ended the job: {found}"
+    hint = "raise that setting (--conf spark.driver.maxResultSize=2g before the job's name) and run again"
 
 
 class UnsureCommitError(MachineError):

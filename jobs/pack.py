@@ -1,5 +1,8 @@
 """`pack OUTPUT.tar.gz`: what executors of a cluster need, in one archive that may lie anywhere.
 
+Tasks import neither Delta nor plots: a third of the bytes that each executor would unpack for each run. `--driver`
+packs these too, for a driver that runs by the pack.
+
     bin/python      what executors run as their Python: the node's own, with lib on its path
     lib/            Lastkey as pip installs it, and the packages that it needs, without pyspark: that is Spark's own
     lib/lastkey/.numba  compiled kernels, which no executor compiles again unless its processor is another one
@@ -42,7 +45,9 @@ from lastkey.logformat.jit import state_of_sources
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SPARKS: Final = ("pyspark", "py4j")  # executors take them from their Spark, in its version
+_OF_DRIVERS: Final = ("delta-spark", "deltalake", "matplotlib")
 _LEFT_OUT: Final = frozenset(("tests", "include"))  # folders inside of packages: a quarter of their files
+_UNUSED: Final = re.compile(r"pyarrow/\w*flight|zstandard/_cffi")  # libraries: a tenth of the bytes
 _TIME: Final = 315532800  # 1980, of files that are made here
 _LEVEL: Final = 4  # gzip's; measured: 9 takes three times as long for 2 % less
 LAUNCHER: Final = f"""\
@@ -66,6 +71,7 @@ class PackReport(JobReport):
     """Report of `pack`."""
 
     path: str = ""
+    driver: bool = False
     packed_bytes: int = 0
     unpacked_bytes: int = 0
     files: int = 0
@@ -77,6 +83,7 @@ class PackReport(JobReport):
             "job": "pack",
             "exit_code": self.exit_code,
             "path": self.path,
+            "driver": self.driver,
             "python": PYTHON,
             "packed_bytes": self.packed_bytes,
             "unpacked_bytes": self.unpacked_bytes,
@@ -90,7 +97,8 @@ class PackReport(JobReport):
         """Return the report for people."""
         what = f"{counted(len(self.packages), 'package')} for Python {PYTHON}"
         sizes = f"{size(self.packed_bytes)}, unpacked {size(self.unpacked_bytes)} in {counted(self.files, 'file')}"
-        return f"{self.path}: {what}, {sizes}\nfor executors: --archives {self.path}#lastkey"
+        users = "drivers and executors" if self.driver else "executors"
+        return f"{self.path}: {what}, {sizes}\nfor {users}: --archives {self.path}#lastkey"
 
 
 def run(options: PackOptions, progress: Progress) -> PackReport:
@@ -99,13 +107,13 @@ def run(options: PackOptions, progress: Progress) -> PackReport:
     path = Path(options.output).absolute()
     if path.exists() and not options.replace:
         raise OutputExistsError(path=path)
-    report = PackReport(path=options.output)
+    report = PackReport(path=options.output, driver=options.driver)
     with tempfile.TemporaryDirectory() as folder:
         progress.doing("compiling kernels")
         ours = _with_kernels(Path(folder) / "pack")
         progress.doing("")
         report.seconds["kernels"] = time.monotonic() - began
-        packages = _packages()
+        packages = _packages(driver=options.driver)
         report.packages = {"lastkey": installation.version(), **{one.name: one.version for one in packages}}
         files = {
             **_files(packages),
@@ -146,14 +154,15 @@ def _with_kernels(folder: Path) -> Path:
     return folder
 
 
-def _packages() -> list[metadata.Distribution]:
-    """Return what Lastkey needs and is installed, and what that needs, without what Spark brings."""
+def _packages(*, driver: bool) -> list[metadata.Distribution]:
+    """Return what executors need and is installed, and what that needs, without what Spark brings; or drivers too."""
+    left_out = _SPARKS if driver else _SPARKS + _OF_DRIVERS
     found: dict[str, metadata.Distribution] = {}
     wanted = [(one, "lastkey") for one in installation.requirements()]
     while wanted:
         requirement, by = wanted.pop()
         name = _normal(re.match(r"[\w.-]+", requirement)[0])  # type: ignore[index]
-        if name in found or name in _SPARKS:
+        if name in found or name in left_out:
             continue
         try:
             found[name] = metadata.distribution(name)
@@ -172,7 +181,7 @@ def _files(packages: list[metadata.Distribution]) -> dict[str, Path]:
         if package.files is None:
             raise PackageError(what=f"the files of {package.name} {package.version}", found="no list of them (RECORD)")
         for file in package.files:
-            if ".." not in file.parts and not _LEFT_OUT & set(file.parts):
+            if ".." not in file.parts and not _LEFT_OUT & set(file.parts) and not _UNUSED.match(str(file)):
                 path = Path(file.locate())
                 if path.is_file():  # byte code may have been removed
                     found[f"lib/{file}"] = path

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from lastkey.jobs.spark import jvm, session
 from lastkey.jobs.spark.submit import user_options
 from lastkey.jobs.store.minutes import minute_table, replace_segments
 from lastkey.jobs.store.tables import open_state
+from lastkey.logformat.cache_folder import folders, processor
+from lastkey.logformat.jit import state_of_sources
 from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
@@ -53,7 +56,13 @@ def main() -> int:
 
 
 def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
-    """Compile the kernels of a compaction, and in a checkout those of the other jobs too, where they are not kept."""
+    """Compile the kernels of a compaction, and in a checkout those of the other jobs too, where they are not kept. A
+    mark among the kernels of this processor says that they all are: finding that out takes a dozen processor seconds.
+    """
+    mark = f"{state_of_sources()}/prepared-{processor()}"
+    kept = folders(environment.get("NUMBA_CACHE_DIR", ""))
+    if any((cache / mark).is_file() for cache in kept):
+        return
     warm_up = "import lastkey.udfs.compact.warm_up"
     python = partial(subprocess.run, check=False, env=environment)
     python([sys.executable, "-c", warm_up])
@@ -61,6 +70,10 @@ def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
         for job, *words in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():
             command = [sys.executable, "-m", "lastkey", job, str(EXAMPLE), *(w.format(folder=folder) for w in words)]
             python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for cache in kept:
+        if EXAMPLE.is_dir() and (cache / mark).parent.is_dir():
+            with suppress(OSError):
+                (cache / mark).touch()
 
 
 def train(part: str) -> None:

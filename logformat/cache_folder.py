@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import logging
 import os
 import stat
@@ -31,6 +32,8 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
+
+from numba.core.registry import cpu_target
 
 from lastkey.logformat.errors import UnsafeFolderError
 
@@ -52,6 +55,12 @@ def folders(named: str) -> tuple[Path, ...]:
             caches = Path("~/.cache").expanduser()
     own = (caches / "lastkey" / str(os.getuid()),) if caches.is_absolute() else ()
     return (ROOT / ".numba", *own)
+
+
+def processor() -> str:
+    """Return a hash of the processor that kernels are compiled for here, as numba tells processors apart."""
+    target = cpu_target.target_context.codegen().magic_tuple()
+    return hashlib.sha256(repr(target).encode()).hexdigest()[:16]
 
 
 @functools.cache

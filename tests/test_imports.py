@@ -117,7 +117,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
-    "jobs.prepare": _JOB | {"udfs.lookup.minutes"},
+    "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
     "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files
     "jobs.__main__": {"jobs.command", "jobs.spark"},
 }

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -16,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs import errors
+from tests.builders.wheel import PACKED, build_wheel, install
+from tests.builders.wheel import run_apart as _run
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKED = ("lastkey", "jobs", "logformat", "udfs", "conf")
 OURS = ("lastkey/", "pyspark_kafka_log")  # all that may land in site-packages
 EXTRAS = ("fastavro",)
 # What a user's program does, checked by `mypy --strict` and then run, beside packages that have names of ours
@@ -61,45 +58,15 @@ except lastkey.JobError as error:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def _run(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("LASTKEY", "PYTHON", "PYSPARK"))}
-    return subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=env | environment, capture_output=True, text=True, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy, with the setuptools that requirements/build.txt locks: a build leaves folders behind."""
-    copy = tmp_path_factory.mktemp("source")
-    for name in PACKED:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
-        shutil.copy(path, copy)
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    built = _run(*pip, "--wheel-dir", copy / "dist", copy, cwd=copy)
-    assert built.returncode == 0, built.stderr
-    (path,) = (copy / "dist").glob("*.whl")
-    return path
+    return build_wheel(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
 def lastkey(wheel, tmp_path_factory) -> Path:
     """Return the command of an environment with the wheel, and with this run's packages except those of the extras."""
-    folder = tmp_path_factory.mktemp("installed")
-    made = _run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    assert made.returncode == 0, made.stderr
-    python = folder / "venv" / "bin" / "python"
-    done = _run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    packages = folder / "packages"
-    packages.mkdir()
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(EXTRAS):
-            (packages / path.name).symlink_to(path)
-    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    (site / "packages.pth").write_text(f"{packages}\n")
-    return folder / "venv" / "bin" / "lastkey"
+    return install(wheel, tmp_path_factory.mktemp("installed"), EXTRAS)
 
 
 @pytest.fixture

@@ -342,11 +342,12 @@ def inspect(
 
 @lastkey.command()
 @click.argument("output")
+@click.option("--driver", is_flag=True, help="Pack also what a driver needs that runs by the pack.")
 @click.option("--replace", is_flag=True, help="Write OUTPUT even if there is a file of this name.")
 @talking
-def pack(output: str, replace: bool, **given: Any) -> None:
+def pack(output: str, driver: bool, replace: bool, **given: Any) -> None:
     """Pack what a cluster's executors need into OUTPUT, for Spark's --archives OUTPUT#lastkey."""
-    _show(lambda progress, _: imported("pack").run(PackOptions(output, replace), progress), **given)
+    _show(lambda progress, _: imported("pack").run(PackOptions(output, driver, replace), progress), **given)
 
 
 def _say(text: str, stream: TextIO) -> None:
@@ -360,6 +361,8 @@ class _Log(logging.Handler):
     """Log on stderr, written as `_say` writes text; a progress bar stays below it."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt):
+            return  # py4j's traceback of a Ctrl-C, which ends the job: the error says so in one line
         text = f"{self.format(record)}\n"
         above_the_bar(visible(text) if sys.stderr.isatty() else text)
 

@@ -26,10 +26,12 @@ from lastkey.jobs.errors import (
     UNEXPECTED,
     USAGE,
     DiskFullError,
+    DriverPackageError,
     FileSystemError,
     JobError,
     JvmEndedError,
     SparkEndedError,
+    SparkLimitError,
     UnknownNameError,
     UsageError,
     WorkerEndedError,
@@ -62,6 +64,7 @@ _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
 )
+_OF_DRIVERS: Final = ("deltalake", "matplotlib")  # packages that a pack for executors leaves out
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -189,6 +192,8 @@ def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
 def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_DRIVERS:
+        return DriverPackageError(name=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -207,6 +212,8 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return SparkEndedError(found=stopped[0])
     if lost := _LOST.search(text):
         return WorkerEndedError(found=lost[0])
+    if limited := re.search(r"Total size of serialized results[^\n]*", text):
+        return SparkLimitError(found=limited[0])
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
         return WorkerSetupError(found=unfit[0].splitlines()[-1].strip())
     unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)

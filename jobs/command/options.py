@@ -73,6 +73,7 @@ class PackOptions:
     """Options of `pack OUTPUT`."""
 
     output: str
+    driver: bool = False
     replace: bool = False
 
 

@@ -9,37 +9,28 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
-from lastkey.jobs.command.progress import BYTES, Counted, CountedBytes, PartOf, Progress, Silent
+from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
 from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, result_of, stoppable
 from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
+from lastkey.jobs.compact.one_partition import one_partition
 from lastkey.jobs.compact.plan_partition import clean_settings
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.spark.tasks import folder_of_this_attempt
-from lastkey.jobs.spark.workers import InTurn, Workers
+from lastkey.jobs.spark.workers import Workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import State
-from lastkey.udfs.compact.one_task import compact_partition
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
 
 _AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
 _PASSES: Final = 2  # a task's passes over its input; several tasks make a third, and so does reading back
-
-
-def _one_partition(plan: PartitionPlan) -> PartitionResult:
-    # another try of this task has another folder; that of the one that counts is the generation's
-    result = compact_partition(replace(plan, folder=folder_of_this_attempt(plan.store_uri, plan.folder)))
-    if result.status != "too_large" or not plan.dry_run:
-        return result
-    return replace(compact_in_splits(InTurn(), plan, Counted(Silent())), several_because=KEYS)
 
 
 def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress) -> None:
@@ -195,7 +186,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
         partitions.ended(item, replace(result, several_because=because))
 
     def one_task() -> None:
-        done = workers.run(_one_partition, choice.one_task, "compact: a partition in each task", partitions)
+        done = workers.run(one_partition, choice.one_task, "compact: a partition in each task", partitions)
         for item, (plan, result) in enumerate(zip(choice.one_task, done, strict=True)):
             partitions.ended(item, result)
             if result.status == "too_large":  # an earlier attempt may still write to its folder, or remove it

@@ -40,7 +40,7 @@ from lastkey.jobs.errors import ForeignJarError, JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import forked
 from lastkey.jobs.spark.master import is_local
-from lastkey.jobs.spark.submit import UserOptions, launch_arguments, read_properties
+from lastkey.jobs.spark.submit import OF_PACK, UserOptions, launch_arguments, read_properties
 from lastkey.logformat.control_characters import visible
 
 PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
@@ -220,10 +220,10 @@ def executors_python(user: UserOptions) -> str | None:
 
 
 def of_pack(user: UserOptions) -> dict[str, str]:
-    """Return the settings of a cluster whose executors get a pack: their daemon imports Lastkey, and their logs say
-    what they work on.
+    """Return the settings of a cluster whose executors run by a pack, sent along or unpacked on a path that they see:
+    their daemon imports Lastkey, and their logs say what they work on.
     """
-    if is_local(user) or user.packs_python is None:
+    if is_local(user) or not (executors_python(user) or "").endswith(OF_PACK):
         return {}
     return {"spark.python.daemon.module": _DAEMON, f"spark.executorEnv.{TALKS}": "INFO"}
 

@@ -89,7 +89,7 @@ def start_context(
     launched = jvm.launched(arguments, environment, verbose=jvm.is_verbose(user))
     output = launched.output
     try:
-        context = SparkContext(gateway=_called(launched))
+        context = _context(gateway=_called(launched))
     except (PySparkException, Py4JJavaError) as error:
         raise _start_error(output.text(), error, user.master) from error
     except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
@@ -98,6 +98,17 @@ def start_context(
         output.show()
         raise
     output.show()
+    return context
+
+
+def _context(**given: Any) -> SparkContext:
+    """Make the context, and go on ignoring Ctrl-C where the process does, as in the background of a script: PySpark
+    takes its handler in any case.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    context = SparkContext(**given)
+    if ignored and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return context
 
 
@@ -136,7 +147,7 @@ def _start_in_submitted(name: str) -> SparkContext:
     for key, value in ours.items():
         if has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog.")):
             settings.setIfMissing(key, value)
-    return SparkContext(conf=settings)
+    return _context(conf=settings)
 
 
 def _hide_checkout() -> None:

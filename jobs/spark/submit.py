@@ -26,6 +26,7 @@ _AS_CONF = {
     "--driver-class-path": "spark.driver.extraClassPath",
     "--executor-memory": "spark.executor.memory",
 }
+OF_PACK: Final = "lastkey/bin/python"  # how the Python of a pack ends, wherever that lies
 # Lists that are joined, not replaced: setting, the option that wins over it, separator
 _JOINED = (
     ("spark.jars", "--jars", ","),
@@ -51,7 +52,7 @@ class UserOptions:
     def packs_python(self) -> str | None:
         """The Python of the pack that the user sends to executors as `--archives FILE#lastkey`; None: no pack."""
         named = (archive.strip().rpartition("#") for archive in self.conf.get("spark.archives", "").split(","))
-        return "./lastkey/bin/python" if any(file and folder == "lastkey" for file, _, folder in named) else None
+        return f"./{OF_PACK}" if any(file and folder == "lastkey" for file, _, folder in named) else None
 
     @property
     def remote(self) -> str | None:

@@ -26,7 +26,7 @@ from lastkey.jobs.spark.jvm import find_java
 
 SPARK = Path(pyspark.__file__).parent
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-LOOPBACK = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+LOOPBACK = ("--port", "0", "--webui-port", "0", "--host")
 IS_ROOT = os.geteuid() == 0
 _NOT_ON_NODES = shutil.ignore_patterns("__pycache__", "site-packages", "dist-packages", "test", "idlelib", "config-*")
 
@@ -79,17 +79,18 @@ def make_node() -> Node:
         shutil.chown(folder, "nobody")
     node = Node(folder)
     for name in ("bin", "jars", "python/lib"):
-        shutil.copytree(SPARK / name, node.spark / name, copy_function=_link)
+        shutil.copytree(SPARK / name, node.spark / name, copy_function=link)
     base, library = Path(sys.base_prefix), folder / "python" / "lib"
-    shutil.copytree(base / "lib" / PYTHON, library / PYTHON, copy_function=_link, ignore=_NOT_ON_NODES)
+    shutil.copytree(base / "lib" / PYTHON, library / PYTHON, copy_function=link, ignore=_NOT_ON_NODES)
     for shared in base.glob("lib/libpython3*.so*"):
-        _link(shared, library / shared.name)
+        link(shared, library / shared.name)
     (folder / "python" / "bin").mkdir()
-    _link(Path(os.path.realpath(sys.executable)), folder / "python" / "bin" / PYTHON)
+    link(Path(os.path.realpath(sys.executable)), folder / "python" / "bin" / PYTHON)
     return node
 
 
-def _link(source: Path | str, target: Path | str) -> None:
+def link(source: Path | str, target: Path | str) -> None:
+    """Give a file a second name, or copy it to another disk."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:  # on another disk
@@ -112,17 +113,21 @@ def daemon(command: Sequence[str], folder: Path, environment: dict[str, str], re
 
 @contextmanager
 def cluster(node: Node, workers: int = 2) -> Iterator[str]:
-    """Start a master, and workers of one core; yield the master's URL. Their work lies in the node's work-0, work-1."""
+    """Start a master, and workers of one core; yield the master's URL. Their work lies in the node's work-0, work-1.
+
+    Each worker has an address of its own: Spark starts no second try of a task on the host of the first.
+    """
     spark_class = node.as_user(node.spark / "bin" / "spark-class")
     with ExitStack() as stack:
 
-        def start(kind: str, ready: str, *words: str) -> str:
-            command = [*spark_class, f"org.apache.spark.deploy.{kind}", *LOOPBACK, *words]
-            return stack.enter_context(daemon(command, node.folder, node.environment, ready))[0]
+        def start(kind: str, ready: str, host: str, *words: str) -> str:
+            command = [*spark_class, f"org.apache.spark.deploy.{kind}", *LOOPBACK, host, *words]
+            environment = node.environment | {"SPARK_LOCAL_IP": host}
+            return stack.enter_context(daemon(command, node.folder, environment, ready))[0]
 
-        master = start("master.Master", r"Starting Spark master at (\S+)")
+        master = start("master.Master", r"Starting Spark master at (\S+)", "127.0.0.1")
         for number in range(workers):
             work = node.own(node.folder / f"work-{number}")
             words = ("--cores", "1", "--memory", "1g", "--work-dir", str(work), master)
-            start("worker.Worker", r"Successfully registered with master (\S+)", *words)
+            start("worker.Worker", r"Successfully registered with master (\S+)", f"127.0.0.{number + 2}", *words)
         yield master

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pyarrow import fs as pafs
 
+from lastkey.logformat.locations import file_system
+
 BUCKET = "s3://logs"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-central-1",
@@ -42,6 +44,18 @@ def s3_server() -> Iterator[int]:
                 yield int(port)
         finally:
             server.terminate()
+
+
+def put(folder: Path, uri: str) -> None:
+    """Copy a folder into the bucket."""
+    filesystem, path = file_system(uri)
+    pafs.copy_files(str(folder), path, destination_filesystem=filesystem)
+
+
+def get(uri: str, folder: Path) -> None:
+    """Copy a folder out of the bucket."""
+    filesystem, path = file_system(uri)
+    pafs.copy_files(path, str(folder), source_filesystem=filesystem)
 
 
 @contextlib.contextmanager

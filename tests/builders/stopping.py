@@ -19,8 +19,30 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240  # seconds until a step counts as never reached
 
+# Changes a module when it is imported, before others take names from it
+FINDER = """
+import importlib.util, sys
+
+class _Finder:
+    def __init__(self, module, change):
+        self.module, self.change = module, change
+
+    def find_spec(self, name, path=None, target=None):
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            self.change(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+"""
 _SITE = """
-import functools, importlib.util, itertools, os, sys, threading
+import functools, itertools, os, threading
 
 MODULE, NAME, WHEN, NTH, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {reached!r}, {go!r}
 CONSTANT = {constant!r}
@@ -52,23 +74,6 @@ def _wrap(module):
 
     setattr(owner, last, stopping)
 
-class _Finder:
-    def __init__(self, module, change):
-        self.module, self.change = module, change
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.module:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            self.change(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
 
 sys.meta_path.insert(0, _Finder(MODULE, _wrap))
 if len(CONSTANT) == 2:
@@ -131,13 +136,15 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self, seconds: float = PATIENCE) -> tuple[int, str, str]:
-        """Return exit code, stdout and stderr. Kills a run that does not end in time: subprocess.TimeoutExpired."""
+        """Return exit code, stdout and stderr. Kill a run that does not end in time, and show its threads' stacks."""
         try:
             out, err = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # Python's fault handler needs no lock
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
             self.kill()
-            self.process.communicate()
-            raise
+            raise AssertionError(f"the run does not end:\n{self.process.communicate()}") from None
         finally:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -163,6 +170,7 @@ def start(
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    environment["PYTHONFAULTHANDLER"] = "1"
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS"):
         environment.pop(name, None)
     reached = go = None
@@ -176,7 +184,7 @@ def start(
         if held:
             go = folder / "go"
             os.mkfifo(go)
-        site = _SITE.format(
+        site = FINDER + _SITE.format(
             module=module, name=name, when=when, nth=nth, reached=str(reached), go=str(go) if go else "",
             constant=tuple(constant.split(":")),
         )  # fmt: skip

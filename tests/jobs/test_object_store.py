@@ -22,7 +22,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.locations import file_system
 from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.logs import write_partition
-from tests.builders.s3_server import BUCKET, s3_server
+from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in
 
@@ -41,11 +41,6 @@ def bucket() -> Iterator[str]:
     with s3_server():
         put(EXAMPLE, f"{BUCKET}/archive")
         yield BUCKET
-
-
-def put(folder: Path, uri: str) -> None:
-    filesystem, path = file_system(uri)
-    pafs.copy_files(str(folder), path, destination_filesystem=filesystem)
 
 
 def run(*words: object) -> tuple[int, str, str]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lastkey.jobs import installation, pack
+from lastkey.jobs.command.failures import known_error
 from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import OutputExistsError, PackageError
@@ -83,14 +84,19 @@ def test_only_executors_of_a_cluster_get_the_packs_settings():
     assert on_a_cluster["spark.python.daemon.module"] == "lastkey.jobs.spark.daemon"
     assert on_a_cluster["spark.executorEnv.LASTKEY_TALKS"] == "INFO"
     assert "spark.executorEnv.LASTKEY_TALKS" not in settings_for(UserOptions(conf=conf), java)
+    unpacked = {"spark.master": "spark://h:7077", "spark.pyspark.python": "/shared/lastkey/bin/python"}
+    assert "spark.python.daemon.module" in settings_for(UserOptions(conf=unpacked), java)
     without = settings_for(UserOptions(conf={"spark.master": "spark://h:7077"}), java)
     assert "spark.python.daemon.module" not in without
 
 
 def test_the_packages_are_those_that_run_needs_and_no_others():
-    names = {pack._normal(one.name) for one in pack._packages()}
+    names = {pack._normal(one.name) for one in pack._packages(driver=True)}
     assert names >= {"numpy", "numba", "llvmlite", "pyarrow", "deltalake", "python-dateutil", "fastavro"}
     assert not names & {"pyspark", "py4j", "pytest", "hypothesis", "setuptools", "pip"}
+    of_executors = {pack._normal(one.name) for one in pack._packages(driver=False)}
+    assert of_executors < names
+    assert names - of_executors >= {"deltalake", "arro3-core", "delta-spark", "matplotlib", "pillow"}
     lines = (installation.CONF.parent / "requirements" / "run.txt").read_text().splitlines()
     locked = {line.partition("==")[0] for line in lines if "==" in line}
     assert names <= locked
@@ -99,7 +105,7 @@ def test_the_packages_are_those_that_run_needs_and_no_others():
 def test_a_package_that_is_not_there_or_not_from_pip_is_named(monkeypatch):
     monkeypatch.setattr(installation, "requirements", lambda: ["no-such-thing>=1", 'nor-this; extra == "x"'])
     with pytest.raises(PackageError, match="lastkey needs no-such-thing>=1: expected it in this environment"):
-        pack._packages()
+        pack._packages(driver=False)
     by_apt = SimpleNamespace(name="a", version="1", files=None)
     with pytest.raises(PackageError, match="the files of a 1"):
         pack._files([by_apt])  # type: ignore[list-item]
@@ -118,3 +124,11 @@ def test_a_file_of_that_name_is_not_lost(tmp_path):
 
 def test_requirements_are_those_of_the_project():
     assert {one.split(">=")[0] for one in installation.requirements()} >= {"pyspark", "numba", "fastavro"}
+
+
+def test_a_driver_by_an_executors_pack_is_told_which_pack_it_needs():
+    missing = known_error(ModuleNotFoundError("No module named 'deltalake'", name="deltalake"))
+    assert missing is not None
+    assert missing.line().startswith("this driver lacks the package deltalake; ")
+    assert "pack --driver" in missing.line()
+    assert known_error(ModuleNotFoundError("No module named 'lastkey.x'", name="lastkey.x")) is None

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -440,6 +441,18 @@ def test_the_users_settings_win_and_lists_are_joined(tmp_path):
     assert words.endswith("--packages io.delta:d:1,g:a:1 pyspark-shell")
 
 
+@pytest.mark.parametrize(("error", "lines"), [(KeyboardInterrupt, 0), (ConnectionError, 5)])
+def test_ctrl_c_in_a_call_to_the_jvm_has_no_traceback(error, lines, capsys):
+    """Py4j logs it so."""
+    log = logging.Logger("py4j")
+    log.addHandler(cli._Log())
+    try:
+        raise error
+    except error:
+        log.exception("while sending command.")
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_defect(closed, tmp_path):
     """As some launchers start what they start; the first file that is opened would get the number of such a stream."""
@@ -610,14 +623,19 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
             "IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped",
             "Spark ended in the middle of the job: Cannot call methods on a stopped SparkContext",
         ),
+        (
+            "Total size of serialized results of 1 tasks (8 KiB) is bigger than spark.driver.maxResultSize (1 KiB)",
+            "Spark ended the job: Total size of serialized results of 1 tasks (8 KiB) is bigger than "
+            "spark.driver.maxResultSize (1 KiB)",
+        ),
     ],
 )
-def test_a_cluster_that_ends_the_work_is_told_in_one_line(job, capsys, text, said):
-    """As YARN's do in tests/jobs/spark/test_yarn.py."""
+def test_a_spark_that_gives_up_or_is_ended_is_told_in_one_line(job, capsys, text, said):
+    """As those of clusters do in tests/jobs/spark/test_yarn.py."""
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {said}; what was committed stays")
+    assert line.startswith(f"error: {said}; ")
 
 
 @pytest.mark.parametrize(

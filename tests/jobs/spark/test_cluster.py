@@ -6,43 +6,97 @@ run as one user, who could read it; so the tests also look at what executors hav
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import lastkey
 from lastkey import open_partition
-from tests.builders.cluster import IS_ROOT, Node, cluster, make_node
-from tests.builders.trees import files_in
+from lastkey.jobs.spark.jvm import cached_jars
+from tests.builders.cluster import IS_ROOT, Node, cluster, link, make_node
+from tests.builders.holding import Holds
+from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
+from tests.builders.stopping import descendants, wait_until_gone
+from tests.builders.trees import files_in, files_of
+from tests.builders.wheel import build_wheel, install
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ("lastkey", "jobs", "logformat", "udfs", "conf", "requirements", "examples")
-NOW = "1795452284115"
-CONFIG = """
-[topics.prices]
-"cleanup.policy" = "compact"
-[topics.users]
-"cleanup.policy" = "compact"
-[topics.orders]
-"cleanup.policy" = "compact"
+NOW_MS = 1_795_452_284_115
+CONFIG = "".join(f'[topics.{topic}]\n"cleanup.policy" = "compact"\n' for topic in ("prices", "users", "orders"))
+# Jobs by their command lines in one session, for people and for programs; then a data source, and what tasks find
+PROGRAM = """
+import contextlib, io, json, sys
+from lastkey.jobs.command import cli
+
+def run(name, *words):
+    with open(f"{output}/{name}", "wb") as file, contextlib.redirect_stdout(io.TextIOWrapper(file)) as text:
+        code = cli.main([*words, "--quiet"])
+        text.flush()
+    print(name, code)
+
+def origins(paths):
+    import lastkey.udfs.compact.one_task, os, resource
+    files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
+    yield files, [os.access(path, os.R_OK) for path in paths], resource.getrlimit(resource.RLIMIT_AS)[0]
+
+archive, store, output, now, *hidden = sys.argv[1:]
+run("verify", "verify", archive, "--json", "--engine", "spark")
+run("verify-store", "verify", "--store", store, "--json", "--engine", "spark")
+run("reindex", "reindex", archive, "--output", f"{output}/indexes", "--json")
+run("report", "report", archive, "--output", f"{output}/page.html", "--now", now, "--json", "--engine", "spark")
+run("inspect", "inspect", archive, "--print-data-log", "--output", f"{output}/dump", "--json", "--engine", "spark")
+run("lookup", "lookup", archive, "--store", store, "--at", "2026-11-21T02:30Z", "--json")
+if hidden:
+    from pyspark.sql import SparkSession
+    spark = SparkSession.builder.getOrCreate()
+    count = spark.read.format("kafka_log").option("topics", "prices").load(archive).count()
+    found = spark.sparkContext.parallelize(hidden, 1).mapPartitions(origins).first()
+    print(json.dumps([count, *found]))
 """
+# Two compactions in one application
+TWICE = """
+import sys
+from lastkey.jobs.command import cli
+folder, now = sys.argv[1:]
+for by in ("none", "blocks"):
+    words = ["compact", f"{folder}/archive", "--store", f"{folder}/by-{by}", "--config", f"{folder}/{by}.toml"]
+    if code := cli.main([*words, "--now", now, "--quiet", "--json"]):
+        sys.exit(code)
+"""
+# Functions of each stage; when they return, their files are written and nobody knows
+STAGES = {
+    "scan": "lastkey.udfs.compact.scan.scan_partition:scan_all",
+    "write": "lastkey.udfs.compact.output.generation:write_group",
+    "read-back": "lastkey.udfs.compact.output.segment_output:read_back",
+    "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
+    "settle": "lastkey.udfs.compact.split.settle:settle",
+    "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
+    "commit": "lastkey.jobs.store.writing:commit_wave",
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A cluster, and a checkout on the driver's machine that its executors cannot read."""
+    """A cluster, a checkout on the driver's machine that its executors cannot read, and an unpacked pack that they can.
+
+    The latter lies in a folder `elsewhere`.
+    """
 
     node: Node
     master: str
@@ -53,32 +107,58 @@ class Place:
     def shared(self) -> Path:
         return self.node.folder / "shared"
 
-    def run(self, *words: object, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the driver."""
-        environment = self.node.environment | {
+    @property
+    def elsewhere(self) -> Path:
+        return self.node.folder / "elsewhere"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Return the environment of a driver's command."""
+        out = self.node.environment | {
             "HOME": os.environ.get("HOME", "/"), "XDG_CACHE_HOME": str(self.node.folder / "cache"),
             "LASTKEY_VENV": sys.prefix, "PYTHONPATH": "",
         } | more  # fmt: skip
-        del environment["LD_LIBRARY_PATH"], environment["SPARK_HOME"]
+        del out["LD_LIBRARY_PATH"], out["SPARK_HOME"]
+        return out
+
+    def run(self, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the driver."""
         command = self.node.as_user(*words, reads_all=True)
         return subprocess.run(
-            command, cwd=cwd or self.checkout, env=environment | more, capture_output=True, text=True, check=False
+            command, cwd=self.checkout, env=self.environment(**more), capture_output=True, text=True, check=False
         )
 
-    def options(self, log: str) -> tuple[str, ...]:
-        folder = self.node.own(self.shared / log)
-        return (
-            "--master", self.master, "--archives", f"{self.pack}#lastkey", "--executor-memory", "512m",
-            "--conf", "spark.eventLog.enabled=true", "--conf", "spark.eventLog.compress=false", "--conf", f"spark.eventLog.dir=file://{folder}",
+    def spark_submit(self, *words: object, **more: str) -> subprocess.Popen[str]:
+        """Start Spark's own spark-submit as the executors' user, who needs no other installation."""
+        environment = self.node.environment | {"PYSPARK_PYTHON": "./lastkey/bin/python"} | more
+        return subprocess.Popen(
+            self.node.as_user(self.node.spark / "bin" / "spark-submit", "--master", self.master, *words),
+            cwd=self.elsewhere, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+
+    def packed(self) -> tuple[str, ...]:
+        """Return the options that send the pack to executors."""
+        return ("--archives", f"{self.pack}#lastkey", "--executor-memory", "512m")
+
+    def unpacked(self) -> tuple[str, ...]:
+        """Return the options for executors that run by the pack on a path that all see."""
+        python = self.elsewhere / "lastkey" / "bin" / "python"
+        return ("--conf", f"spark.pyspark.python={python}", "--executor-memory", "512m")
+
+    def logged(self, log: str) -> tuple[str, ...]:
+        """Return the options for an event log."""
+        folder = self.node.own(self.shared / log)
+        on = ("--conf", "spark.eventLog.enabled=true", "--conf", "spark.eventLog.compress=false")
+        return (*on, "--conf", f"spark.eventLog.dir=file://{folder}")
+
+    def events(self, log: str, kind: str) -> list[dict[str, Any]]:
+        """Return the events of a kind in an event log."""
+        lines = (path.read_text().splitlines() for path in files_in(self.shared / log, "**/events_*"))
+        return [event for event in map(json.loads, itertools.chain(*lines)) if event["Event"] == kind]
 
     def tasks(self, log: str) -> list[tuple[str, bool]]:
         """Return of each task in an event log which executor ran it, and whether it ended well."""
-        lines = (path.read_text().splitlines() for path in files_in(self.shared / log, "**/events_*"))
-        events = [
-            event for event in map(json.loads, itertools.chain(*lines)) if event["Event"] == "SparkListenerTaskEnd"
-        ]
-        return [(e["Task Info"]["Executor ID"], e["Task End Reason"]["Reason"] == "Success") for e in events]
+        ends = self.events(log, "SparkListenerTaskEnd")
+        return [(e["Task Info"]["Executor ID"], e["Task End Reason"]["Reason"] == "Success") for e in ends]
 
     def said(self) -> str:
         """Return what executors have written to stderr so far."""
@@ -86,7 +166,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Iterator[Place]:
+def place(tmp_path_factory, pack, drivers_pack) -> Iterator[Place]:
     private = tmp_path_factory.mktemp("driver")  # pytest's folders are closed to others
     checkout = private / "checkout"
     for name in PACKED:
@@ -97,168 +177,244 @@ def place(tmp_path_factory) -> Iterator[Place]:
         shutil.copytree(ROOT / ".numba", checkout / ".numba")
     node = make_node()
     try:
-        pack = node.folder / "driver" / "lastkey.tar.gz"
-        pack.parent.mkdir()
-        made = subprocess.run(
-            [checkout / "spark-submit.sh", "pack", pack, "--json"], capture_output=True, text=True, check=False,
-            env=os.environ | {"LASTKEY_VENV": sys.prefix},
-        )  # fmt: skip
-        assert made.returncode == 0, made.stderr
-        node.own(node.folder / "cache")
-        node.own(node.folder / "shared")
-        (node.folder / "shared" / "t.toml").write_text(CONFIG)
+        for name in ("driver", "cache", "shared"):
+            node.own(node.folder / name)
+        own = node.folder / "driver" / "lastkey.tar.gz"
+        link(pack, own)
+        (node.folder / "shared" / "none.toml").write_text(f'{CONFIG}[job]\n"split.by" = "none"\n')
+        (node.folder / "shared" / "blocks.toml").write_text(f'{CONFIG}[job]\n"split.by" = "blocks"\n')
         shutil.copytree(ROOT / "examples" / "archive", node.folder / "shared" / "archive")
+        folder = node.own(node.folder / "elsewhere")
+        node.own(folder / "lastkey")
+        with drivers_pack.open("rb") as packed:
+            subprocess.run(node.as_user("tar", "-xz", "-C", folder / "lastkey"), check=True, stdin=packed)
+        (folder / "program.py").write_text(PROGRAM)
+        (folder / "twice.py").write_text(TWICE)
         with cluster(node) as master:
-            yield Place(node, master, checkout, pack)
+            yield Place(node, master, checkout, own)
     finally:
         shutil.rmtree(node.folder)
 
 
 @pytest.fixture(scope="module")
 def local(place) -> Path:
-    """Compact in the driver alone; return the store."""
+    """Compact here, without a cluster; return the store."""
     store = place.shared / "local"
-    done = place.run("./spark-submit.sh", *_compact(place, store))
-    assert done.returncode == 0, done.stderr
+    done = lastkey.compact(place.shared / "archive", store, config=place.shared / "none.toml", now_ms=NOW_MS)
+    assert done.exit_code == 0
     return store
 
 
-def _compact(place: Place, store: Path) -> tuple[object, ...]:
-    words = ("--config", place.shared / "t.toml", "--now", NOW, "--quiet", "--json")
-    return ("compact", place.shared / "archive", "--store", store, *words)
+def _compact(place: Place, store: object, archive: object = "") -> tuple[object, ...]:
+    words = ("--config", place.shared / "none.toml", "--now", NOW_MS, "--quiet", "--json")
+    return ("compact", archive or place.shared / "archive", "--store", store, *words)
+
+
+def _run_folders(store: Path, *, committed: bool) -> list[Path]:
+    """Return the folders of committed runs, or those that are left of others."""
+    return [path for path in files_in(store, "segments/*/*") if (path / "manifest.json").is_file() == committed]
 
 
 def _generations(store: Path) -> dict[str, bytes]:
     """Return the files of a store's generations, without names of runs and values from clocks."""
     of_run = ("manifest.json", "committed")
-    paths = [p for p in files_in(store / "segments", "**/*") if p.is_file() and p.name not in of_run]
-    return {f"{p.parent.parent.name}/{p.parent.name.split('-')[0]}/{p.name}": p.read_bytes() for p in paths}
+    files = [file for folder in _run_folders(store, committed=True) for file in files_in(folder, "*")]
+    found = {f"{p.parent.parent.name}/{p.name}": p.read_bytes() for p in files if p.name not in of_run}
+    assert len(found) == len([file for file in files if file.name not in of_run])  # a generation of each partition
+    return found
 
 
 def test_compact_by_the_checkout_s_command(place, local):
-    done = place.run("./spark-submit.sh", *place.options("log-1"), *_compact(place, place.shared / "store"))
+    """Executors have the memory and the cores that were asked for, and say what they work on."""
+    options = ("--master", place.master, *place.packed(), *place.logged("log-1"), "--conf", "spark.executor.cores=1")
+    done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "store"))
     assert done.returncode == 0, done.stderr
     tasks = place.tasks("log-1")
     assert tasks
     assert {executor for executor, _ in tasks} <= {"0", "1"}  # never "driver"
     assert all(well for _, well in tasks)
     assert _generations(place.shared / "store") == _generations(local)
-    assert "-Xmx512M" in place.said()
-    assert "prices-0" in place.said()  # what they work on
-    assert "compiling kernels" not in place.said()
+    said = place.said()
+    assert set(re.findall('"-Xmx(.*?)"', said)) == {"512M"}
+    assert set(re.findall('"--cores" "(.*?)"', said)) == {"1"}
+    assert re.search(r"stage \d+, compact: a partition in each task: prices-0, try 0", said)
+    assert "compiling kernels" not in said
 
 
-PROGRAM = """
-import sys
-from pyspark.sql import SparkSession
-
-def origins(paths):
-    import lastkey.udfs.compact.one_task, pandas, os
-    files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
-    yield files, [os.access(path, os.R_OK) for path in paths]
-
-spark = SparkSession.builder.getOrCreate()
-print(spark.read.format("kafka_log").option("topics", "prices").load(sys.argv[1]).count())
-files, reads = spark.sparkContext.parallelize([sys.argv[2]], 1).mapPartitions(origins).first()
-print(*reads)
-print(*files, sep="\\n")
-"""
+def _timeless(said: Any) -> Any:
+    """Return a report without what clocks say, and who did the work."""
+    if isinstance(said, dict):
+        varies = ("seconds", "megabytes_per_second_per_core", "engine", "work", "peak_memory_bytes")
+        return {name: _timeless(value) for name, value in said.items() if name not in varies}
+    return [_timeless(value) for value in said] if isinstance(said, list) else said
 
 
-@pytest.fixture(scope="module")
-def unpacked(place) -> Path:
-    """Unpack the pack where Spark's own spark-submit runs."""
-    folder = place.node.own(place.node.folder / "elsewhere")
-    place.node.own(folder / "lastkey")
-    subprocess.run(place.node.as_user("tar", "-xf", place.pack, "-C", folder / "lastkey"), check=True)
-    (folder / "program.py").write_text(PROGRAM)
-    return folder
+def _results(output: Path, store: Path) -> dict[str, Any]:
+    """Return what PROGRAM's jobs printed and wrote, by name."""
+    found: dict[str, Any] = {}
+    for name, data in files_of(output).items():
+        text = data.decode("latin-1").replace(str(output), "OUTPUT").replace(str(store), "STORE")
+        found[name] = _timeless(json.loads(text)) if text.startswith("{\n") else text
+    return found
 
 
-def _spark_submit(place: Place, unpacked: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run Spark's own spark-submit as the executors' user, who needs no other installation."""
-    environment = place.node.environment | {"PYSPARK_PYTHON": "./lastkey/bin/python"}
-    return subprocess.run(
-        place.node.as_user(place.node.spark / "bin" / "spark-submit", *words), cwd=unpacked, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def test_a_data_source_and_where_executors_import_from(place, unpacked):
-    done = _spark_submit(
-        place, unpacked, *place.options("log-2"), "program.py", place.shared / "archive", place.checkout
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    count, reads, *files = done.stdout.splitlines()
+def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
+    """By Spark's own spark-submit; it gets Delta's jars from the user, and executors from it."""
+    jars = [place.elsewhere / Path(jar).name for jar in cached_jars(Path("~/.ivy2.5.2").expanduser())]
+    assert jars
+    for jar in jars:
+        shutil.copy(Path("~/.ivy2.5.2/jars").expanduser() / jar.name, jar)
+    store, output = place.shared / "for-jobs", place.node.own(place.shared / "output")
+    shutil.copytree(local, store)
+    for path in (store, *store.rglob("*")) if IS_ROOT else ():
+        shutil.chown(path, "nobody")
+    options = (*place.packed(), *place.logged("log-2"), "--jars", ",".join(map(str, jars)))
+    words = ("--conf", "spark.executor.pyspark.memory=8g", "program.py", place.shared / "archive")
+    run = place.spark_submit(*options, *words, store, output, NOW_MS, place.checkout)
+    said, _ = run.communicate()
+    assert run.returncode == 0, said
+    (told,) = re.findall(r"^\[\d+, .*", said, re.MULTILINE)  # among lines of Spark's
+    count, files, reads, memory = json.loads(told)
     with open_partition(str(ROOT / "examples" / "archive" / "prices-0")) as log:
-        assert int(count) == sum(batch.num_rows for batch in log.records(["offset"]))
-    assert reads == str(not IS_ROOT)
+        assert count == sum(batch.num_rows for batch in log.records(["offset"]))
+    assert reads == [not IS_ROOT]
     assert len(files) > 500
     assert [file for file in files if not Path(file).is_relative_to(place.node.folder)] == []
+    assert memory == 8 << 30
     assert {executor for executor, _ in place.tasks("log-2")} <= {"0", "1"}
+    here, here_output = place.shared / "for-jobs-here", place.shared / "output-here"
+    shutil.copytree(local, here)
+    here_output.mkdir()
+    done = subprocess.run(
+        [sys.executable, place.elsewhere / "program.py", place.shared / "archive", here, here_output, str(NOW_MS)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
+        capture_output=True, text=True, check=False, cwd=place.shared,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    jobs = [line for line in said.splitlines() if re.fullmatch(r"[a-z-]+ \d", line)]
+    assert jobs == done.stdout.splitlines()
+    assert len(jobs) == 6
+    expected = _results(here_output, here)
+    assert _results(output, store) == expected
+    assert len(expected) > 50
 
 
-def test_on_another_processor_kernels_are_compiled_into_the_executors_own_copy(place, unpacked):
+def test_the_wheel_s_command_with_archive_and_store_in_s3(place, local, tmp_path):
+    (tmp_path / "source").mkdir()
+    command = install(build_wheel(tmp_path / "source"), tmp_path)
+    with s3_server():
+        put(place.shared / "archive", f"{BUCKET}/archive")
+        access = {name: os.environ[name] for name in ("AWS_ENDPOINT_URL", *CREDENTIALS)}
+        of_executors = [word for name in access for word in ("--conf", f"spark.executorEnv.{name}={access[name]}")]
+        options = ("--master", place.master, *place.unpacked(), *place.logged("log-3"), *of_executors)
+        done = place.run(
+            command, *options, *_compact(place, f"{BUCKET}/store", f"{BUCKET}/archive"), **access, LASTKEY_VENV=""
+        )
+        assert done.returncode == 0, done.stderr
+        get(f"{BUCKET}/store", tmp_path / "store")
+    assert {executor for executor, _ in place.tasks("log-3")} <= {"0", "1"}
+    assert _generations(tmp_path / "store") == _generations(local)
+
+
+def test_on_another_processor_kernels_are_compiled_into_the_executors_own_copy(place):
     code = (
         "from lastkey.logformat.primitives.crc32c import crc32c_extend as f; import numpy; f(0, numpy.zeros(9, 'u1'))"
     )
-    kept = unpacked / "lastkey" / "lib" / "lastkey" / ".numba"
+    kept = place.elsewhere / "lastkey" / "lib" / "lastkey" / ".numba"
     found = [set(kept.rglob("*.nbc"))]
     for processor in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
         done = subprocess.run(
-            place.node.as_user(unpacked / "lastkey" / "bin" / "python", "-c", code), cwd=unpacked, check=False,
-            env=place.node.environment | processor, capture_output=True, text=True,
+            place.node.as_user(place.elsewhere / "lastkey" / "bin" / "python", "-c", code), cwd=place.elsewhere,
+            check=False, env=place.node.environment | processor, capture_output=True, text=True,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         found.append(set(kept.rglob("*.nbc")))
     assert found[0] == found[1] < found[2]
 
 
-def _processes(folder: Path) -> dict[int, str]:
-    """Return the processes that work in a folder, with their commands."""
-    found = {}
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def _executor_of(pid: int) -> int:
+    """Return the JVM of the executor that a Python worker belongs to."""
+    while "CoarseGrainedExecutorBackend" not in _command(pid):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def _executors(place: Place) -> list[int]:
+    """Return the JVMs of executors that run now."""
+    found = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (path / "cwd").readlink().is_relative_to(folder):
-                found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # it has ended
-            continue
+        with contextlib.suppress(OSError):  # it has ended
+            if (path / "cwd").readlink().is_relative_to(place.node.folder) and "CoarseGrained" in _command(
+                int(path.name)
+            ):
+                found.append(int(path.name))
     return found
 
 
-def _await(found, what: str):
-    """Return what `found` returns once it is true."""
-    patience = time.monotonic() + 120
-    while not (value := found()):
-        assert time.monotonic() < patience, what
-        time.sleep(0.01)
-    return value
+def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, local):
+    """In one task a partition, then in several; each stage's first task has done its work and told nobody."""
+    holds = Holds(place.node.folder / "kills", STAGES)
+    options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
+    run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))
+    held = []
+    for stage in ("scan", "read-back", "write", "commit", "walk", "settle", "rewrite"):
+        pid = holds.wait(stage, run.pid)
+        if stage == "commit":
+            os.kill(_executors(place)[0], signal.SIGKILL)
+            holds.let_go(stage)
+        else:
+            held.append(pid)
+            os.kill(_executor_of(pid), signal.SIGKILL)
+    said, _ = run.communicate()
+    assert run.returncode == 0, said
+    for pid in held:
+        wait_until_gone(pid)
+    assert len(place.events("log-4", "SparkListenerExecutorRemoved")) >= len(held)
+    for by in ("none", "blocks"):
+        assert _generations(place.shared / f"by-{by}") == _generations(local), by
+    # of a try of a whole partition its folder is left, for vacuum; of stages nothing
+    left = [path.name for path in _run_folders(place.shared / "by-none", committed=False)]
+    assert len(left) == 2  # killed in write and in read-back
+    assert _run_folders(place.shared / "by-blocks", committed=False) == []
+    assert "compiling kernels" not in place.said()
 
 
-def test_a_killed_executor_costs_time_and_nothing_else(place, unpacked):
-    """Its Python workers live on and write until they miss their executor: late tries."""
-    archive = place.shared / "many"
-    for number in range(24):
-        shutil.copytree(place.shared / "archive" / f"users-{number % 2}", archive / f"users-{number}")
-    alone, store = place.shared / "many-alone", place.shared / "many-store"
-    words = ("compact", archive, "--config", place.shared / "t.toml", "--now", NOW, "--quiet", "--store")
-    done = place.run("./spark-submit.sh", *words, alone)
-    assert done.returncode == 0, done.stderr
-    results: list[subprocess.CompletedProcess[str]] = []
-    main = unpacked / "lastkey" / "lib" / "lastkey" / "__main__.py"
-    command = (*place.options("log-3"), main, *words, store)
-    before = set(_processes(place.node.folder))
-    thread = threading.Thread(target=lambda: results.append(_spark_submit(place, unpacked, *command)))
-    thread.start()
-    _await(lambda: list(store.glob("**/*.log")) or not thread.is_alive(), "no segment was written")
-    ours = {pid: said for pid, said in _processes(place.node.folder).items() if pid not in before}
-    executor = next(pid for pid, said in ours.items() if "CoarseGrainedExecutorBackend" in said)
-    work = Path(f"/proc/{executor}/cwd").readlink()
-    workers = [pid for pid, said in _processes(work).items() if pid != executor]
-    os.kill(executor, signal.SIGKILL)
-    thread.join()
-    assert results[0].returncode == 0, results[0].stdout  # Spark's spark-submit sends stderr there too
-    assert any(not well for _, well in place.tasks("log-3"))  # else it was killed too late
-    assert _generations(store) == _generations(alone)
-    _await(lambda: not set(workers) & set(_processes(work)), "late workers did not end")
-    assert _generations(store) == _generations(alone)
+def test_a_stopped_executor_that_goes_on_after_its_twin_disturbs_nothing(place, local):
+    """A second, speculative try does the work of a task whose executor has stopped; then the first try ends its own."""
+    steps = {"read-back": STAGES["read-back"], "end": "lastkey.udfs.compact.one_task:compact_partition"}
+    holds, store = Holds(place.node.folder / "stops", steps, one=True), place.shared / "twins"
+    settings = ("speculation=true", "speculation.interval=100ms", "speculation.task.duration.threshold=1s",
+                "speculation.minTaskRuntime=100ms", f"executorEnv.PYTHONPATH={holds.folder}")  # fmt: skip
+    options = [word for setting in settings for word in ("--conf", f"spark.{setting}")]
+    words = (*place.unpacked(), *place.logged("log-5"), *options, *_compact(place, store))
+    command = place.node.as_user("./spark-submit.sh", "--master", place.master, *words, reads_all=True)
+    run = subprocess.Popen(
+        command, cwd=place.checkout, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    worker = holds.wait("read-back", run.pid)
+    executor = _executor_of(worker)
+    stopped = [executor, *descendants(executor)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        _, errors = run.communicate()
+        assert run.returncode == 0, errors
+        assert [event for event in place.events("log-5", "SparkListenerTaskStart") if event["Task Info"]["Speculative"]]
+        before, (late,) = files_of(store), _run_folders(store, committed=False)
+        holds.let_go("read-back")
+        os.kill(worker, signal.SIGCONT)
+        holds.wait("end", worker)
+        after = files_of(store)
+        assert len(after) > len(before)  # it went on
+        assert {name: after[name] for name in before} == before
+        assert all(store / name in late.iterdir() for name in after.keys() - before.keys())
+        assert _generations(store) == _generations(local)
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert Counter(well for _, well in place.tasks("log-5"))[True] == len(_run_folders(store, committed=True))

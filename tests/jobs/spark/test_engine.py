@@ -138,6 +138,15 @@ def test_options_without_effect_are_named_without_their_values() -> None:
     assert without_effect((), Work(threads=2)) == []
 
 
+def test_options_in_the_environment_count_beside_typed_ones() -> None:
+    words = ("--conf", "spark.ui.enabled=false", "verify", "examples/archive", "--topics", "prices", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "lastkey", *words], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--master local[3] pyspark-shell"},
+    )  # fmt: skip
+    assert json.loads(done.stdout)["engine"]["threads"] == 3
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:

@@ -232,9 +232,13 @@ def test_what_the_user_asked_of_spark_and_cannot_be_is_one_line(tmp_path, option
 @pytest.mark.slow
 @pytest.mark.spark
 def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
-    """And its workers are those of --conf spark.pyspark.python, which pyspark itself would pass over."""
+    """And its workers are those of --conf spark.pyspark.python, which pyspark itself would pass over. A process that
+    ignores Ctrl-C, as in the background of a script, goes on ignoring it.
+    """
     code = (
-        "from lastkey.jobs.spark.session import start; print(start().read.format('kafka_log').load('examples').count())"
+        "import signal; from lastkey.jobs.spark.session import start; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print(start().read.format('kafka_log').load('examples').count())\n"
+        "assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN"
     )
     environment = {
         "PATH": os.defpath, "PYSPARK_DRIVER_PYTHON": "/nonexistent/jupyter", "PYSPARK_PYTHON": "/nonexistent/python",

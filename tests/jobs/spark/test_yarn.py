@@ -75,12 +75,11 @@ def logs(yarn: Yarn) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return `--archives`' value: a file on storage that all nodes share, so each of them unpacks it once."""
-    path = tmp_path_factory.mktemp("pack") / "lastkey.tar.gz"
-    environment = {**os.environ, "LASTKEY_VENV": sys.prefix}
-    subprocess.run(["./spark-submit.sh", "pack", path], cwd=ROOT, env=environment, check=True, capture_output=True)
-    return f"viewfs://shared{path}#lastkey"
+def pack(drivers_pack: Path) -> str:
+    """Return `--archives`' value: a file on storage that all nodes share, so each of them unpacks it once. In cluster
+    mode the driver runs by it too.
+    """
+    return f"viewfs://shared{drivers_pack}#lastkey"
 
 
 @pytest.fixture(scope="module")
