@@ -287,7 +287,7 @@ def _how_the_jvm_ended(error: Exception, text: str, patience: float) -> str | No
         return None
     lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
     full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
-    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else 0)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else patience)
     return full[0] if full else ended
 
 

@@ -43,6 +43,9 @@ public final class MiniYarn {
         }
         System.out.println("STARTED");
         while (System.in.read() >= 0) { } // whatever is written is skipped
+        for (int i = 0; i < 50 && (works(cluster, 0) || works(cluster, 1)); i++) {
+            Thread.sleep(100); // the last container of an application ends after the application
+        }
         if (works(cluster, 0) || works(cluster, 1)) {
             cluster.stop(); // ends the containers; with none it would wait half a minute for its own logs
         }
