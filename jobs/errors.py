@@ -275,7 +275,7 @@ class PackageError(MachineError):
 class DriverPackageError(MachineError):
     """A package that drivers need and executors do without."""
 
-    template = "this driver lacks the package {name}"
+    template = "this driver lacks the package {what}"
     hint = "a driver that runs by a pack needs one that `pack --driver` made"
 
 

@@ -193,7 +193,7 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name in _OF_DRIVERS:
-        return DriverPackageError(name=error.name)
+        return DriverPackageError(what=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
