@@ -35,7 +35,7 @@ from lastkey.jobs.command.options import (
     VacuumOptions,
 )
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
-from lastkey.jobs.command.progress import Progress, above_the_bar, shown_progress
+from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
     Jobs,
@@ -357,16 +357,6 @@ def _say(text: str, stream: TextIO) -> None:
         stream.flush()
 
 
-class _Log(logging.Handler):
-    """Log on stderr, written as `_say` writes text; a progress bar stays below it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt):
-            return  # py4j's traceback of a Ctrl-C, which ends the job: the error says so in one line
-        text = f"{self.format(record)}\n"
-        above_the_bar(visible(text) if sys.stderr.isatty() else text)
-
-
 def _lines_to_stdout() -> Callable[[Any], object]:
     """Return a function that writes lines of `inspect`, as bytes, as `_say` does."""
     write = failures.written(sys.stdout.buffer.write)
@@ -445,7 +435,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     if not logging.getLogger().handlers:
-        logging.getLogger().addHandler(_Log())  # tracebacks of defects too; loggers have levels, it has none
+        logging.getLogger().addHandler(LogAboveTheBar())  # tracebacks of defects too; loggers have levels, it has none
     as_json = "--json" in arguments
     if os.environ.get(COMPLETE):  # a shell asks for completions; click answers and ends
         return lastkey.main(list(arguments), prog_name=program, complete_var=COMPLETE, standalone_mode=False) or DONE

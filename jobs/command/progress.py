@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from lastkey.jobs.command.reporting import count, seconds, size
 from lastkey.jobs.errors import UsageError
+from lastkey.logformat.control_characters import visible
 
 BYTES: Final = "B"  # the unit of phases that count bytes
 LINE_SECONDS: Final = 60.0
@@ -257,11 +258,17 @@ class _Ticks:
             self._function()
 
 
-def above_the_bar(text: str) -> None:
-    """Write whole lines to stderr, above a bar if there is one."""
-    with tqdm.external_write_mode(file=sys.stderr):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+class LogAboveTheBar(logging.Handler):
+    """Log on stderr, above a bar if there is one. On a terminal control characters are made visible."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the lines of a record."""
+        if record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt):
+            return  # py4j's traceback of a Ctrl-C, which ends the job: the error says so in one line
+        text = f"{self.format(record)}\n"
+        with tqdm.external_write_mode(file=sys.stderr):
+            sys.stderr.write(visible(text) if sys.stderr.isatty() else text)
+            sys.stderr.flush()
 
 
 def shown_progress(asked: bool | None, *, quiet: bool, verbose: bool) -> Progress:

@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli, failures, job_modules
 from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from lastkey.jobs.command.progress import LogAboveTheBar
 from lastkey.jobs.command.reporting import PartitionLine, Work, before_after_table, size
 from lastkey.jobs.command.stopping import InterruptedRunError, TerminatedError
 from lastkey.jobs.errors import ConflictError, JobError, MissingFileError
@@ -445,7 +446,7 @@ def test_the_users_settings_win_and_lists_are_joined(tmp_path):
 def test_ctrl_c_in_a_call_to_the_jvm_has_no_traceback(error, lines, capsys):
     """Py4j logs it so."""
     log = logging.Logger("py4j")
-    log.addHandler(cli._Log())
+    log.addHandler(LogAboveTheBar())
     try:
         raise error
     except error:

@@ -13,9 +13,9 @@ from lastkey.jobs.command.progress import (
     Counted,
     CountedBytes,
     Lines,
+    LogAboveTheBar,
     PartOf,
     Silent,
-    above_the_bar,
     shown_progress,
 )
 from lastkey.jobs.errors import UsageError
@@ -83,7 +83,7 @@ def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
     bar.doing("starting Spark")
     bar.advance(1 << 20)
     bar.doing("committing")
-    above_the_bar("told\n")
+    LogAboveTheBar().emit(logging.makeLogRecord({"msg": "told"}))
     bar.close()
     err = capsys.readouterr().err
     assert "compact:  25%" in err and "1.00M/4.00M" in err and "B/s" in err and "iB" not in err
