@@ -32,7 +32,7 @@ _OF_CLIENTS = re.compile(r"--remote|--properties-file|--conf spark\.(remote|sql\
 
 
 def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
-    """Return a note on the typed options that the work took no notice of, by name: a value may be a secret."""
+    """Return a note on the options that the work took no notice of, by name: a value may be a secret."""
     typed = list(_typed(arguments))
     if work is None or not work.spark:
         used = ("--master",) if work is not None else ()  # local[4]: four threads

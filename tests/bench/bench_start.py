@@ -1,12 +1,13 @@
 """Cost of a short run, start to end: README's first example against a bare PySpark session, in turn.
 
-`python -m tests.bench.bench_start [--rounds 5] [--kinds bare,spark,threads,nothing]` prints for each kind the median of
-the wall seconds and of the processor seconds (those of the JVM and of its workers too, up to their end), and the ratio
-to the bare session. Processor seconds tell much the same on a busy machine, wall seconds do not.
+`python -m tests.bench.bench_start [--rounds 5] [--kinds bare,spark,threads,nothing,idle]` prints for each kind the
+median of the wall seconds and of the processor seconds (those of the JVM and of its workers too, up to their end), and
+the ratio to the first kind. Processor seconds tell much the same on a busy machine, wall seconds do not.
 - bare: a session as PySpark makes it, and one Python task
 - spark: README's compaction, from spark-submit.sh to its report
 - threads: the same with `--engine threads`
 - nothing: the same again on a store where nothing is due, on Spark; `idle`: so in threads
+- large, large-threads: eight partitions of 508 MB, on Spark and in threads; needs 5 GB in the temporary folder
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.bench.make_log import make_partition
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 _BARE = """
 from pyspark.sql import SparkSession
@@ -37,9 +40,11 @@ def command(kind: str, store: Path) -> list[str]:
     """Return the command of a kind."""
     if kind == "bare":
         return [sys.executable, "-c", _BARE]
-    engine = ["--engine", "threads"] if kind in ("threads", "idle") else []
-    compact = ["./spark-submit.sh", "compact", "examples/archive", "--store", str(store)]
-    return [*compact, "--config", "examples/topics.toml", *engine]
+    engine = ["--engine", "threads"] if kind in ("threads", "idle", "large-threads") else []
+    archive, settings = "examples/archive", ["--config", "examples/topics.toml"]
+    if kind.startswith("large"):
+        archive, settings = str(store.parent / "large"), ["--topics", "large", "--cleanup-policy", "compact"]
+    return ["./spark-submit.sh", "compact", archive, "--store", str(store), *settings, *engine]
 
 
 def measured(words: list[str], environment: dict[str, str]) -> tuple[float, float]:
@@ -70,6 +75,10 @@ def main() -> None:
     seconds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as name:
         kept = Path(name) / "kept"
+        if any(kind.startswith("large") for kind in kinds):
+            make_partition(Path(name) / "large" / "large-0", "none", records=4_000_000, keys=500_000)
+            for number in range(1, 8):
+                shutil.copytree(Path(name) / "large" / "large-0", Path(name) / "large" / f"large-{number}")
         measured(command("threads", kept), environment)  # page cache, compiled kernels; the store of "nothing"
         for number in range(given.rounds):
             for kind in kinds:
@@ -83,7 +92,7 @@ def main() -> None:
     for kind in kinds:
         wall, cpu = (statistics.median(of) for of in zip(*seconds[kind], strict=True))
         ratios = f"{wall / first[0]:.2f} and {cpu / first[1]:.2f} times {kinds[0]}"
-        print(f"{kind:8} median {wall:5.2f} s, processor {cpu:5.2f} s: {ratios}")
+        print(f"{kind:13} median {wall:5.2f} s, processor {cpu:5.2f} s: {ratios}")
 
 
 if __name__ == "__main__":

@@ -142,9 +142,11 @@ def test_options_in_the_environment_count_beside_typed_ones() -> None:
     words = ("--conf", "spark.ui.enabled=false", "verify", "examples/archive", "--topics", "prices", "--json")
     done = subprocess.run(
         [sys.executable, "-m", "lastkey", *words], cwd=ROOT, capture_output=True, text=True, check=False,
-        env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--master local[3] pyspark-shell"},
+        env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--master local[3] --queue q pyspark-shell"},
     )  # fmt: skip
-    assert json.loads(done.stdout)["engine"]["threads"] == 3
+    report = json.loads(done.stdout)
+    assert report["engine"]["threads"] == 3
+    assert "--queue, --conf spark.ui.enabled: no effect, because no Spark was needed" in report["notes"]
 
 
 @pytest.mark.spark
