@@ -18,9 +18,13 @@ from lastkey.jobs.spark import daemon, forked, jvm
 from lastkey.jobs.spark.engine import asked_engine, local_cores
 from lastkey.jobs.spark.submit import UserOptions, from_environment
 
-# What runs on Spark by default, and whether it will certainly have work
+# What runs on Spark by default, and whether it will certainly have work for the JVM that all jobs start; the window's
+# has other options
 _HAS_WORK: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
-    "compact": lambda given: given["force"] or ("://" not in given["store"] and not Path(given["store"]).exists()),
+    "compact": lambda given: (
+        given["config"].job.split_by != "window"
+        and (given["force"] or ("://" not in given["store"] and not Path(given["store"]).exists()))
+    ),
     "reindex": lambda _: True,
 }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.errors import USAGE
+from lastkey.jobs.spark.jvm import find_java
 
 ROOT = Path(__file__).resolve().parents[3]
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
@@ -135,3 +136,24 @@ def test_workers_come_from_the_fork_of_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     forks = said.read_text().split()
     assert len(forks) >= 2 and set(forks) == {"lastkey"}  # the fork and its workers; no lastkey.jobs.spark.daemon
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_compaction_by_the_window_starts_one_jvm(tmp_path: Path) -> None:
+    """It needs another one than what is launched ahead for other jobs."""
+    started, java = tmp_path / "started", tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f'#!/bin/sh\necho "$*" >> {started}\nexec {find_java()} "$@"\n')
+    java.chmod(0o755)
+    settings = tmp_path / "topics.toml"
+    settings.write_text('[job]\n"split.by" = "window"\n[topics.prices]\n"cleanup.policy" = "compact"\n')
+    words = ["compact", "examples/archive", "--store", tmp_path / "s", "--config", settings]
+    done = subprocess.run(
+        [sys.executable, "-m", "lastkey", *words],
+        cwd=ROOT, env=os.environ | {"JAVA_HOME": str(tmp_path / "java")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "engine: Spark" in done.stdout
+    of_spark = [line for line in started.read_text().splitlines() if ".SparkSubmit" in line]
+    assert len([line for line in of_spark if ".launcher.Main" not in line]) == 1
