@@ -77,7 +77,8 @@ def test_the_pack_is_found_among_the_archives(archives, python):
     assert user_options(["--conf", f"spark.archives={archives}"]).packs_python == python
 
 
-def test_only_executors_of_a_cluster_get_the_packs_settings():
+def test_only_executors_of_a_cluster_get_the_packs_settings(monkeypatch):
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)  # a session that other tests share names one
     conf = {"spark.archives": "p.tar.gz#lastkey"}
     java = Path(sys.executable)
     on_a_cluster = settings_for(UserOptions(conf=conf | {"spark.master": "spark://h:7077"}), java)
