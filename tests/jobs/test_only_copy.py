@@ -24,6 +24,8 @@ from lastkey.jobs.topics import TopicFilter
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.stores import StoreMaker, run_id
 
+pytestmark = pytest.mark.slow
+
 A, B, C, D = b"a" * 1000, b"b" * 2000, b"c" * 3000, b"d" * 4000
 KEY = ("t", 0)
 

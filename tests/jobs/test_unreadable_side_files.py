@@ -16,6 +16,8 @@ from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_of, tree
 
+pytestmark = pytest.mark.slow
+
 _OF_FOLDER = (
     f"t-0/{segment_file(SEGMENT_OFFSETS, 'index')}", f"t-0/{segment_file(SEGMENT_OFFSETS, 'timeindex')}",
     f"t-0/{segment_file(SEGMENT_OFFSETS, 'txnindex')}", f"t-0/{segment_file(3 * SEGMENT_OFFSETS, 'snapshot')}",

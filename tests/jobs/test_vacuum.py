@@ -18,6 +18,8 @@ from lastkey.jobs.topics import TopicFilter
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_in, files_of
 
+pytestmark = pytest.mark.slow
+
 A, B = b"a" * 1000, b"b" * 2000
 WEEK = 168.0
 UNKNOWN = (

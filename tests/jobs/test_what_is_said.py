@@ -17,6 +17,8 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import DONE, PROBLEMS
 from tests.builders.logs import write_partition
 
+pytestmark = pytest.mark.slow
+
 MANY = 25  # more than a table lists where only some rows have something to say
 
 

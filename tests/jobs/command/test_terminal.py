@@ -18,6 +18,8 @@ import pytest
 from lastkey.jobs.command.reporting import JobReport
 from tests.builders.logs import write_partition
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jred\x08\x00\x9b31m\u202eevil\u2066\u200f\x7f"
 SHOWN = r"\x1b]0;owned\x07\x1b[2Jred\x08\x00\x9b31m\u202eevil\u2066\u200f\x7f"

@@ -30,6 +30,8 @@ from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large
 from tests.builders.trees import files_in, files_of
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -26,6 +26,8 @@ from lastkey.jobs.store.paths import CHECKPOINTS
 from lastkey.jobs.store.tables import open_state
 from tests.builders.stores import make_commit, run_id
 
+pytestmark = pytest.mark.slow
+
 Act = Callable[[], None]
 
 

@@ -25,6 +25,8 @@ from tests.builders.logs import START_MS, write_partition
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
 from tests.builders.trees import files_of
 
+pytestmark = pytest.mark.slow
+
 OLD, NEW = b"a" * 1000, b"b" * 2000
 
 

@@ -85,6 +85,7 @@ def _identity(b: Batch) -> tuple[object, ...]:
     return b.base_offset, b.leader_epoch, b.transactional, b.control, *producer
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("name", case_names())
 def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
@@ -116,6 +117,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
                 assert segment.min_timestamp_ms == min(held, default=NO_TIMESTAMP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
 def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> None:
     """The result is that of a plain compaction, less the old records: an earlier value of a key never comes back."""

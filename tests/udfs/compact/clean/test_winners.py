@@ -38,6 +38,7 @@ def kept(done: Outcome) -> list[Record]:
 WAYS: list[Callable[[PartitionPlan], Outcome]] = [compact, compact_in_blocks, compact_by_rule]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["timestamp", "header"])
 @pytest.mark.parametrize("seed", range(25))
 def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
