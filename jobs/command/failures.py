@@ -37,6 +37,7 @@ from lastkey.jobs.errors import (
     WorkerEndedError,
     WorkerSetupError,
 )
+from lastkey.jobs.installation import OF_DRIVERS
 from lastkey.logformat.errors import UnsafeFolderError
 from lastkey.logformat.locations import SecretInUriError
 from lastkey.udfs.storage import UnknownRootError
@@ -64,7 +65,6 @@ _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
 )
-_OF_DRIVERS: Final = ("deltalake", "matplotlib")  # packages that a pack for executors leaves out
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -192,7 +192,7 @@ def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
 def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
-    if isinstance(error, ModuleNotFoundError) and error.name in _OF_DRIVERS:
+    if isinstance(error, ModuleNotFoundError) and error.name in OF_DRIVERS:
         return DriverPackageError(what=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))

@@ -103,10 +103,10 @@ def each(
     n_bytes: what is read of them; None: all. An error ends work that has not begun; Ctrl-C and SIGTERM do not even wait
     for the rest.
     """
-    engine = chosen_engine(options, writes=False)
-    with workers(engine, sum(sizes) if n_bytes is None else n_bytes, options.config, report, progress) as made:
+    engine, n_bytes = chosen_engine(options, writes=False), sum(sizes) if n_bytes is None else n_bytes
+    with workers(engine, n_bytes, options.config, report, progress) as made:
         results = made.run(function, plans, name, CountedBytes(progress, sizes, passes))
-        made.count(bytes_read=sum(sizes) if n_bytes is None else n_bytes)
+        made.count(bytes_read=n_bytes)
         return results
 
 

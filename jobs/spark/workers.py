@@ -164,10 +164,10 @@ class SparkTasks:
 
     def count(self, **amounts: int) -> None:
         """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
-        from lastkey.jobs.spark import metrics  # noqa: PLC0415 - threads need no pyspark
-
         started = self._session.started
         if started is not None and (context := context_of(started)) is not None:
+            from lastkey.jobs.spark import metrics  # noqa: PLC0415 - as above; and a run without tasks does without too
+
             metrics.add(context, amounts)
 
     def work(self) -> Work | None:
