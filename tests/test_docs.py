@@ -293,7 +293,7 @@ def test_messages_of_the_troubleshooting_tables_are_real_and_told_once():
 def _named_paths(text: str) -> set[str]:
     """Return words that look like paths of this project: a link's target, or `folder/name` in back quotes."""
     links = {target.split("#")[0] for target in re.findall(r"\]\(([^)#:\s]+)\)", text)}
-    made = (".git", ".venv", ".venv-test", ".kafka", "work")
+    made = (".airflow", ".git", ".kafka", ".venv", ".venv-test", "work")
     tops = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.name not in made)
     quoted = set(re.findall(rf"`(?:\./)?((?:{tops})(?:/[\w./-]*)?)`", text))
     commands = set(re.findall(rf"(?<![\w./-])((?:{tops})/[\w./-]*\w)(?![\w/*<])", text))
