@@ -94,6 +94,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.compact", "udfs.lookup"},
     "udfs.report": _LOGS | _TASK | {"udfs.compact"},
+    "udfs.yields": set(),  # numbers in, numbers out
     "jobs": set(),
     "jobs.installation": set(),
     "jobs.errors": {"jobs.installation"},
