@@ -48,6 +48,7 @@ class Segments:
     dead_records: np.ndarray  # float64: how many of them newer records supersede, by the filters
     age: np.ndarray  # float64: runs since its records were first cleaned, their mean; OLDEST: nobody knows
     must: np.ndarray  # bool: rewritten whatever it yields
+    unread_bytes: np.ndarray  # float64: of the key files of earlier runs that were not applied to it yet
 
     def dead_bytes(self) -> np.ndarray:
         """Return float64[n]; records count as equally long."""
@@ -133,6 +134,7 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     order = np.flatnonzero(worth)
     order = order[np.argsort(-gain[order] / np.maximum(cost[order], 1), kind="stable")]
     taken = order[np.cumsum(cost[order]) <= left]  # the best ratio first; the first that does not fit ends it
+    taken = taken[_worth_their_keys(gain[taken], segments.unread_bytes[taken], segments.unread_bytes[segments.must])]
     reason[taken] = YIELD
     merged = _small_neighbours(live, reason, policy.segment_bytes)
     if float(cost[merged].sum()) <= left - float(cost[taken].sum()):
@@ -167,26 +169,36 @@ class _Lives:
     """
 
     def __init__(self, hazard: np.ndarray, policy: Policy, step: int) -> None:
-        self.waits = np.arange(step, max(HORIZON, step) + 1, step)
-        self.price = policy.price
-        n = int(self.waits[-1])
-        self.wait = np.empty((OLDEST + 1, len(self.waits)))
-        self.life = np.empty(OLDEST + 1)
-        for age in range(OLDEST, -1, -1):
-            alive = survival_curve(hazard, n, age)
-            kept = self.price * np.append(0.0, np.cumsum(1 - alive))[self.waits]
-            alive = alive[self.waits]
-            if age == OLDEST:  # each cycle is like the one before: life = kept + reads + alive * (1 + life)
-                self.life[age] = np.min((kept + policy.reads + alive) / (1 - alive))
+        self.price, self.waits = policy.price, np.arange(step, HORIZON + 1, step)
+        ages = np.arange(OLDEST + 1)
+        alive = np.cumprod(1 - hazard[np.minimum(ages[:, None] + np.arange(self.waits[-1]), OLDEST)], axis=1)
+        dead = np.cumsum(1 - alive, axis=1)
+        kept = self.price * np.where(self.waits > 1, dead[:, self.waits - 2], 0.0)  # after 1, ..., wait - 1 runs
+        alive = alive[:, self.waits - 1]
+        # of the oldest age each cycle is like the one before: life = kept + reads + alive * (1 + life)
+        oldest = np.min((kept[OLDEST] + policy.reads + alive[OLDEST]) / (1 - alive[OLDEST]))
+        self.life = np.full(len(ages), oldest)
+        for age in range(OLDEST - 1, -1, -1):
             later = self.life[np.minimum(age + self.waits, OLDEST)]
-            self.wait[age] = kept + alive * (1 + later)
-            self.life[age] = self.wait[age].min() + policy.reads
+            self.life[age] = np.min(kept[age] + alive[age] * (1 + later)) + policy.reads
+        self.wait = kept + alive * (1 + self.life[np.minimum(ages[:, None] + self.waits, OLDEST)])
 
 
 def _gain(dead: np.ndarray, live: np.ndarray, row: np.ndarray, lives: _Lives) -> np.ndarray:
     """Return float64[n]: the cost of the best later rewrite less that of one now; the reads are the same."""
     later = lives.price * dead[:, None] * lives.waits + live[:, None] * lives.wait[row]
     return np.asarray(later.min(axis=1, initial=np.inf) - live * (1 + lives.life[row]))
+
+
+def _worth_their_keys(gain: np.ndarray, unread: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Return int64[k], the segments whose gain together pays for the key files that they need.
+
+    A run reads each key file once for all its segments, so who needs old ones brings them for all others. So segments
+    wait for each other, and are rewritten in the same night; read: what those that must be rewritten need anyway.
+    """
+    order = np.argsort(unread, kind="stable")
+    paid = np.cumsum(gain[order]) - np.maximum(unread[order] - read.max(initial=0.0), 0.0)
+    return order[: int(np.argmax(np.append(0.0, paid)))]
 
 
 def _small_neighbours(live: np.ndarray, reason: np.ndarray, segment_bytes: int) -> np.ndarray:

@@ -36,7 +36,7 @@ def no_yields() -> Yields:
 
 def bin_of(age: np.ndarray) -> np.ndarray:
     """Return int64[n], the rows of the table for ages float64[n] in runs."""
-    return np.clip(np.rint(age), 0, OLDEST).astype(np.int64)
+    return np.asarray(np.clip(np.rint(age), 0, OLDEST), np.int64)
 
 
 def record_yields(

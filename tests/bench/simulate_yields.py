@@ -1,0 +1,213 @@
+"""Bytes read and written for each new byte, against space used: `python -m tests.bench.simulate_yields`.
+
+A log of `keys` live keys, one record of 100 bytes each, gets 5 % new records a night, for 60 nights. Each key's last
+record is followed exactly; a segment's dead records are those that are no key's last one. Segments hold 1 / 40 of the
+live records. *Skewed*: 90 % of the writes go to 2 % of the keys; *uniform*: all keys alike. Hot keys lie anywhere.
+
+Counted, for both rules in the same way: new bytes are read twice (the map, the cleaning); bytes of clean segments that
+are rewritten are read `reads` times, and what survives is written once. The broker's cleaner reads clean segments once
+(`reads` = 1: it checks nothing before it copies), Lastkey twice (scan with checksums, cleaning), in a full run too.
+Filters and key files are counted for us only: 1.5 bytes a record read for each segment that is consulted, as much
+written with each segment, 16 bytes written for each distinct new key, and read once in a run that rewrites any segment,
+for all runs that the least recently cleaned of those segments has not seen. A run that takes the whole log has neither.
+
+Space is the mean, over the nights, of all bytes after the night's run, new ones that wait included, divided by the live
+ones. Ours is swept by the price of a dead byte, the broker's by its dirty ratio, each over whole cycles. Beside ours
+stands the broker's I/O at the same space, on the straight line between its two neighbouring points, which a broker
+reaches that takes turns between the two. The clairvoyant knows all deaths, cleans every night, rewrites each segment in
+the nights that cost least for the same price, and pays for no filters and keys. Logs begin clean, with their hot keys
+anywhere in them; `settled` skips 60 nights first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastkey.udfs.yields.schedule import (
+    FILTER_BYTES,
+    HASH_BYTES,
+    READS_OF_NEW,
+    Policy,
+    Segments,
+    choose,
+    choose_all,
+    pace,
+)
+from lastkey.udfs.yields.yield_table import OLDEST, no_yields, record_yields
+from tests.reference.yield_optimum import bytes_of, optimum
+
+RECORD = 100  # bytes
+SEGMENTS = 40  # of the live records at the start
+NIGHTS = 60
+NEW = 0.05
+PARTS = ("new", "rewrites", "filters", "keys")
+PRICES = (20.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1)
+PERIODS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30)  # nights between two cleanings of the broker's
+SEED = 1
+Night = Callable[[], np.ndarray]
+Draw = Callable[[np.random.Generator, int], Night]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """I/O for each new byte and mean space for each live byte."""
+
+    io: float
+    space: float
+    parts: np.ndarray  # float64[4]: of PARTS
+    segments: int  # most at a time
+
+
+def skewed(rng: np.random.Generator, keys: int) -> Night:
+    """Return a function that draws a night's keys: nine of ten from 2 % of them, which lie anywhere."""
+    names = rng.permutation(keys).astype(np.int32)
+    n, hot = int(keys * NEW), keys // 50
+
+    def night() -> np.ndarray:
+        cold = rng.integers(hot, keys, n)
+        return names[np.where(rng.random(n) < 0.9, rng.integers(0, hot, n), cold)]
+
+    return night
+
+
+def uniform(rng: np.random.Generator, keys: int) -> Night:
+    return lambda: rng.integers(0, keys, int(keys * NEW), dtype=np.int32)
+
+
+def zipf(rng: np.random.Generator, keys: int) -> Night:
+    """Return a function that draws keys with probability 1 / rank: no border between hot and cold."""
+    names = rng.permutation(keys).astype(np.int32)
+    return lambda: names[np.minimum((keys + 1.0) ** rng.random(int(keys * NEW)) - 1, keys - 1).astype(np.int64)]
+
+
+def simulate(night: Night, keys: int, policy: Policy, nights: int = NIGHTS, skip: int = 0) -> Measured:
+    """Return what a policy costs over so many nights, after the skipped ones, from a run to a run: what waits at the
+    end has not been paid for.
+    """
+    per = -(-keys // SEGMENTS)
+    last = (np.arange(keys) // per).astype(np.int32)  # the segment of each key's last record
+    records = np.bincount(last).astype(np.int64)
+    age = np.full(len(records), float(OLDEST))
+    applied = np.zeros(len(records), np.int64)  # the last night whose records a segment was cleaned with
+    dead = np.zeros(len(records))
+    yields = no_yields()
+    key_files = np.zeros(nights + skip + 1)
+    io = np.zeros((nights + skip, len(PARTS)))
+    waiting: list[np.ndarray] = []
+    space, most = np.zeros(nights + skip), 0
+    for tonight in range(1, nights + skip + 1):
+        waiting.append(night())
+        arrived, elapsed = sum(map(len, waiting)), len(waiting)
+        space[tonight - 1] = records.sum() + arrived
+        unread = np.array([key_files[done + 1 : tonight].sum() for done in applied])
+        segments = Segments(records * RECORD, records, dead, age, np.zeros(len(age), bool), unread)
+        plan = pace(segments, yields, policy, new_bytes=len(waiting[-1]) * RECORD, waiting=elapsed)
+        if not plan.due:
+            continue
+        distinct = np.unique(np.concatenate(waiting))
+        waiting = []
+        alive = np.bincount(last, minlength=len(records))
+        died = np.bincount(last[distinct], minlength=len(records))
+        yields = record_yields(
+            yields, age, alive, died, new_records=arrived, new_survivors=len(distinct), elapsed=elapsed
+        )
+        age = np.minimum(age + elapsed, OLDEST)
+        segments = Segments(records * RECORD, records, dead + died, age, np.zeros(len(age), bool), unread)
+        whole = plan.rewrite_all
+        chosen = choose_all(segments, policy) if whole else choose(segments, yields, policy, every=plan.every)
+        last[distinct] = len(records)
+        alive, records, applied = (
+            np.append(a, b) for a, b in ((alive - died, len(distinct)), (records, len(distinct)), (applied, tonight))
+        )
+        age, output, unread = np.append(age, 0.0), np.append(chosen.output, -1), np.append(unread, 0.0)
+        taken = output >= 0
+        key_files[tonight] = 0.0 if whole else HASH_BYTES * len(distinct)
+        io[tonight - 1] = (
+            READS_OF_NEW * arrived * RECORD + len(distinct) * RECORD,
+            (policy.reads * records[taken].sum() + alive[taken].sum()) * RECORD,
+            0.0 if whole else FILTER_BYTES * (records.sum() + alive[taken].sum()),
+            key_files[tonight] + unread[taken].max(initial=0.0),
+        )
+        # segments that share an output become one, in the place of the first of them
+        begins = np.flatnonzero(np.append(True, (output[1:] < 0) | (output[1:] != output[:-1])))
+        last = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(output)))).astype(np.int32)[last]
+        weight = np.maximum(alive, 1)
+        age = np.add.reduceat(age * weight, begins) / np.add.reduceat(weight, begins)
+        applied = np.maximum.reduceat(np.where(taken, tonight, applied), begins)
+        records = np.add.reduceat(np.where(taken, alive, records), begins)
+        dead = (records - np.bincount(last, minlength=len(records))).astype(float)
+        space[tonight - 1], most = records.sum(), max(most, len(records))
+    runs = np.flatnonzero(io[:, 0])
+    first, end = (int(runs[runs < skip][-1]) + 1 if skip else 0), int(runs[-1]) + 1
+    parts = io[first:end].sum(axis=0) / ((end - first) * int(keys * NEW) * RECORD)
+    return Measured(float(parts.sum()), float(space[first:end].mean() / keys), parts, most)
+
+
+def broker(draw: Draw, keys: int, reads: int) -> np.ndarray:
+    """Return float64[len(PERIODS), 2]: space and I/O of the broker's rule, ascending by space."""
+    found = []
+    for period in PERIODS:
+        ratio = period * NEW / (1 + period * NEW)  # what it has reached when so many nights wait
+        policy = Policy(reads=reads, min_dirty_ratio=ratio * 0.999, segment_bytes=keys * RECORD // SEGMENTS)
+        measured = simulate(draw(np.random.default_rng(SEED), keys), keys, policy, NIGHTS // period * period)
+        found.append((measured.space, measured.io))
+    return np.array(found)
+
+
+def clairvoyant(draw: Draw, keys: int, policy: Policy, nights: int = NIGHTS) -> Measured:
+    """Return the least that rewriting single segments can cost when each night's new records are cleaned at once."""
+    night = draw(np.random.default_rng(SEED), keys)
+    last = (np.arange(keys) // -(-keys // SEGMENTS)).astype(np.int32)
+    first = int(last[-1]) + 1
+    born = np.maximum(np.arange(first + nights) - first + 1, 0)
+    alive = np.zeros((first + nights, nights + 1))
+    alive[:, 0] = np.bincount(last, minlength=len(alive))
+    for tonight in range(1, nights + 1):
+        last[night()] = first + tonight - 1
+        alive[:, tonight] = np.bincount(last, minlength=len(alive))
+    io, dead = bytes_of(alive, born, optimum(alive, born, policy.price, policy.reads), policy.reads)
+    new = nights * int(keys * NEW)
+    parts = np.array(
+        [READS_OF_NEW + alive[np.arange(first, len(born)), born[first:]].sum() / new, io.sum() / new, 0, 0]
+    )
+    return Measured(float(parts.sum()), float(1 + dead.sum() / nights / keys), parts, len(born))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, nargs="+", default=[400_000, 4_000_000])
+    for keys in parser.parse_args().keys:
+        for draw in (skewed, uniform, zipf):
+            for reads in (2, 1):
+                compare(draw, keys, reads, skip=0)
+            compare(draw, keys, 2, skip=NIGHTS)
+
+
+def compare(draw: Draw, keys: int, reads: int, skip: int) -> None:
+    """Print a line for each price."""
+    curve = broker(draw, keys, reads)
+    print(f"\n{keys:,} keys, {draw.__name__}, clean bytes read {reads} x{', settled' if skip else ''}")
+    print("| price | space | I/O | new | rewrites | filters | keys | segments | broker | share | clairvoyant, space |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for price in PRICES:
+        policy = Policy(price=price, reads=reads, segment_bytes=keys * RECORD // SEGMENTS)
+        ours = simulate(draw(np.random.default_rng(SEED), keys), keys, policy, skip=skip)
+        if ours.space > curve[-1, 0]:
+            break
+        theirs = float(np.interp(ours.space, *curve.T))
+        parts = " | ".join(f"{part:.2f}" for part in ours.parts)
+        best = clairvoyant(draw, keys, policy) if not skip else None
+        said = f"{best.io:.2f}, {best.space:.3f}" if best else ""
+        print(
+            f"| {price:g} | {ours.space:.3f} | {ours.io:.2f} | {parts} | {ours.segments} | {theirs:.2f} "
+            f"| {ours.io / theirs:.2f} | {said} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
