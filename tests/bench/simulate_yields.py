@@ -30,6 +30,7 @@ import numpy as np
 from lastkey.udfs.yields.schedule import (
     FILTER_BYTES,
     HASH_BYTES,
+    KEPT,
     READS_OF_NEW,
     Policy,
     Segments,
@@ -37,8 +38,8 @@ from lastkey.udfs.yields.schedule import (
     choose_all,
     pace,
 )
-from lastkey.udfs.yields.yield_table import OLDEST, no_yields, record_yields
-from tests.reference.yield_optimum import bytes_of, optimum
+from lastkey.udfs.yields.yield_table import OLDEST, Yields, no_yields, record_yields
+from tests.reference.yield_optimum import bytes_of, cost_of, optimum
 
 RECORD = 100  # bytes
 SEGMENTS = 40  # of the live records at the start
@@ -48,6 +49,7 @@ PARTS = ("new", "rewrites", "filters", "keys")
 PRICES = (20.0, 10.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.3, 0.2, 0.1)
 PERIODS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30)  # nights between two cleanings of the broker's
 SEED = 1
+QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99, "worst": 1.0}
 Night = Callable[[], np.ndarray]
 Draw = Callable[[np.random.Generator, int], Night]
 
@@ -82,6 +84,9 @@ def zipf(rng: np.random.Generator, keys: int) -> Night:
     """Return a function that draws keys with probability 1 / rank: no border between hot and cold."""
     names = rng.permutation(keys).astype(np.int32)
     return lambda: names[np.minimum((keys + 1.0) ** rng.random(int(keys * NEW)) - 1, keys - 1).astype(np.int64)]
+
+
+DRAWS: dict[str, Draw] = {"skewed": skewed, "uniform": uniform, "zipf": zipf}
 
 
 def simulate(night: Night, keys: int, policy: Policy, nights: int = NIGHTS, skip: int = 0) -> Measured:
@@ -177,14 +182,99 @@ def clairvoyant(draw: Draw, keys: int, policy: Policy, nights: int = NIGHTS) -> 
     return Measured(float(parts.sum()), float(1 + dead.sum() / nights / keys), parts, len(born))
 
 
+@dataclass(frozen=True)
+class Instance:
+    """A few segments with known deaths, and what runs before them have taught."""
+
+    alive: np.ndarray  # float64[n, nights + 1]
+    born: np.ndarray  # int64[n]
+    yields: Yields
+    policy: Policy
+
+
+def draw_instance(rng: np.random.Generator, nights: int) -> Instance:
+    """Return 1 to 8 segments of hot and cold records, born in the first five nights; the price is drawn too."""
+    n, hot, fast, slow = int(rng.integers(1, 9)), rng.uniform(0, 0.9), rng.uniform(0.2, 0.9), 10 ** rng.uniform(-3, -1)
+    policy = Policy(price=10 ** rng.uniform(-1, 1), segment_bytes=1)
+    born = np.sort(rng.integers(0, 6, n))
+    before = _alive(rng, np.zeros(OLDEST + 1, np.int64), OLDEST, hot, fast, slow)
+    yields = no_yields()
+    for age in range(OLDEST):
+        there, left = before[:, age], before[:, age + 1]
+        yields = record_yields(yields, np.full(len(there), age), there, there - left, new_records=1, new_survivors=1)
+    return Instance(_alive(rng, born, nights, hot, fast, slow), born, yields, policy)
+
+
+def _alive(rng: np.random.Generator, born: np.ndarray, nights: int, hot: float, fast: float, slow: float) -> np.ndarray:
+    size = rng.integers(20_000, 100_001, len(born))
+    quick = rng.binomial(size, hot)
+    parts = np.array([quick, size - quick])
+    alive = np.empty((len(born), nights + 1))
+    alive[:, 0] = size
+    for night in range(1, nights + 1):
+        parts = np.where(night > born, rng.binomial(parts, [[1 - fast], [1 - slow]]), parts)
+        alive[:, night] = parts.sum(axis=0)
+    return alive
+
+
+def plan_by_yield(instance: Instance, nights: int) -> np.ndarray:
+    """Return bool[n, nights + 1], what `choose` does night by night."""
+    alive, born = instance.alive, instance.born
+    there = alive[np.arange(len(born)), born]
+    plan = np.zeros((len(born), nights + 1), bool)
+    for night in range(1, nights + 1):
+        at = np.flatnonzero(night > born)
+        none = np.zeros(len(at))
+        sizes, dead = there[at].astype(np.int64), there[at] - alive[at, night]
+        segments = Segments(sizes, sizes, dead, (night - born[at]).astype(float), none.astype(bool), none)
+        now = at[choose(segments, instance.yields, instance.policy).reason != KEPT]
+        plan[now, night] = True
+        there[now] = alive[now, night]
+    return plan
+
+
+def against_optimum(rng: np.random.Generator, nights: int = 10, beyond: int = 100) -> tuple[float, float]:
+    """Return our cost of an instance against the optimum's, twice: with all that follows, and cut off after the nights.
+
+    With all that follows: after the nights both go on in the best way, all deaths known, so the difference is what our
+    decisions in these nights have spoilt. Cut off, the optimum knows that nothing matters any more, and stops cleaning.
+    """
+    instance = draw_instance(rng, nights + beyond)
+    alive, born, policy = instance.alive, instance.born, instance.policy
+    ours = plan_by_yield(instance, nights)
+
+    def cost(plan: np.ndarray) -> float:
+        return float(cost_of(alive[:, : plan.shape[1]], born, plan, policy.price, policy.reads).sum())
+
+    followed, best = (optimum(alive, born, policy.price, policy.reads, begun) for begun in (ours, None))
+    short = optimum(alive[:, : nights + 1], born, policy.price, policy.reads)
+    spoilt = cost(followed) - cost(best)
+    # of the same ten nights: the rest of the optimum's cost is no merit of ours
+    return 1 + spoilt / cost(best[:, : nights + 1]), cost(ours) / cost(short)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, nargs="+", default=[400_000, 4_000_000])
-    for keys in parser.parse_args().keys:
-        for draw in (skewed, uniform, zipf):
-            for reads in (2, 1):
+    parser.add_argument("--keys", type=int, nargs="+", default=[400_000])
+    parser.add_argument("--draws", nargs="+", choices=DRAWS, default=list(DRAWS))
+    parser.add_argument("--reads", type=int, nargs="+", default=[2, 1])
+    parser.add_argument("--settled", action="store_true")
+    parser.add_argument("--instances", type=int, default=400)
+    given = parser.parse_args()
+    rng = np.random.default_rng(SEED)
+    for what, shares in zip(
+        ("with all that follows", "cut off"),
+        zip(*(against_optimum(rng) for _ in range(given.instances)), strict=True),
+        strict=True,
+    ):
+        said = ", ".join(f"{name} {np.quantile(shares, q):.3f}" for name, q in QUANTILES.items())
+        print(f"{given.instances} small instances against the exact optimum, {what}: {said}")
+    for keys in given.keys:
+        for draw in (DRAWS[name] for name in given.draws):
+            for reads in given.reads:
                 compare(draw, keys, reads, skip=0)
-            compare(draw, keys, 2, skip=NIGHTS)
+            if given.settled:
+                compare(draw, keys, 2, skip=NIGHTS)
 
 
 def compare(draw: Draw, keys: int, reads: int, skip: int) -> None:

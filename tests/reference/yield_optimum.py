@@ -34,19 +34,30 @@ def bytes_of(alive: np.ndarray, born: np.ndarray, plan: np.ndarray, reads: int) 
     return io, dead
 
 
-def optimum(alive: np.ndarray, born: np.ndarray, price: float, reads: int) -> np.ndarray:
-    """Return the plan that costs least, by dynamic programming from the last night back."""
+def optimum(
+    alive: np.ndarray, born: np.ndarray, price: float, reads: int, begun: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the plan that costs least, by dynamic programming from the last night back.
+
+    begun: bool[n, k], the first k nights of a plan; the best way to go on from there is looked for.
+    """
     plan = np.zeros(alive.shape, bool)
+    fixed = 0
+    if begun is not None:
+        fixed = begun.shape[1]
+        plan[:, :fixed] = begun
     for i, (lives, first) in enumerate(zip(alive, born, strict=True)):
         n = len(lives)
+        start = int(np.flatnonzero(plan[i])[-1]) if plan[i].any() else int(first)
         best, then = np.zeros(n), np.full(n, n)
-        for s in range(n - 2, first - 1, -1):
+        for s in range(n - 2, start - 1, -1):
             kept = price * np.append(0.0, np.cumsum(lives[s] - lives[s + 1 :]))  # until s + 1, ..., n: never
             nights = np.arange(s + 1, n)
             costs = kept + np.append(reads * lives[s] + lives[nights] + best[nights], 0.0)
+            costs[: max(fixed - s - 1, 0)] = np.inf
             then[s] = s + 1 + int(np.argmin(costs))
             best[s] = costs.min()
-        at = then[first]
+        at = then[start]
         while at < n:
             plan[i, at] = True
             at = then[at]

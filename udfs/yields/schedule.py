@@ -109,6 +109,8 @@ def pace(
         dirty = float(new_bytes * waiting if dirty_bytes is None else dirty_bytes)
         ratio = dirty / (size + dirty) if dirty else 0.0
         return Pace(ratio > policy.min_dirty_ratio, True, waiting, 0.0)
+    if not yields.new_records:
+        return Pace(True, False, 1, 0.0)  # the first run learns
     by_yield, of_all = (
         _cost_by_yield(segments, yields, policy, new_bytes),
         _cost_of_all(segments, yields, policy, new_bytes),
@@ -127,14 +129,17 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     dead = segments.dead_bytes()
     live = segments.size_bytes - dead
     cost = policy.reads * segments.size_bytes + live
-    gain = _gain(dead, live, bin_of(segments.age), _Lives(hazards(yields), policy, every))
+    hazard = hazards(yields)
+    gain = _gain(dead, live, bin_of(segments.age), _Lives(hazard, policy, every))
     reason = np.where(segments.must, MUST, KEPT).astype(np.int8)
     left = np.inf if policy.io_budget_bytes is None else policy.io_budget_bytes - float(cost[segments.must].sum())
     worth = (gain > 0) & (dead > 0) & (dead >= policy.min_yield * segments.size_bytes) & ~segments.must
     order = np.flatnonzero(worth)
     order = order[np.argsort(-gain[order] / np.maximum(cost[order], 1), kind="stable")]
     taken = order[np.cumsum(cost[order]) <= left]  # the best ratio first; the first that does not fit ends it
-    taken = taken[_worth_their_keys(gain[taken], segments.unread_bytes[taken], segments.unread_bytes[segments.must])]
+    growth = policy.price * live[taken] * hazard[bin_of(segments.age[taken])]
+    lost = gain[taken] ** 2 / (2 * np.maximum(growth, 1e-9))
+    taken = taken[_worth_their_keys(lost, segments.unread_bytes[taken], segments.unread_bytes[segments.must])]
     reason[taken] = YIELD
     merged = _small_neighbours(live, reason, policy.segment_bytes)
     if float(cost[merged].sum()) <= left - float(cost[taken].sum()):
@@ -190,22 +195,24 @@ def _gain(dead: np.ndarray, live: np.ndarray, row: np.ndarray, lives: _Lives) ->
     return np.asarray(later.min(axis=1, initial=np.inf) - live * (1 + lives.life[row]))
 
 
-def _worth_their_keys(gain: np.ndarray, unread: np.ndarray, read: np.ndarray) -> np.ndarray:
-    """Return int64[k], the segments whose gain together pays for the key files that they need.
+def _worth_their_keys(lost: np.ndarray, unread: np.ndarray, read: np.ndarray) -> np.ndarray:
+    """Return int64[k], the segments that have waited long enough for others that need the same key files.
 
-    A run reads each key file once for all its segments, so who needs old ones brings them for all others. So segments
-    wait for each other, and are rewritten in the same night; read: what those that must be rewritten need anyway.
+    A run reads a key file once for all its segments, so those that need old ones had better go together. They go when
+    what they lost by waiting exceeds what the files cost, as stocks are ordered in lots; those that need older files
+    have to pay for these. A gain that
+    grows by g a run and has reached G has lost G**2 / 2 g on its way. read: bytes of those that must be rewritten now.
     """
     order = np.argsort(unread, kind="stable")
-    paid = np.cumsum(gain[order]) - np.maximum(unread[order] - read.max(initial=0.0), 0.0)
+    paid = np.cumsum(lost[order]) - np.maximum(unread[order] - read.max(initial=0.0), 0.0)
     return order[: int(np.argmax(np.append(0.0, paid)))]
 
 
 def _small_neighbours(live: np.ndarray, reason: np.ndarray, segment_bytes: int) -> np.ndarray:
     """Return int64[k], kept segments that become one with their neighbours: at least FAN_IN small ones in a row.
 
-    The smallest are merged first, and small means less than 1 / FAN_IN of what they may become, so a byte is merged
-    once for each factor of FAN_IN that its segment grows.
+    Small is judged by limits of 1 / FAN_IN, 1 / FAN_IN**2, ... of a segment, the lowest first, and what is merged grows
+    past its limit: so a byte is merged at most once for each of them.
     """
     limit = float(segment_bytes)
     limits = []
@@ -215,11 +222,11 @@ def _small_neighbours(live: np.ndarray, reason: np.ndarray, segment_bytes: int) 
     for limit in reversed(limits):
         edges = np.flatnonzero(np.diff(np.concatenate(([False], live < limit, [False])).astype(np.int8)))
         begin, end = edges[::2], edges[1::2]
-        many = end - begin >= FAN_IN
+        total = np.append(0.0, np.cumsum(live))
+        many = (end - begin >= FAN_IN) & (total[end] - total[begin] >= limit)
         if many.any():
             depth = np.zeros(len(live) + 1, np.int64)
-            np.add.at(depth, begin[many], 1)
-            np.add.at(depth, end[many], -1)
+            depth[begin[many]], depth[end[many]] = 1, -1
             return np.flatnonzero((np.cumsum(depth)[:-1] > 0) & (reason == KEPT))
     return np.zeros(0, np.int64)
 
