@@ -30,7 +30,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -50,7 +49,7 @@ from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, check_made, commit_numbers, torn_set_aside
 from lastkey.logformat.s3_access import in_one_line
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, open_root, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
@@ -317,19 +316,6 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
         raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-
-
-def check_newest(version: Version) -> None:
-    """Raise DamagedTableError if the newest commit in a bucket is not as it was put; nothing else would notice. Each
-    process checks a version once, with one GET; on a disk `head` checks it.
-    """
-    if not version.root.is_local and version.number >= 0:
-        _look(version.root.uri, version.name, version.number)
-
-
-@lru_cache(256)
-def _look(uri: str, name: str, number: int) -> None:
-    commit_info(open_root(uri), name, number)
 
 
 def _commit_path(name: str, number: int) -> str:

@@ -54,6 +54,7 @@ class State:
     began: int | None = None  # version of `compaction_checkpoints` that was read first
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides only which history is old
     _newest: int = -1  # highest version of it that was seen
+    _whole: int = -1  # highest version of it whose commit was checked, in a bucket
     held: dict[str, Held] = field(default_factory=lambda: defaultdict(dict))  # files that were read, by table and path
     _checked: bool = False  # commits can be made there
 
@@ -154,8 +155,10 @@ class State:
         version = table.head(self.root, name)
         self.notes += version.notes
         if name == CHECKPOINTS:
+            if version.number > self._whole and not self.root.is_local:  # on a disk `table.head` checks
+                table.commit_info(self.root, name, version.number)  # raises if it is damaged; nothing else would notice
+                self._whole = version.number
             self._check(version)
-            table.check_newest(version)
             if self.began is None:
                 self.began = version.number
         return version

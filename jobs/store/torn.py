@@ -7,7 +7,6 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
@@ -75,21 +74,12 @@ def _is_whole(path: Path) -> bool:
     """Return whether a commit or a checkpoint is whole, or gone: another process set it aside a moment ago."""
     said = path.with_name(sum_of(path.name))
     try:
+        if COMMIT.fullmatch(path.name):
+            return is_whole(path.read_bytes(), path.parent.parent.name, int(path.stem))
         told = said.read_bytes() if said.exists() else None
-        found = path.stat()
-        return _read_whole(path, told, found.st_ino, found.st_size, found.st_mtime_ns)
+        return is_whole_checkpoint(path.read_bytes(), told)
     except FileNotFoundError:
         return True
-
-
-@lru_cache(4096)
-def _read_whole(path: Path, told: bytes | None, *_: int) -> bool:
-    """Return whether a file is whole. told: the sum of the checkpoint of this version, if there is one; `_`: inode,
-    size and time, by which the cache sees that a file changed.
-    """
-    if COMMIT.fullmatch(path.name):
-        return is_whole(path.read_bytes(), path.parent.parent.name, int(path.stem))
-    return is_whole_checkpoint(path.read_bytes(), told)
 
 
 def _torn_checkpoint(log: Path) -> list[Path]:
