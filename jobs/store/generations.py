@@ -55,17 +55,13 @@ class Generation:
         return tuple(sorted((f.base, f"{self.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
-def current_generation(row: Checkpoint) -> Generation:
-    """Return the generation that a checkpoint names."""
-    return _generation(row, row.generation, row.first_dirty_offset)
-
-
-def made_by(run: RunRow) -> Generation:
-    """Return the generation that a committed run made."""
-    return _generation(run, run.generation_after, run.end_offset)
-
-
-def _generation(row: Checkpoint | RunRow, number: int, first_dirty: int) -> Generation:
+def generation_of(row: Checkpoint | RunRow) -> Generation:
+    """Return the generation that a checkpoint names, or that a committed run made."""
+    number, first_dirty = (
+        (row.generation, row.first_dirty_offset)
+        if isinstance(row, Checkpoint)
+        else (row.generation_after, row.end_offset)
+    )
     of, offsets = row.back_to or number, (first_dirty, row.log_start_offset, row.next_offset)
     return Generation(row.topic, row.partition, number, row.run_id, *offsets, row.archive_uri, row.folder, of)
 
@@ -141,8 +137,7 @@ def open_store(uri: str) -> State:
     """Return the state of a store that holds a generation. Raise MissingPathError if it holds none, AccessError."""
     state = open_state(uri)
     store = state.root
-    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
-    if found.type != pafs.FileType.Directory or not state.exists():
+    if not state.exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     return state

@@ -118,16 +118,13 @@ def say_committed(store: Root, folders: Collection[str]) -> None:
     _at_once(write, missing)
 
 
-def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit | None]:
-    """Return the manifests of folders (None: unreadable), without the folders that have none."""
+def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:
+    """Return the manifests of folders, without those that are missing or damaged."""
 
-    def read(folder: str) -> tuple[str, Commit | None] | None:
-        try:
+    def read(folder: str) -> tuple[str, Commit] | None:
+        with contextlib.suppress(FileNotFoundError, ManifestError):
             return folder, read_manifest(store, folder)
-        except FileNotFoundError:
-            return None
-        except ManifestError:
-            return folder, None
+        return None
 
     return dict(filter(None, _at_once(read, folders)))
 
@@ -140,6 +137,20 @@ def read_manifest(store: Root, folder: str) -> Commit:
     if commit.folder != folder:
         raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {commit.folder}")
     return commit
+
+
+def read_whole(store: Root, folder: str) -> tuple[Commit | None, str]:
+    """Return the commit of a run's folder (None: its manifest cannot be read), and what is wrong with it, or ""."""
+    try:
+        commit = read_manifest(store, folder)
+    except FileNotFoundError:
+        return None, f"no {MANIFEST}"
+    except ManifestError as error:
+        return None, str(error)
+    for path, size, seen in other_files(store, commit):
+        expected, found = "some" if size is None else size, "none" if seen is None else seen
+        return commit, f"{path}: expected {expected} bytes, found {found}"
+    return commit, ""
 
 
 def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import generation_folder
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.retention import Expired
@@ -184,7 +186,6 @@ class Commit:
 
 
 Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
-_SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read slowly
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -213,15 +214,14 @@ def _folder(row: Checkpoint | RunRow, generation: int) -> str:
     return generation_folder(row.topic, row.partition, row.back_to or generation, row.back_to_run_id or row.run_id)
 
 
+@cache  # type hints are read slowly
 def arrow_schema(kind: type[Any]) -> pa.Schema:
     """Return the columns of a row's dataclass."""
-    if kind not in _SCHEMAS:
-        fields = []
-        for name, hint in get_type_hints(kind).items():
-            base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
-            fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
-        _SCHEMAS[kind] = pa.schema(fields)
-    return _SCHEMAS[kind]
+    fields = []
+    for name, hint in get_type_hints(kind).items():
+        base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
+        fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
+    return pa.schema(fields)
 
 
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
@@ -264,15 +264,15 @@ def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
     return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
 
 
-def manifests_in(found: pa.Table, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-    """Return the segments of wanted generations (generation, run id) that are current in checkpoint rows `found`."""
+def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
+    """Return the segments of those runs whose generations are current in checkpoint rows `found`."""
     names = ["topic", "partition", "generation", "run_id"]
-    manifests: dict[Key, list[Segment]] = {}
+    manifests: dict[Run, list[Segment]] = {}
     for row in found.select([*names, "segments"]).to_pylist():
-        key = row["topic"], row["partition"]
-        if wanted.get(key) == (row["generation"], row["run_id"]):
+        run = (row["topic"], row["partition"]), row["generation"], row["run_id"]
+        if run in runs:
             shared = {name: row[name] for name in names}
-            manifests[key] = [row_of(Segment, shared | segment) for segment in row["segments"]]
+            manifests[run] = [row_of(Segment, shared | segment) for segment in row["segments"]]
     return manifests
 
 

@@ -47,7 +47,7 @@ from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemErro
 from lastkey.jobs.store import commit_file
 from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
 from lastkey.jobs.store.old_versions import forget
-from lastkey.jobs.store.torn import COMMIT, check_made, commit_numbers, torn_set_aside
+from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.s3_access import in_one_line
 from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
 
@@ -241,7 +241,9 @@ def swap(
                 if unanswered >= _UNANSWERED:
                     raise
             else:
-                _remove(last, added)  # the attempt never lands
+                for each in added:  # the attempt never lands
+                    with contextlib.suppress(OSError):  # a file that stays costs its bytes until vacuum comes
+                        root.filesystem.delete_file(root.full(f"{last.folder}/{each.path}"))
                 time.sleep(random.uniform(0, 0.05))  # several losers need not collide again
         else:
             return _settled(last, last.number + 1)
@@ -375,19 +377,14 @@ def _search(version: Version, now: Version, tried: set[str]) -> int | None:
     return None
 
 
-def _remove(version: Version, added: list[AddAction]) -> None:
-    for each in added:
-        with contextlib.suppress(OSError):  # a file that stays costs its bytes until vacuum comes
-            version.root.filesystem.delete_file(version.root.full(f"{version.folder}/{each.path}"))
-
-
 def _settled(version: Version, made: int) -> int:
     """Flush and check our commit, and return its version. Now and then write a checkpoint, so that readers need fewer
     commits, and delete old files.
     """
     root = version.root
     _flush_commit(version, made)
-    check_made(root, _commit_path(version.name, made))
+    if root.is_local:
+        commit_info(root, version.name, made)  # raises if it is not as it was put
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError, FileSystemError):  # failure costs only time
             checkpoint(version.root, version.name, made)

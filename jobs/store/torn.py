@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.errors import DamagedTableError, UsageError
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.commit_file import is_torn, is_whole, is_whole_checkpoint, sum_of
 from lastkey.jobs.store.local_lock import local_lock
 from lastkey.udfs.storage import Root, flush
@@ -55,12 +55,6 @@ def _torn_commit(log: Path) -> list[Path]:
     if not torn:
         raise _lost(last)
     return [last]
-
-
-def check_made(root: Root, commit: str) -> None:
-    """Raise DamagedTableError unless a commit on a disk is as it was put; commit: its path below the store."""
-    if root.is_local and not _is_whole(Path(root.full(commit))):
-        raise DamagedTableError(path=f"{root.uri}/{commit}", expected="the commit that was made", found="another")
 
 
 def _lost(commit: Path) -> UsageError:
