@@ -111,7 +111,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
         found = _found(store, report, progress)
         run_id = uuid.uuid4().hex  # of the rollbacks that this run makes
         chosen = _choices(options.choose, found)
-        report.decided = _commits_that_count(store, found, chosen, report, run_id)
+        report.decided = _commits_that_count(found, chosen, report, run_id)
         if report.decided and not options.dry_run:
             state.check_writable()
             new = [commit for commit in report.decided if commit.run.run_id == run_id]
@@ -162,11 +162,7 @@ def _choices(given: Sequence[str], found: Mapping[Key, Sequence[_Candidate]]) ->
 
 
 def _commits_that_count(
-    store: Root,
-    found: Mapping[Key, Sequence[_Candidate]],
-    chosen: Mapping[Key, str],
-    report: RebuildReport,
-    run_id: str,
+    found: Mapping[Key, Sequence[_Candidate]], chosen: Mapping[Key, str], report: RebuildReport, run_id: str
 ) -> list[Commit]:
     """Return the commit that counts for every partition. Raise UndecidedError if it is unclear for some. run_id: for
     chosen generations that are not the highest.
@@ -185,7 +181,7 @@ def _commits_that_count(
             decided.append(counts)
     if questions:
         raise UndecidedError(
-            path=f"{store.uri}/{PARTITIONS}",
+            path=f"{report.store}/{PARTITIONS}",
             expected="in each partition one complete and committed generation above all others",
             found="; ".join(questions),
         )

@@ -163,11 +163,11 @@ def _kept(
     the .log files that all these name, wherever they lie. The table of checkpoints tells which are current.
     """
     current = state.checkpoints()
-    decided = {(key, row.generation, row.run_id) for key, row in current.items()}
+    decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
     if not options.dry_run:  # so that each committed folder says so before the table can be lost
         say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
-    live = decided | set(_replaced_lately(committed, young_ms))
+    live = decided.keys() | set(_replaced_lately(committed, young_ms))
     live |= {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
     stay = live | {f.run for f in folders if f.newest_ms > young_ms or not f.whole}
     # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
@@ -184,8 +184,7 @@ def _kept(
         elif made and (ranges := unread(made, current.get(folder.key), committed=was_committed)):
             never_read[folder.run] = ranges
     needed, stay = live | never_read.keys(), stay | never_read.keys()
-    backs = {f.run: found[f.path].checkpoint for f in asked if f.path in found}
-    backs |= {(key, row.generation, row.run_id): row for key, row in current.items()}
+    backs = decided | {f.run: found[f.path].checkpoint for f in asked if f.path in found}
     needed |= {(r[0], row.back_to, row.back_to_run_id or "") for r, row in backs.items() if r in stay and row.back_to}
     rows = state.segments_of(needed | stay)
     there = {folder.run: folder.path for folder in folders}

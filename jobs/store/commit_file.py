@@ -21,6 +21,7 @@ CHECKSUM: Final = "lastkey.crc32c"  # of the names of the files that a commit ad
 MARK: Final = "lastkey.mark"
 _CHECKED: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet")
 _NO_FILE: Final = {"commitInfo", "protocol", "metaData"}
+_NO_COMMIT: Final = (ValueError, TypeError, AttributeError, KeyError, StopIteration)  # of JSON that is something else
 
 
 def commit_metadata(
@@ -46,7 +47,7 @@ def is_whole(commit: bytes, table: str, number: int) -> bool:
         more = {MARK: told[MARK]} if MARK in told else {}
         paths = _paths(actions, "add"), _paths(actions, "remove")
         return not told or told == commit_metadata(told[ID], table, number, *paths, more)
-    except (ValueError, TypeError, AttributeError, KeyError, StopIteration):
+    except _NO_COMMIT:
         return False
 
 
@@ -59,19 +60,17 @@ def is_torn(commit: bytes) -> bool:
     *lines, last = commit.splitlines() or [b""]
     try:
         actions = [json.loads(line) for line in lines]
-    except ValueError:
+        try:
+            actions.append(json.loads(last))
+        except ValueError:
+            of_info = (ID, ACTIONS, CHECKSUM, "clientVersion")
+            is_file = any(word in last[:20] for word in (b'{"add"', b'{"remove"', b'{"path"'))
+            return not (last.endswith(b"}}") and (is_file or all(f'"{name}"'.encode() in last for name in of_info)))
+        n_files = sum(not _NO_FILE & action.keys() for action in actions)
+        said = next(action["commitInfo"] for action in actions if "commitInfo" in action)[ACTIONS]
+        return bool(said.isdecimal() and n_files < int(said))
+    except _NO_COMMIT:
         return False
-    try:
-        actions.append(json.loads(last))
-    except ValueError:
-        of_info = (ID, ACTIONS, CHECKSUM, "clientVersion")
-        is_file = any(word in last[:20] for word in (b'{"add"', b'{"remove"', b'{"path"'))
-        return not (last.endswith(b"}}") and (is_file or all(f'"{name}"'.encode() in last for name in of_info)))
-    if not all(isinstance(action, dict) for action in actions):
-        return False
-    n_files = sum(not _NO_FILE & action.keys() for action in actions)
-    said = next((a["commitInfo"].get(ACTIONS) for a in actions if isinstance(a.get("commitInfo"), dict)), None)
-    return isinstance(said, str) and said.isdecimal() and n_files < int(said)
 
 
 def _paths(actions: list[dict[str, Any]], kind: str) -> list[str]:

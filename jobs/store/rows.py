@@ -10,7 +10,6 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 import pyarrow as pa
@@ -28,13 +27,24 @@ STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Row of `compaction_checkpoints`, the switch: one for each partition; it names the current generation."""
+class OfGeneration:
+    """Generation of a partition, by its number and the run that made it."""
 
     topic: str
     partition: int
     generation: int
     run_id: str
+
+    @property
+    def key(self) -> Key:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True)
+class Checkpoint(OfGeneration):
+    """Row of `compaction_checkpoints`, the switch: one for each partition; it names the current generation."""
+
     first_dirty_offset: int
     log_start_offset: int
     next_offset: int  # end of the offsets that the generation covers; the archive is read from here on
@@ -66,15 +76,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _OfGeneration:
-    topic: str
-    partition: int
-    generation: int
-    run_id: str
-
-
-@dataclass(frozen=True)
-class Segment(OutputSegment, _OfGeneration):
+class Segment(OutputSegment, OfGeneration):
     """Row of `log_segments`, the manifest. The rows of a generation are those with its (generation, run_id)."""
 
 
@@ -177,7 +179,7 @@ class Commit:
     @property
     def key(self) -> Key:
         """(topic, partition)."""
-        return self.checkpoint.topic, self.checkpoint.partition
+        return self.checkpoint.key
 
     @property
     def folder(self) -> str:
@@ -186,6 +188,7 @@ class Commit:
 
 
 Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
+_SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read slowly
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -214,14 +217,15 @@ def _folder(row: Checkpoint | RunRow, generation: int) -> str:
     return generation_folder(row.topic, row.partition, row.back_to or generation, row.back_to_run_id or row.run_id)
 
 
-@cache  # type hints are read slowly
 def arrow_schema(kind: type[Any]) -> pa.Schema:
     """Return the columns of a row's dataclass."""
-    fields = []
-    for name, hint in get_type_hints(kind).items():
-        base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
-        fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
-    return pa.schema(fields)
+    if kind not in _SCHEMAS:
+        fields = []
+        for name, hint in get_type_hints(kind).items():
+            base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
+            fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
+        _SCHEMAS[kind] = pa.schema(fields)
+    return _SCHEMAS[kind]
 
 
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
@@ -261,7 +265,7 @@ def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
 def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
     """Return the current generation of each partition that has one, from rows of `compaction_checkpoints`."""
     has = found.filter(pc.greater(found["generation"], 0))
-    return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
+    return {row.key: row for row in from_arrow(Checkpoint, has)}
 
 
 def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
@@ -269,10 +273,9 @@ def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segme
     names = ["topic", "partition", "generation", "run_id"]
     manifests: dict[Run, list[Segment]] = {}
     for row in found.select([*names, "segments"]).to_pylist():
-        run = (row["topic"], row["partition"]), row["generation"], row["run_id"]
+        segments, run = row.pop("segments"), ((row["topic"], row["partition"]), row["generation"], row["run_id"])
         if run in runs:
-            shared = {name: row[name] for name in names}
-            manifests[run] = [row_of(Segment, shared | segment) for segment in row["segments"]]
+            manifests[run] = [row_of(Segment, row | segment) for segment in segments]
     return manifests
 
 

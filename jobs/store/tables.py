@@ -106,7 +106,7 @@ class State:
         history = self.rows(SEGMENTS, rows.arrow_schema(Segment)) if older else rows.to_arrow(Segment, ())
         of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in older}), pa.string()))
         for row in rows.from_arrow(Segment, history.filter(of_runs)):
-            found.setdefault(((row.topic, row.partition), row.generation, row.run_id), []).append(row)
+            found.setdefault((row.key, row.generation, row.run_id), []).append(row)
         found |= current
         absent = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - found.keys()}
         found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}

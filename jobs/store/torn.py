@@ -7,6 +7,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
@@ -48,13 +49,11 @@ def _torn_commit(log: Path) -> list[Path]:
     if not commits or _is_whole(log / commits[-1]):
         return []
     last = log / commits[-1]
-    try:
-        torn = is_torn(last.read_bytes())
-    except FileNotFoundError:  # another process has set it aside since
-        return []
-    if not torn:
-        raise _lost(last)
-    return [last]
+    with suppress(FileNotFoundError):  # another process has set it aside since
+        if not is_torn(last.read_bytes()):
+            raise _lost(last)
+        return [last]
+    return []
 
 
 def _lost(commit: Path) -> UsageError:
@@ -85,11 +84,12 @@ def _torn_checkpoint(log: Path) -> list[Path]:
     hint = log / "_last_checkpoint"
     try:
         named = f"{int(json.loads(hint.read_bytes())['version']):020}.checkpoint.parquet"
+        is_right = named in checkpoints and log / named not in torn
     except FileNotFoundError:
         return torn
     except (ValueError, KeyError, TypeError):
-        return [hint, *torn]
-    return [hint, *torn] if named not in checkpoints or log / named in torn else torn
+        is_right = False
+    return torn if is_right else [hint, *torn]
 
 
 def commit_numbers(root: Root, name: str) -> list[int]:
