@@ -62,7 +62,7 @@ _FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites a who
 _CHECKPOINT_EVERY: Final = 20  # versions
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _OF_THE_DISK: Final = re.compile(r"LocalFileSystem|os error \d|[Tt]able location|No table metadata")
-_UNFIT: Final = re.compile(r"//|%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
+_UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Change:
 
 def check_fit(root: Root) -> None:
     """Raise UsageError if no table can lie there: delta-rs would take characters of the path for others."""
-    if root.filesystem.type_name == "s3" and "?" in root.uri:
+    if root.filesystem.type_name == "s3" and ("?" in root.uri or "//" in root.base):
         raise UsageError(
-            message=f"{root.uri}: a store's URI cannot have settings in it (?): give them by the environment "
-            "(AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
+            message=f"{root.uri}: a store's URI cannot have an empty part (//) or settings (?) in it: give settings by "
+            "the environment (AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
         )
     if found := _UNFIT.search(root.base):
         raise UsageError(
