@@ -100,15 +100,14 @@ class State:
         """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the history,
         else from the manifests in their folders. Runs that are in none, or whose manifest is damaged, are left out.
         """
-        found: dict[Run, list[Segment]] = {}
-        current = rows.manifests_in(self.checkpoint_rows(), set(runs))
-        older = set(runs) - current.keys()
+        found = rows.manifests_in(self.checkpoint_rows(), set(runs))
+        older = set(runs) - found.keys()
         history = self.rows(SEGMENTS, rows.arrow_schema(Segment)) if older else rows.to_arrow(Segment, ())
         of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in older}), pa.string()))
         for row in rows.from_arrow(Segment, history.filter(of_runs)):
-            found.setdefault((row.key, row.generation, row.run_id), []).append(row)
-        found |= current
-        absent = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - found.keys()}
+            if (run := (row.key, row.generation, row.run_id)) in older:  # a run has the same id in all its partitions
+                found.setdefault(run, []).append(row)
+        absent = {generation_folder(*run[0], *run[1:]): run for run in older - found.keys()}
         found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}
         return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
 

@@ -88,7 +88,8 @@ def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], 
         at = {key: (row.generation, row.run_id) for key, row in now.items()}
         if all(at.get(c.key) == (c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
             return None
-        if moved := [c for c in commits if at.get(c.key, (0, None)) != (c.run.generation_before, c.run.parent_run_id)]:
+        before = {c.key: (c.run.generation_before, c.run.parent_run_id) for c in commits}
+        if moved := [c for c in commits if at.get(c.key, (0, c.run.parent_run_id)) != before[c.key]]:
             raise _conflict(state, moved, now)
         began = version.number if state.began is None else state.began
         _refuse_vacuumed(state, version, commits, table.before_record(version) if look_back else began)
