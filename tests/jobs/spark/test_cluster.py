@@ -85,6 +85,7 @@ STAGES = {
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
+    "join": "lastkey.udfs.compact.split.rewrite_split:join_pieces",
     "commit": "lastkey.jobs.store.writing:commit_wave",
 }
 
@@ -182,7 +183,9 @@ def place(tmp_path_factory, pack, drivers_pack) -> Iterator[Place]:
         own = node.folder / "driver" / "lastkey.tar.gz"
         link(pack, own)
         (node.folder / "shared" / "none.toml").write_text(f'{CONFIG}[job]\n"split.by" = "none"\n')
-        (node.folder / "shared" / "blocks.toml").write_text(f'{CONFIG}[job]\n"split.by" = "blocks"\n')
+        (node.folder / "shared" / "blocks.toml").write_text(
+            f'{CONFIG}[job]\n"split.by" = "blocks"\n"split.bytes" = 300000\n'  # one segment: pieces to join
+        )
         shutil.copytree(ROOT / "examples" / "archive", node.folder / "shared" / "archive")
         folder = node.own(node.folder / "elsewhere")
         node.own(folder / "lastkey")
@@ -361,7 +364,7 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
     run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))
     held = []
-    for stage in ("scan", "read-back", "write", "commit", "walk", "settle", "rewrite"):
+    for stage in ("scan", "read-back", "write", "commit", "walk", "settle", "rewrite", "join"):
         pid = holds.wait(stage, run.pid)
         if stage == "commit":
             os.kill(_executors(place)[0], signal.SIGKILL)
