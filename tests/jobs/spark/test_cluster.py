@@ -25,8 +25,9 @@ import pytest
 
 import lastkey
 from lastkey import open_partition
+from lastkey.jobs.errors import ENVIRONMENT
 from lastkey.jobs.spark.jvm import cached_jars
-from tests.builders.cluster import IS_ROOT, Node, cluster, link, make_node
+from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.holding import Holds
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.stopping import descendants, wait_until_gone
@@ -242,6 +243,17 @@ def test_compact_by_the_checkout_s_command(place, local):
     assert set(re.findall('"--cores" "(.*?)"', said)) == {"1"}
     assert re.search(r"stage \d+, compact: a partition in each task: prices-0, try 0", said)
     assert "compiling kernels" not in said
+
+
+def test_a_worker_that_lacks_lastkey_is_one_line(place):
+    options = ("--master", place.master, "--executor-memory", "512m")
+    done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON)
+    *others, line = done.stderr.splitlines()
+    assert all(" WARN " in other for other in others), done.stderr  # as that a worker is slow to begin
+    assert line.startswith(
+        "error: Spark's Python workers cannot run Lastkey: ModuleNotFoundError: No module named 'lastkey'"
+    )
+    assert done.returncode == ENVIRONMENT
 
 
 def _timeless(said: Any) -> Any:
