@@ -118,7 +118,7 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
         if analysis is None:
             return 0
         cleaned = clean_groups(plan, analysis, tally, buffer, Clock())
-        return sum(s.size for s in analysis.sources[: analysis.n_replaced]) - sum(s.size_bytes for s in cleaned)
+        return sum(analysis.sources[n].size for n in analysis.replaced) - sum(s.size_bytes for s in cleaned)
 
     return attempt(f"{plan.topic}-{plan.partition}, as if compacted", work)
 

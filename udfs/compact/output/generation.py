@@ -93,19 +93,22 @@ def finish_segment(
 def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> WrittenGeneration:
     """Apply retention to the oldest segments, and write all other files of the generation.
 
-    cleaned: the segments that replace the first `analysis.n_replaced` sources.
+    cleaned: the segments that replace the sources `analysis.replaced`.
     """
-    facts = _facts(analysis, cleaned)
+    members: list[OutputSegment | int] = [*cleaned, *analysis.untouched]
+    members.sort(key=lambda one: analysis.sources[one].base_offset if isinstance(one, int) else one.base_offset)
+    facts = _facts(analysis, members)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
-    untouched = analysis.untouched
-    kept_from = untouched.start + max(n_gone - len(cleaned), 0)
-    gone = [*cleaned[:n_gone], *(untouched_row(plan, analysis, n) for n in range(untouched.start, kept_from))]
-    segments = [*cleaned[n_gone:]]
-    for n in range(kept_from, untouched.stop):
+    gone = [untouched_row(plan, analysis, one) if isinstance(one, int) else one for one in members[:n_gone]]
+    segments: list[OutputSegment] = []
+    for one in members[n_gone:]:
+        if isinstance(one, OutputSegment):
+            segments.append(one)
+            continue
         # do not depend on the archive for an empty file, unless archived segments precede it: ours must come first
-        empty = not analysis.sources[n].size and all(s.root == "store" for s in segments[-1:])
-        segments.append(_empty(plan, analysis, n) if empty else _untouched(plan, analysis, n))
+        empty = not analysis.sources[one].size and all(s.root == "store" for s in segments[-1:])
+        segments.append(_empty(plan, analysis, one) if empty else _untouched(plan, analysis, one))
     if not segments:
         segments = [_empty(plan, analysis)]
     log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
@@ -124,7 +127,7 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     if plan.dry_run:
         return generation
     store = make_folder(plan)
-    for segment in cleaned[:n_gone]:
+    for segment in gone:
         if segment.cleaned:
             _remove_segment(plan, store, segment)
     side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
@@ -154,11 +157,15 @@ def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]
     return out
 
 
-def _facts(analysis: Analysis, cleaned: Sequence[OutputSegment]) -> SegmentFacts:
-    """Return the facts that retention needs about the segments of the new generation."""
-    sources = [analysis.sources[n] for n in analysis.untouched]
-    rows = [(s.base_offset, s.size_bytes, s.max_timestamp_ms, s.mtime_ms) for s in cleaned]
-    rows += [(s.base_offset, s.size, s.max_timestamp, s.mtime_ms) for s in sources]
+def _facts(analysis: Analysis, members: Sequence[OutputSegment | int]) -> SegmentFacts:
+    """Return the facts that retention needs about the segments of the new generation: new ones, numbers of others."""
+    rows = []
+    for one in members:
+        if isinstance(one, int):
+            s = analysis.sources[one]
+            rows.append((s.base_offset, s.size, s.max_timestamp, s.mtime_ms))
+        else:
+            rows.append((one.base_offset, one.size_bytes, one.max_timestamp_ms, one.mtime_ms))
     base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
     above = analysis.sources[-1].bytes_above
     return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, above)

@@ -70,15 +70,15 @@ class Analysis:
     sealed: bool = False  # nothing will be appended to the last source
     not_due: NotDue | None = None  # set if nothing is compacted and no whole segment expires
     aging: range = range(0)  # numbers of the sources that may lose records by their time alone
-    n_replaced: int = 0  # number of sources, the first ones, that new segments replace
+    replaced: frozenset[int] = frozenset()  # numbers of the sources that new segments replace
     min_timestamps: Mapping[int, int] = field(
         default_factory=dict
     )  # smallest timestamps of sources that were read and stay
 
     @property
-    def untouched(self) -> range:
+    def untouched(self) -> list[int]:
         """Numbers of the sources that are not rewritten."""
-        return range(self.n_replaced, len(self.sources))
+        return [n for n in range(len(self.sources)) if n not in self.replaced]
 
     @property
     def compacts(self) -> bool:
@@ -172,7 +172,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         sealed=sealed,
         not_due=not_due,
         aging=aging,
-        n_replaced=len(numbers),
+        replaced=frozenset(numbers),
     )
 
 
