@@ -37,6 +37,8 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
+from lastkey.udfs.compact.clean.pending_keys import pending_of
+from lastkey.udfs.compact.scan.segment_facts import files_beside
 from lastkey.udfs.storage import Root
 
 
@@ -210,6 +212,9 @@ def _kept(
     report.kept += [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
     named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
+    named |= {path for log in named for path in files_beside(log)}
+    held = [*manifests.values(), *rows.values()]
+    named |= {keys.path for manifest in held for keys in pending_of(manifest)}
     return _Kept(frozenset(needed | spared), frozenset(named))
 
 
