@@ -16,7 +16,6 @@ import numpy as np
 
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.slot_kernels import SLOT
 from lastkey.udfs.compact.plan import PartitionPlan
@@ -24,7 +23,7 @@ from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import flush, make_private, open_root, opened
 from lastkey.udfs.yields.key_filter import hash_key_id
 
-_KEYS: Final = "keys"
+_KEYS: Final = ".keys"
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) ->
     """Write SLOT[n], flush it, and read it back."""
     store = open_root(plan.store_uri)
     store.filesystem.create_dir(store.full(plan.folder), recursive=True)
-    path, raw = f"{plan.folder}/{segment_file(first, _KEYS)}", keys.view(np.uint8)
+    path, raw = f"{plan.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
     make_private(store, path)
     with store.filesystem.open_output_stream(store.full(path), compression=None) as stream:
         stream.write(raw.data)
