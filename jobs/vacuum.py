@@ -37,8 +37,7 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
-from lastkey.udfs.compact.clean.pending_keys import pending_of
-from lastkey.udfs.compact.scan.segment_facts import files_beside
+from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.storage import Root
 
 
@@ -212,9 +211,8 @@ def _kept(
     report.kept += [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
     named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
     named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
-    named |= {path for log in named for path in files_beside(log)}
-    held = [*manifests.values(), *rows.values()]
-    named |= {keys.path for manifest in held for keys in pending_of(manifest)}
+    held = [row for segments in (*manifests.values(), *rows.values()) for row in segments if row.root == "store"]
+    named |= {path for row in held for path in kept_for_yield(row)}
     return _Kept(frozenset(needed | spared), frozenset(named))
 
 

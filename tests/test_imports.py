@@ -79,7 +79,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.dump_files": _FILES | _HOLES | {"logformat.listing", "logformat.dump", "udfs.decode"},
     "udfs.compact": set(),
     "udfs.compact.verdicts": set(),
-    "udfs.compact.cleaner": {"logformat.layout", "udfs.compact.verdicts"},
+    "udfs.compact.cleaner": {"logformat.layout", "logformat.names", "udfs.compact.verdicts"},
     "udfs.compact.retention": {"udfs.compact.cleaner"},
     "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.retention"},
     "udfs.yields": {"logformat.jit"},

@@ -104,6 +104,17 @@ class OutputSegment:
         object.__setattr__(self, "dead_bytes", self.source_bytes - self.size_bytes)
 
 
+def files_beside(path: str) -> tuple[str, str]:
+    """Return the paths of a segment's facts and filter (`udfs.compact.scan.segment_facts`), given that of its `.log`."""
+    stem = path.removesuffix(".log")
+    return f"{stem}.facts", f"{stem}.filter"
+
+
+def kept_for_yield(row: OutputSegment) -> list[str]:
+    """Return the paths of the files that later runs by yield need for a segment of the store: its own, and key files."""
+    return [*files_beside(row.path), *(path for _, _, path, *_ in json.loads(row.key_files or "[]"))]
+
+
 def cleaned_until(rows: Sequence[OutputSegment], first_dirty_offset: int) -> int:
     """Return the offset up to which a generation is clean as a broker means it: the largest c such that no segment that
     begins below c holds a record that one below c has superseded. rows: by offset; first_dirty_offset: end of what the

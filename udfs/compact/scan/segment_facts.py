@@ -29,13 +29,11 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.producer_state import ProducerSummary
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan, scan_segment
-from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput
+from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, files_beside
 from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, write_file
 from lastkey.udfs.yields.key_filter import filter_of, hash_key_id
 
 SECRET: Final = "hash.key"
-FACTS: Final = ".facts"
-FILTER: Final = ".filter"
 _SECRET: Final = struct.Struct(">QQq")
 _TRAILER: Final = 4  # bytes of the CRC-32C
 
@@ -100,12 +98,6 @@ def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
         return None
     low, high, at = _SECRET.unpack(data)
     return (low, high), at
-
-
-def files_beside(path: str) -> tuple[str, str]:
-    """Return the paths of both files, given the path of their `.log`."""
-    stem = path.removesuffix(".log")
-    return f"{stem}{FACTS}", f"{stem}{FILTER}"
 
 
 def _scan(plan: PartitionPlan, row: OutputSegment, buffer: ChunkBuffer, see: Callable[[Chunk], None]) -> SegmentScan:
