@@ -105,13 +105,13 @@ class OutputSegment:
 
 
 def files_beside(path: str) -> tuple[str, str]:
-    """Return the paths of a segment's facts and filter (`udfs.compact.scan.segment_facts`), given that of its `.log`."""
+    """Return the paths of a segment's facts and filter (`segment_facts`), given that of its `.log`."""
     stem = path.removesuffix(".log")
     return f"{stem}.facts", f"{stem}.filter"
 
 
 def kept_for_yield(row: OutputSegment) -> list[str]:
-    """Return the paths of the files that later runs by yield need for a segment of the store: its own, and key files."""
+    """Return the paths of the files that later runs by yield need for a segment of the store."""
     return [*files_beside(row.path), *(path for _, _, path, *_ in json.loads(row.key_files or "[]"))]
 
 
