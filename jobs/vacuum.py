@@ -37,6 +37,7 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
+from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.storage import Root
 
 Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
@@ -160,7 +161,7 @@ def _kept(
 ) -> tuple[set[Run], set[str]]:
     """Return the folders that stay whole: of current generations, of those that were replaced less than the grace ago,
     of those with offsets that no current one's chain has read, young ones, and such as hold foreign things. Return also
-    the .log files that all these name, wherever they lie. The table of checkpoints tells which are current.
+    the files that all these name, wherever they lie. The table of checkpoints tells which are current.
     """
     current = state.checkpoints()
     decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
@@ -196,7 +197,8 @@ def _kept(
     ]
     report.kept = [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
     runs = needed | stay | {run for run in there if run[0] in unreadable}
-    return runs, {row.path for segments in rows.values() for row in segments if row.root == "store"}
+    named = [row for segments in rows.values() for row in segments if row.root == "store"]
+    return runs, {path for row in named for path in (row.path, *kept_for_yield(row))}
 
 
 def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:
