@@ -278,6 +278,24 @@ def test_the_jvm_is_heard_once_the_session_stands(capsys):
     assert capsys.readouterr().err == "before\nafter\n"
 
 
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_jvm_that_can_start_no_thread_is_ended(printed, monkeypatch):
+    """By its own lines, or by an error that it passed on: it would wait for the thread for ever, even to end."""
+    said = "java.lang.OutOfMemoryError: unable to create native thread: possibly out of memory"
+    line = f'Exception in thread "dispatcher-event-loop-0" {said}\n'
+    with subprocess.Popen(["sleep", "100"]) as process:
+        output = jvm.Output()
+        output.of = process
+        os.write(output.descriptor, line.encode() if printed else b"")
+        output.launched()
+        output.hear()
+        monkeypatch.setattr(session.SparkContext, "_gateway", SimpleNamespace(proc=process, output=output))
+        if not printed:
+            elsewhere = f"WARN TaskSetManager: Lost task 0.0 in stage 1.0 (TID 1) (10.0.0.2 executor 1): {said}\n"
+            assert session.how_the_jvm_ended(0, elsewhere) is None
+        assert session.how_the_jvm_ended(60, "" if printed else f"An error occurred\n: {said}\n\tat x") == said
+
+
 _DAEMON = '  File "/venv/pyspark.zip/pyspark/daemon.py", line 262, in manager\n'
 _OURS = '  File "/venv/numpy/f", line 3, in f\n    g(x)\n'
 _PIPE = "BrokenPipeError: [Errno 32] Broken pipe\n"
