@@ -158,10 +158,17 @@ def _pyspark() -> Path:
 
 
 def _spark_home() -> str:
-    """Return Spark's folder, as pyspark finds it. SparkStartError: SPARK_HOME names a folder without Spark."""
+    """Return Spark's folder, as pyspark finds it. SparkStartError: SPARK_HOME names a folder without Spark, or with
+    another version, whose workers speak another protocol.
+    """
     home = str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
     if not os.access(f"{home}/bin/spark-submit", os.X_OK):
         raise SparkStartError(found=f"SPARK_HOME names {home}, which has no bin/spark-submit; unset it")
+    jar = next(Path(home, "jars").glob("spark-core_*.jar"), None)
+    found = None if jar is None else re.search(r"-(\d+\.\d+)", jar.name)
+    ours = runpy.run_path(str(_pyspark() / "version.py"))["__version__"]
+    if found is not None and not ours.startswith(f"{found[1]}."):
+        raise SparkStartError(found=f"SPARK_HOME names {home}, whose Spark is {found[1]}; pyspark is {ours}; unset it")
     return home
 
 

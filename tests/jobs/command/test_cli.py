@@ -480,8 +480,8 @@ def test_closed_streams_are_no_defect(closed, tmp_path):
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
 def test_properties_are_read_as_spark_reads_them(tmp_path, given):
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text(
-        "! mine\n=\nspark.master: yarn\nspark.a:b=c\nspark.x   -Da=b -Dc:d\nspark.y = 1 2\nspark.z\n"
+    (tmp_path / "conf" / "spark-defaults.conf").write_bytes(
+        b"! mine\xff\n=\nspark.master: yarn\nspark.a:b=c\nspark.x   -Da=b -Dc:d\nspark.y = 1 2\nspark.z\n"
     )
     user = submit.user_options([], {name: value.format(tmp_path) for name, value in given.items()})
     read = {"spark.master": "yarn", "spark.a": "b=c", "spark.x": "-Da=b -Dc:d", "spark.y": "1 2", "spark.z": ""}

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
@@ -202,6 +203,19 @@ def test_a_session_that_spark_stopped_by_itself_says_why():
     said = str(session._start_error(text, error, "spark://a:1"))
     assert said.endswith("start: Application has been killed. Reason: All masters gave up (--master spark://a:1)")
     assert "stopped SparkContext" in str(session._start_error("", error))
+
+
+def test_a_spark_of_another_version_is_not_launched(tmp_path, monkeypatch):
+    """Its workers speak another protocol: a task would fail with a traceback of Spark's."""
+    submit, jar = tmp_path / "bin" / "spark-submit", tmp_path / "jars" / "spark-core_2.13-4.1.1.jar"
+    for path in (submit, jar):
+        path.parent.mkdir()
+        path.touch(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(SparkStartError, match=rf"{tmp_path}, whose Spark is 4\.1; pyspark is {pyspark.__version__}"):
+        jvm.Jvm("", {})
+    jar.rename(jar.with_name(f"spark-core_2.13-{pyspark.__version__}-vendors-1.jar"))
+    assert jvm._spark_home() == str(tmp_path)
 
 
 @pytest.mark.slow
