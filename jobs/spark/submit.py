@@ -123,7 +123,7 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
 
 def read_properties(path: Path) -> dict[str, str]:
     """Read a spark-defaults.conf, as Java reads properties: key, "=", ":" or white space, value."""
-    lines = (_PROPERTY.fullmatch(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (_PROPERTY.fullmatch(line.strip()) for line in path.read_text("utf-8", "replace").splitlines())
     return {line["key"]: line["value"] for line in lines if line}
 
 

@@ -264,7 +264,8 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     """
     schema = new.schema
     everything = rows(version, schema, held).select([*keys, FILE])
-    touched = set(everything.join(new.select(keys), list(keys), join_type="left semi")[FILE].to_pylist())
+    superseded = everything.join(new.select(keys), list(keys), join_type="left semi", use_threads=False)
+    touched = set(superseded[FILE].to_pylist())
     sizes = {each["values"]: each["counts"] for each in everything[FILE].value_counts().to_pylist()}
     touched |= {path for path, n in sizes.items() if n < _FILE_ROWS // 2}
     old = rows(version, schema, held, touched)
@@ -279,7 +280,8 @@ def joined(found: pa.Table, keys: pa.Table, how: str) -> pa.Table:
     Arrow's own joins carry none.
     """
     numbered = found.select(keys.column_names).append_column("_row", pa.array(range(len(found)), pa.int64()))
-    return found.take(numbered.join(keys, keys.column_names, join_type=how)["_row"])
+    # No threads: a join of few rows is no faster by them, and waits for ever where none can be started
+    return found.take(numbered.join(keys, keys.column_names, join_type=how, use_threads=False)["_row"])
 
 
 def announced_deletions(version: Version, since: int) -> Iterator[str]:
