@@ -97,8 +97,9 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         check_apart(Place("the store", store.uri), Place("the archive", uri))
     report = VacuumReport(store.uri, options.dry_run)
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
-        wall_ms = time.time_ns() // 1_000_000
-        now_ms = wall_ms if options.dry_run else min(wall_ms, _store_now_ms(store))  # deleted files are old by both
+        of_store_ms = None if options.dry_run else _store_now_ms(store)
+        wall_ms = time.time_ns() // 1_000_000  # not before: else a clock that is right is some ms behind the store's
+        now_ms = wall_ms if of_store_ms is None else min(wall_ms, of_store_ms)  # deleted files are old by both
         ahead_hours = (wall_ms - now_ms) // 3_600_000
         chosen = _chosen(state, now_ms - options.grace_hours * 3_600_000, options, report)
         report.notes += state.notes
