@@ -18,9 +18,9 @@ def main(program: str = "") -> int:
     cli.program = program or cli.program
     cli.start_ahead = ahead.start
     spark, rest = submit.split_arguments(sys.argv[1:])
-    cli.spark_options = [*submit.from_environment().arguments, *spark]
     if spark:
-        os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed(cli.spark_options)
+        os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed([*submit.from_environment().arguments, *spark])
+    cli.spark_options = submit.from_environment().names
     if "SPARK_YARN_STAGING_DIR" in os.environ:
         # The driver is in YARN's ApplicationMaster: it waits 100 s for a session, and an end without one is a failure
         from lastkey.jobs.spark import session  # noqa: PLC0415 - brings pyspark

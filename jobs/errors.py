@@ -260,8 +260,8 @@ class SparkStartError(MachineError):
 
     template = "Spark did not start: {found}"
     hint = (
-        "check the options before the job's name, and the settings that SPARK_CONF_DIR and the environment bring; "
-        "--verbose before the job's name shows all of Spark's output"
+        "check the options before the job's name, the settings that SPARK_CONF_DIR and the environment bring, and the "
+        "limits of this shell (ulimit -n, -u, -v); --verbose before the job's name shows all of Spark's output"
     )
 
 
@@ -312,9 +312,17 @@ class JvmEndedError(MachineError):
     template = "Spark's JVM ended in the middle of the job: {found}"
     hint = (
         "what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
-        "(--master local[2]); if its heap was full, give it more (--driver-memory); if it could not make a folder, "
-        "free space there or name another one (--conf spark.local.dir=DIR)"
+        "(--master local[2]); if its heap was full, give it more (--driver-memory); if it could start no thread, allow "
+        "more (ulimit -u, a container's limit of pids); if it could not make a folder, free space there or name "
+        "another one (--conf spark.local.dir=DIR)"
     )
+
+
+class ProcessLimitError(MachineError):
+    """The machine refused a thread or a process."""
+
+    template = "no more threads or processes can be started here: {found}"
+    hint = "allow more (ulimit -u, a container's limit of pids) and run again; what was committed stays"
 
 
 class SparkEndedError(MachineError):

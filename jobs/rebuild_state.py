@@ -24,7 +24,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
-from lastkey.jobs.errors import ManifestError, MissingPathError, UndecidedError, UsageError
+from lastkey.jobs.errors import MissingPathError, UndecidedError, UsageError
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
@@ -111,15 +111,14 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
         found = _found(store, report, progress)
         run_id = uuid.uuid4().hex  # of the rollbacks that this run makes
         chosen = _choices(options.choose, found)
-        report.decided = _commits_that_count(store, found, chosen, report, run_id)
+        report.decided = _commits_that_count(found, chosen, report, run_id)
         if report.decided and not options.dry_run:
             state.check_writable()
             new = [commit for commit in report.decided if commit.run.run_id == run_id]
             manifests.make_folders(store, new)
             manifests.write_manifests(store, new)
             manifests.check_files(store, report.decided)  # again: the search takes a while
-            all_found = [c for candidates in found.values() for c in candidates]
-            known = {c.folder.path: c.commit for c in all_found if c.committed and c.commit is not None}
+            known = {c.folder.path: c.commit for each in found.values() for c in each if c.committed and c.commit}
             known |= {commit.folder: commit for commit in report.decided}
             runs, segments = [c.run for c in known.values()], [row for c in known.values() for row in c.segments]
             writing.rebuild(state, report.decided, runs, segments)
@@ -136,26 +135,13 @@ def _found(store: Root, report: RebuildReport, progress: Progress) -> dict[Key, 
     for folder in sorted(folders, key=lambda folder: (folder.key, -folder.generation, folder.run_id)):
         if MANIFEST in folder.names or COMMITTED in folder.names:
             with timed(folder.path):
-                found[folder.key].append(_candidate(store, folder))
+                found[folder.key].append(_Candidate(folder, *manifests.read_whole(store, folder.path)))
         else:
             report.notes.append(
                 f"{folder.path}: no {MANIFEST}: a run died there, or vacuum left files that a later generation uses"
             )
         progress.advance()
     return found
-
-
-def _candidate(store: Root, folder: RunFolder) -> _Candidate:
-    try:
-        commit = manifests.read_manifest(store, folder.path)
-    except FileNotFoundError:
-        return _Candidate(folder, None, f"no {MANIFEST}")
-    except ManifestError as error:
-        return _Candidate(folder, None, str(error))
-    for path, size, seen in manifests.other_files(store, commit):
-        wrong = f"{path}: expected {'some' if size is None else size} bytes, found {'none' if seen is None else seen}"
-        return _Candidate(folder, commit, wrong)
-    return _Candidate(folder, commit, "")
 
 
 def _choices(given: Sequence[str], found: Mapping[Key, Sequence[_Candidate]]) -> dict[Key, str]:
@@ -176,11 +162,7 @@ def _choices(given: Sequence[str], found: Mapping[Key, Sequence[_Candidate]]) ->
 
 
 def _commits_that_count(
-    store: Root,
-    found: Mapping[Key, Sequence[_Candidate]],
-    chosen: Mapping[Key, str],
-    report: RebuildReport,
-    run_id: str,
+    found: Mapping[Key, Sequence[_Candidate]], chosen: Mapping[Key, str], report: RebuildReport, run_id: str
 ) -> list[Commit]:
     """Return the commit that counts for every partition. Raise UndecidedError if it is unclear for some. run_id: for
     chosen generations that are not the highest.
@@ -199,7 +181,7 @@ def _commits_that_count(
             decided.append(counts)
     if questions:
         raise UndecidedError(
-            path=f"{store.uri}/{PARTITIONS}",
+            path=f"{report.store}/{PARTITIONS}",
             expected="in each partition one complete and committed generation above all others",
             found="; ".join(questions),
         )

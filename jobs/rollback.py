@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any
 
 from pyarrow import fs as pafs
 
@@ -26,7 +26,7 @@ from lastkey.jobs.command.options import RollbackOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
-from lastkey.jobs.errors import ManifestError, MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.errors import MissingPathError, NoGenerationError, UsageError
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
 from lastkey.jobs.store.generations import check_runs, going_back, nobody_has, open_store
@@ -38,8 +38,6 @@ from lastkey.udfs.attempt import timed
 from lastkey.udfs.data_source.log_end import ends_of
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import Root, normal_uri, open_root
-
-MAX_OFFSET: Final = 2**63 - 1
 
 
 @dataclass
@@ -161,7 +159,7 @@ def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
     held = []
     start, cleaned = archived.log_start_checkpoint or 0, archived.cleaner_checkpoint or 0
     for s, after in zip(archived.segments, [*archived.segments[1:], None], strict=True):
-        end = after.base_offset if after is not None else MAX_OFFSET
+        end = after.base_offset if after is not None else names.MAX_OFFSET
         if end > cleaned and any(s.base_offset < until and first < end for first, until in wanted):
             end = s.base_offset  # if it cannot be read
             with contextlib.suppress(LogFormatError, OSError):
@@ -173,11 +171,13 @@ def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
 def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generation: int) -> Commit:
     """Return the commit that made generation N. Raise NoGenerationError if it cannot be current any more."""
     found = {run.generation_after: run for run in chain}
-    missing = "never committed" if generation not in found else _why_not(store, found[generation])
-    if isinstance(missing, Commit):
-        return missing
+    missing = "never committed"
+    if generation in found:
+        commit, missing = _usable(store, found[generation])
+        if commit is not None and not missing:
+            return commit
     others = sorted(found.keys() - {current.generation, generation})
-    there = [str(number) for number in others if isinstance(_why_not(store, found[number]), Commit)]
+    there = [str(number) for number in others if not _usable(store, found[number])[1]]
     raise NoGenerationError(
         partition=names.partition_folder(current.topic, current.partition),
         found=generation,
@@ -186,16 +186,12 @@ def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generatio
     )
 
 
-def _why_not(store: Root, run: RunRow) -> Commit | str:
-    """Return the commit of a generation whose files are all there, else the reason why it cannot be used."""
-    try:
-        commit = manifests.read_manifest(store, run.folder)
-    except FileNotFoundError:
-        return f"its files are gone ({run.folder})"
-    except ManifestError as error:
-        return str(error)
-    gone = [*(path for path, _, _ in manifests.other_files(store, commit)), *_gone_from_archive(commit)]
-    return f"its files are gone ({gone[0]})" if gone else commit
+def _usable(store: Root, run: RunRow) -> tuple[Commit | None, str]:
+    """Return the commit whose files a generation uses, and the reason why it cannot be used; "": all are there."""
+    commit, wrong = manifests.read_whole(store, run.folder)
+    if commit is not None and not wrong:
+        wrong = next(_gone_from_archive(commit), "")
+    return commit, wrong and f"its files in {run.folder} are gone ({wrong})"
 
 
 def _gone_from_archive(commit: Commit) -> Iterator[str]:

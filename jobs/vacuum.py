@@ -37,7 +37,10 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
+from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.storage import Root
+
+Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
 
 
 @dataclass
@@ -50,7 +53,6 @@ class VacuumReport(JobReport):
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # files of the tables; a dry run reports them
     kept: list[dict[str, Any]] = field(default_factory=list)  # with offsets that no current one's chain has read
-    unreadable: dict[Key, str] = field(default_factory=dict)  # left alone: the folder whose files are unknown
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
@@ -97,120 +99,107 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
         of_store_ms = None if options.dry_run else _store_now_ms(store)
         wall_ms = time.time_ns() // 1_000_000  # not before: else a clock that is right is some ms behind the store's
-        now_ms = wall_ms if of_store_ms is None else of_store_ms
+        now_ms = wall_ms if of_store_ms is None else min(wall_ms, of_store_ms)  # deleted files are old by both
         ahead_hours = (wall_ms - now_ms) // 3_600_000
+        chosen = _chosen(state, now_ms - options.grace_hours * 3_600_000, options, report)
+        report.notes += state.notes
         if ahead_hours > 0:
             report.notes.append(
                 f"this machine's clock is {counted(ahead_hours, 'hour')} ahead of the store's; ages are by the store's"
             )
-        young_ms = now_ms - options.grace_hours * 3_600_000
-        folders, kept, notes = _chosen(state, young_ms, options, report)
-        report.notes += state.notes + notes
-        report.notes += [
-            f"{folder}: the files of this generation are not known: neither the table {SEGMENTS} nor its {MANIFEST} "
-            f"can be read; {topic}-{partition} is left alone"
-            for (topic, partition), folder in sorted(report.unreadable.items())
-        ]
-        progress.start("vacuum", len(folders), "folder")
-        for folder in sorted(folders, key=lambda folder: -folder.generation):
+        progress.start("vacuum", len(chosen), "folder")
+        for folder, gone in sorted(chosen, key=lambda each: -each[0].generation):
             with timed(folder.path):
-                _clean(store, folder, kept, report)
+                _clean(store, folder, gone, report)
             progress.advance()
         if options.topics == EVERY_TOPIC:
-            report.state_files = writing.vacuum_state(state, dry_run=options.dry_run, ahead_hours=max(ahead_hours, 0))
+            report.state_files = writing.vacuum_state(state, dry_run=options.dry_run, ahead_hours=ahead_hours)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 
 
 def _store_now_ms(root: Root) -> int:
-    """Return the time that a new file gets in the store, or the wall clock if earlier: deleted files are old by both.
+    """Return the time that a new file gets in the store: an empty one below `state/`, which is deleted.
 
     A bucket or a network share gives files its server's time, so a clock of ours that is ahead would take young files
-    for old. Writes an empty file below `state/`, and deletes it.
+    for old.
     """
     path = root.full(f"state/.probe-{uuid.uuid4().hex}")
     root.filesystem.open_output_stream(path, compression=None).close()
     try:
-        there_ms = (root.filesystem.get_file_info(path).mtime_ns or 0) // 1_000_000
+        return int(root.filesystem.get_file_info(path).mtime_ns or 0) // 1_000_000
     finally:
         with contextlib.suppress(FileNotFoundError):  # it was deleted, and the answer was lost
             root.filesystem.delete_file(path)
-    return min(there_ms, time.time_ns() // 1_000_000)
 
 
 def _chosen(
     state: State, young_ms: float, options: VacuumOptions, report: VacuumReport
-) -> tuple[list[RunFolder], _Kept, list[str]]:
-    """Return the folders, what stays of them, and notes. The folders are listed after a version of the table of
+) -> list[tuple[RunFolder, Gone]]:
+    """Return the folders with the files that go. The folders are listed after a version of the table of
     checkpoints was read, and the very next version announces those that go. So a run that wrote one of them and has not
     committed yet cannot commit it any more, and a run that already committed is visible here.
     """
     while True:
         seen = state.version()
-        notes: list[str] = []
-        there = each_once(state.root, run_folders(state.root, notes), notes)
+        report.notes = []
+        there = each_once(state.root, run_folders(state.root, report.notes), report.notes)
         known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
         check_topics(options.topics, known, state.root.uri)
         if options.give_up is not None:
             check_globs("--give-up", options.give_up.include, known, state.root.uri)
         folders = [folder for folder in there if options.topics.takes(folder.key[0])]
-        report.kept, report.unreadable = [], {}
         kept = _kept(state, folders, young_ms, options, report)
+        chosen = [(folder, _gone(folder, *kept)) for folder in folders]
         # Empty folders too: a run may be about to write into one
-        doomed = [folder.path for folder in folders if _gone(folder, kept) is not None]
+        doomed = [folder.path for folder, gone in chosen if gone is not None]
         if options.dry_run or not doomed or writing.announce_deletions(state, doomed, seen):
-            return folders, kept, notes
-
-
-@dataclass(frozen=True)
-class _Kept:
-    runs: frozenset[Run]  # folders that stay whole: of live generations, young ones, and such as hold foreign things
-    paths: frozenset[str]  # .log files that live generations name, wherever they lie
+            return chosen
 
 
 def _kept(
     state: State, folders: Sequence[RunFolder], young_ms: float, options: VacuumOptions, report: VacuumReport
-) -> _Kept:
-    """Return what stays: current generations, those that were replaced less than the grace ago, and those with offsets
-    that no current one's chain has read. The table of checkpoints tells which are current.
+) -> tuple[set[Run], set[str]]:
+    """Return the folders that stay whole: of current generations, of those that were replaced less than the grace ago,
+    of those with offsets that no current one's chain has read, young ones, and such as hold foreign things. Return also
+    the files that all these name, wherever they lie. The table of checkpoints tells which are current.
     """
-    current, manifests = state.current()
-    decided = {(key, row.generation, row.run_id) for key, row in current.items()}
+    current = state.checkpoints()
+    decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
     if not options.dry_run:  # so that each committed folder says so before the table can be lost
         say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
-    live = decided | set(_replaced_lately(committed, young_ms))
+    live = decided.keys() | set(_replaced_lately(committed, young_ms))
     live |= {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
-    spared = {f.run for f in folders if f.newest_ms > young_ms or not f.whole}
+    stay = live | {f.run for f in folders if f.newest_ms > young_ms or not f.whole}
     # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
-    asked = [f for f in folders if f.run not in live | spared or names.LEADER_EPOCH_CHECKPOINT not in f.names]
+    asked = [f for f in folders if f.run not in stay or names.LEADER_EPOCH_CHECKPOINT not in f.names]
     found = read_manifests(state.root, [f.path for f in asked if MANIFEST in f.names])
     never_read: dict[Run, Ranges] = {}
+    unreadable: dict[Key, str] = {}
     for folder in asked:
         made, was_committed = found.get(folder.path), COMMITTED in folder.names
-        given_up = options.give_up is not None and options.give_up.takes(folder.key[0])
-        if folder.run in live | spared or given_up:
+        if folder.run in stay or (options.give_up is not None and options.give_up.takes(folder.key[0])):
             continue
-        if made is not None:
-            never_read[folder.run] = unread(made, current.get(folder.key), committed=was_committed)
-        elif was_committed:
-            report.unreadable[folder.key] = folder.path
-    never_read = {run: ranges for run, ranges in never_read.items() if ranges}
-    needed = live | never_read.keys()
-    backs = {f.run: made.checkpoint for f in asked if (made := found.get(f.path)) is not None}
-    backs |= {(key, row.generation, row.run_id): row for key, row in current.items()}
-    stay = needed | spared
-    needed |= {
-        (run[0], row.back_to, row.back_to_run_id or "") for run, row in backs.items() if run in stay and row.back_to
-    }
-    rows = state.segments_of(needed | spared)
+        if made is None and was_committed:
+            unreadable[folder.key] = folder.path
+        elif made and (ranges := unread(made, current.get(folder.key), committed=was_committed)):
+            never_read[folder.run] = ranges
+    needed, stay = live | never_read.keys(), stay | never_read.keys()
+    backs = decided | {f.run: found[f.path].checkpoint for f in asked if f.path in found}
+    needed |= {(r[0], row.back_to, row.back_to_run_id or "") for r, row in backs.items() if r in stay and row.back_to}
+    rows = state.segments_of(needed | stay)
     there = {folder.run: folder.path for folder in folders}
-    report.unreadable |= {run[0]: there[run] for run in (needed & there.keys()) - decided - rows.keys()}
-    needed |= {run for run in there if run[0] in report.unreadable}
-    report.kept += [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
-    named = {row.path for manifest in manifests.values() for row in manifest if row.root == "store"}
-    named |= {row.path for segments in rows.values() for row in segments if row.root == "store"}
-    return _Kept(frozenset(needed | spared), frozenset(named))
+    unreadable |= {run[0]: there[run] for run in (needed & there.keys()) - rows.keys()}
+    report.notes += [
+        f"{folder}: the files of this generation are not known: neither the table {SEGMENTS} nor its {MANIFEST} "
+        f"can be read; {topic}-{partition} is left alone"
+        for (topic, partition), folder in sorted(unreadable.items())
+    ]
+    report.kept = [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
+    runs = needed | stay | {run for run in there if run[0] in unreadable}
+    named = [row for segments in rows.values() for row in segments if row.root == "store"]
+    return runs, {path for row in named for path in (row.path, *kept_for_yield(row))}
 
 
 def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:
@@ -235,17 +224,16 @@ def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterato
             yield before.run
 
 
-def _gone(folder: RunFolder, kept: _Kept) -> list[pafs.FileInfo] | None:
+def _gone(folder: RunFolder, runs: set[Run], paths: set[str]) -> Gone:
     """Return the files of a run's folder that nothing needs; None: it stays as it is. An empty folder may go, too."""
     has_age = folder.files or folder.made_ms  # in a bucket an empty folder has no age, and is only a name
-    if folder.run in kept.runs or not has_age:
+    if folder.run in runs or not has_age:
         return None
-    gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in kept.paths]
+    gone = [info for info in folder.files if f"{folder.path}/{info.base_name}" not in paths]
     return gone if gone or not folder.files else None
 
 
-def _clean(store: Root, folder: RunFolder, kept: _Kept, report: VacuumReport) -> None:
-    gone = _gone(folder, kept)
+def _clean(store: Root, folder: RunFolder, gone: Gone, report: VacuumReport) -> None:
     if gone is not None and not report.dry_run:
         for info in sorted(gone, key=lambda info: (info.base_name != COMMITTED, info.base_name != MANIFEST)):
             with contextlib.suppress(FileNotFoundError):  # another vacuum deleted it, or the answer was lost

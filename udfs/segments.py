@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lastkey.logformat.listing import ListedSegment
@@ -16,6 +16,7 @@ class SegmentInput:
     listed: ListedSegment
     from_offset: int = 0  # the generation holds the batches below already
     min_timestamp_ms: int = -1  # as in OutputSegment
+    row: OutputSegment | None = None  # its row in the last generation, if that lies in the store
 
     @property
     def base_offset(self) -> int:
@@ -93,10 +94,39 @@ class OutputSegment:
     time_index_bytes: int
     min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: not known
     side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
+    applied_to: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
+    superseded: int = 0  # records that newer ones have superseded since it was written, as filters estimate
+    expected_dead: int = -1  # of what it was made of: what filters expected to go; -1: nobody counted
+    key_files: str | None = None  # JSON [[first, until, path, keys, CRC-32C], ...]: hashes of the keys from `first` on
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dead_records", self.source_records - self.records)
         object.__setattr__(self, "dead_bytes", self.source_bytes - self.size_bytes)
+
+
+def files_beside(path: str) -> tuple[str, str]:
+    """Return the paths of a segment's facts and filter (`segment_facts`), given that of its `.log`."""
+    stem = path.removesuffix(".log")
+    return f"{stem}.facts", f"{stem}.filter"
+
+
+def kept_for_yield(row: OutputSegment) -> list[str]:
+    """Return the paths of the files that later runs by yield need for a segment of the store."""
+    return [*files_beside(row.path), *(path for _, _, path, *_ in json.loads(row.key_files or "[]"))]
+
+
+def cleaned_until(rows: Sequence[OutputSegment], first_dirty_offset: int) -> int:
+    """Return the offset up to which a generation is clean as a broker means it: the largest c such that no segment that
+    begins below c holds a record that one below c has superseded. rows: by offset; first_dirty_offset: end of what the
+    runs have cleaned.
+    """
+    applied = first_dirty_offset
+    for row in rows:
+        if row.base_offset >= applied:
+            break
+        if row.applied_to >= 0:
+            applied = min(applied, row.applied_to)
+    return applied
 
 
 def side_checksums(told: Iterable[str | None]) -> dict[str, int]:

@@ -62,7 +62,7 @@ interrupted; 141 stdout closed early.
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
 start_ahead: Callable[[str, dict[str, Any]], None] | None = None  # set by who has the process to itself
-spark_options: Sequence[str] = ()  # in PYSPARK_SUBMIT_ARGS, and typed before the job's name
+spark_options: Sequence[str] = ()  # names of those that the user gave: typed, in PYSPARK_SUBMIT_ARGS, in files
 
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 

@@ -24,6 +24,7 @@ MAX_INT = 2**31 - 1
 NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
 STRATEGIES = ("offset", "timestamp", "header")
+SCHEDULES = ("full", "yield")
 Engine = Literal["spark", "threads", "auto"]
 ENGINES: tuple[Engine, ...] = ("spark", "threads", "auto")
 SPLITS = ("auto", "none", "blocks", "window")
@@ -104,6 +105,9 @@ class TopicSettings:
     retention_exact: bool = False
     compaction_strategy: str = "offset"
     compaction_strategy_header: str = ""
+    compaction_schedule: str = "full"
+    compaction_min_yield: float = 0.25
+    compaction_full_ms: int = 30 * 86_400_000
     null_keys: str = "fail"
     gaps: str = "fail"
     max_decompressed_batch_bytes: int = 256 << 20
@@ -162,6 +166,9 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "retention.exact": _true_or_false,
     "compaction.strategy": _one_of(STRATEGIES),
     "compaction.strategy.header": _text,
+    "compaction.schedule": _one_of(SCHEDULES),
+    "compaction.min.yield": _ratio,
+    "compaction.full.ms": _integer(0, MAX_LONG),
     "null.keys": _one_of(NULL_KEYS),
     "gaps": _one_of(GAPS),
     "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),

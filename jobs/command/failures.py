@@ -30,6 +30,7 @@ from lastkey.jobs.errors import (
     FileSystemError,
     JobError,
     JvmEndedError,
+    ProcessLimitError,
     SparkEndedError,
     SparkLimitError,
     UnknownNameError,
@@ -62,9 +63,12 @@ _SETUP: Final = re.compile(
 )
 # Spark's texts of a context that it ended by itself: of the job that was cut off, and of whatever is called afterwards
 _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
+# Of a worker that ended: at work, with its executor, or before it told its process id
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
+    r"|java\.io\.EOFException(?=\n\tat [^\n]*\n\tat org\.apache\.spark\.api\.python\.PythonWorkerFactory)"
 )
+_NO_THREAD: Final = "can't start new thread"  # Python's words
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -212,6 +216,8 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return SparkEndedError(found=stopped[0])
     if lost := _LOST.search(text):
         return WorkerEndedError(found=lost[0])
+    if _NO_THREAD in text or (isinstance(error, BlockingIOError) and error.filename is None):  # the second: a fork
+        return ProcessLimitError(found=_NO_THREAD if _NO_THREAD in text else text)
     if limited := re.search(r"Total size of serialized results[^\n]*", text):
         return SparkLimitError(found=limited[0])
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
@@ -287,7 +293,7 @@ def _how_the_jvm_ended(error: Exception, text: str, patience: float) -> str | No
         return None
     lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
     full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
-    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else patience)
+    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else patience, text)
     return full[0] if full else ended
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lastkey.jobs.command.reporting import Work
@@ -17,41 +17,59 @@ WITH_VALUE: Final = (
     "--num-executors", "--total-executor-cores", "--proxy-user", "--principal", "--keytab", "--queue", "--class",
 )  # fmt: skip
 OF_SPARK: Final = frozenset((*SWITCHES, *WITH_VALUE))
+IN_DEFAULTS: Final = " in spark-defaults.conf"  # how the names of settings end that the machine has for all programs
 # Options that only masters with executors of their own take notice of
 _OF_EXECUTORS = re.compile(
     r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives|driver-cores|class)"
-    r"|--conf spark\.(executor\.(memory|memoryOverhead|cores|instances)|cores\.max|dynamicAllocation\..*|yarn\..*)"
+    r"|(--conf )?spark\.(executor\.(memory|memoryOverhead|cores|instances)\b|cores\.max\b|driver\.(cores|supervise)\b"
+    r"|archives\b|dynamicAllocation\.|yarn\.|kubernetes\.)"
 )
 # Options that only these masters take notice of in client mode, as spark-submit's help says
 _OF_MASTERS: Final = {
-    "--driver-cores": (), "--supervise": (), "--class": (), "--queue": ("yarn",), "--num-executors": ("yarn", "k8s"),
-    "--total-executor-cores": ("spark", "k8s"),
-}  # fmt: skip
+    r"--(driver-cores|supervise|class)|(--conf )?spark\.driver\.(cores|supervise)\b": (),
+    r"--queue|(--conf )?spark\.yarn\.": ("yarn",),
+    r"--num-executors": ("yarn", "k8s"),
+    r"--total-executor-cores|(--conf )?spark\.cores\.max\b": ("spark", "k8s"),
+    r"(--conf )?spark\.kubernetes\.": ("k8s",),
+}
 # Options that a client of Spark Connect takes notice of
-_OF_CLIENTS = re.compile(r"--remote|--properties-file|--conf spark\.(remote|sql\.)")
+_OF_CLIENTS = re.compile(r"--remote|(--conf )?spark\.(remote\b|sql\.)")
+# What threads take from Spark's options: local[4] means four
+_OF_THREADS = re.compile(r"--master|(--conf )?spark\.master\b")
 
 
-def without_effect(arguments: Sequence[str], work: Work | None) -> list[str]:
-    """Return a note on the options that the work took no notice of, by name: a value may be a secret."""
-    typed = list(_typed(arguments))
+def without_effect(names: Sequence[str], work: Work | None) -> list[str]:
+    """Return a note on the options that the work took no notice of.
+
+    names: of all that the user gave, as `named` makes them. The machine's defaults are asked for by no run: they count
+    only where Spark runs.
+    """
     if work is None or not work.spark:
-        used = ("--master",) if work is not None else ()  # local[4]: four threads
-        names, why = [name for name in typed if name not in used], "no Spark was needed"
+        here = [name for name in names if not name.endswith(IN_DEFAULTS)]
+        left, why = [n for n in here if work is None or not _OF_THREADS.match(n)], "no Spark was needed"
     elif work.master.startswith("sc://"):
-        names, why = [name for name in typed if not _OF_CLIENTS.match(name)], f"{work.master} has settings of its own"
+        left, why = [name for name in names if not _OF_CLIENTS.match(name)], f"{work.master} has settings of its own"
     elif re.match(r"local(\[|$)", work.master):
-        names, why = [name for name in typed if _OF_EXECUTORS.search(name)], f"--master {work.master} has no executors"
+        left, why = [name for name in names if _OF_EXECUTORS.match(name)], f"--master {work.master} has no executors"
     else:
         kind = work.master.partition(":")[0]
-        names, why = [name for name in typed if kind not in _OF_MASTERS.get(name, (kind,))], f"--master is {kind}"
-    return [f"{', '.join(dict.fromkeys(names))}: no effect, because {why}"] if names else []
+        others = [pattern for pattern, masters in _OF_MASTERS.items() if kind not in masters]
+        left, why = [name for name in names if re.match("|".join(others), name)], f"--master is {kind}"
+    return [f"{', '.join(dict.fromkeys(left))}: no effect, because {why}"] if left else []
 
 
-def _typed(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the names of typed options, of `--conf NAME=VALUE` with the setting's."""
+def named(arguments: Sequence[str], in_files: Mapping[str, str]) -> list[str]:
+    """Return the names of options, with a setting's after `--conf`, but no values: one may be a secret.
+
+    in_files: settings that come from a file, and how their names end. They stand for --properties-file.
+    """
+    typed: list[str] = []
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
         if word not in SWITCHES and not equals:
             value = next(words, "")
-        yield f"--conf {value.partition('=')[0].strip()}" if name in ("--conf", "-c") else name
+        typed.append(f"--conf {value.partition('=')[0].strip()}" if name in ("--conf", "-c") else name)
+    if any(ending != IN_DEFAULTS for ending in in_files.values()):
+        typed = [name for name in typed if name != "--properties-file"]
+    return typed + [key + ending for key, ending in in_files.items()]

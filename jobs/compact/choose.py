@@ -43,8 +43,10 @@ def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
         return Choice(by_size, ())
     if split != "auto":
         return Choice((), by_size, ASKED)
-    n = several_of([plan.log_bytes for plan in by_size], workers.cores, workers.stages_bytes)
-    return Choice(by_size[n:], by_size[:n])
+    partial = tuple(plan for plan in by_size if plan.partial)  # few of their bytes are read
+    rest = tuple(plan for plan in by_size if not plan.partial)
+    n = several_of([plan.log_bytes for plan in rest], workers.cores, workers.stages_bytes)
+    return Choice((*rest[n:], *partial), rest[:n])
 
 
 def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:

@@ -20,6 +20,7 @@ from lastkey.jobs.compact.plan_partition import (
     plan_partition,
 )
 from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.compact.schedule import scheduled
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key
@@ -100,7 +101,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             inputs = inputs_from_archive(archived) | {"anew": True}
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
-        plan = plan_partition(run, archived, settings, inputs, folder)
+        plan = scheduled(plan_partition(run, archived, settings, inputs, folder), checkpoint)
         not_due = _surely_not_due(plan, start.manifests.get(key, ()))
         if not_due is not None:
             report.results.append(not_due)
@@ -118,9 +119,10 @@ def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoint
         "identity_segment": None,
         "known_gaps": (),
         "expired_until": 0,
+        "applied_until": None,
         "anew": plan.known_until is not None or plan.anew,
     }
-    return replace(plan, **inputs)
+    return replace(plan, **inputs, partial=False)
 
 
 def _held(archived: ArchivedPartition) -> Problem:
@@ -165,7 +167,7 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
     active = end if plan.sealed else last
     if max(plan.cleaned_until, plan.log_start_offset, plan.log_start_checkpoint or 0) > end:
         return None  # only the log itself shows if it reaches that far
-    dirty = first_dirty_offset(plan.checkpoint, plan.log_start_offset, end)
+    dirty = first_dirty_offset(plan.clean_from, plan.log_start_offset, end)
     if plan.sealed and any(s.from_offset for s in plan.segments):
         return None  # only the log itself shows if the rest of a cut segment holds anything
     cleanable = cleanable_range(
@@ -177,7 +179,7 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
         min_compaction_lag_ms=0,
         now_ms=plan.now_ms,
     )
-    if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
+    if is_due(cleanable, 0, plan.min_dirty_ratio, plan.settings.min_dirty_bytes, False):
         return None
     return PartitionResult(
         plan.topic,

@@ -8,7 +8,7 @@ import json
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from lastkey.jobs.archive.listing import ArchivedPartition
@@ -18,7 +18,7 @@ from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.udfs.compact.plan import ANOTHER_LOG, CleanSettings, Gap, Limits, PartitionPlan
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, SegmentInput, SideFile, side_checksums
+from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile, cleaned_until, side_checksums
 
 if TYPE_CHECKING:
     from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -52,6 +52,7 @@ class Inputs(TypedDict, total=False):
     known_gaps: tuple[Gap, ...]
     expired_until: int
     anew: bool
+    applied_until: int | None
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,9 @@ def inputs_from_generation(
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     if listed and after and listed[-1].base_offset == after[0].base_offset:
         listed.pop()  # all records had expired, and the archive continues at the log end
-    least = {(s.base_offset, s.size_bytes): s.min_timestamp_ms for s in manifest}
+    known = {(s.base_offset, s.size_bytes): s for s in manifest}
     segments = [
-        replace(s, min_timestamp_ms=least.get((s.listed.base_offset, s.listed.size), -1)) if not s.from_offset else s
+        s if s.from_offset else _as_known(s, known.get((s.listed.base_offset, s.listed.size)))
         for s in (*map(SegmentInput, listed), *after)
     ]
     snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
@@ -175,6 +176,7 @@ def inputs_from_generation(
         "segments": tuple(segments),
         "log_start_offset": log_start,
         "checkpoint": checkpoint.first_dirty_offset,
+        "applied_until": cleaned_until(manifest, checkpoint.first_dirty_offset),
         "snapshots": tuple(snapshots.values()),
         "txn_indexes": tuple(txn_indexes),
         "leader_epochs": archived.leader_epochs,
@@ -191,6 +193,14 @@ def inputs_from_generation(
         "known_gaps": known_gaps,
         "expired_until": checkpoint.expired_until,
     }
+
+
+def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
+    """Return a segment with what its row in the last generation says."""
+    if row is None:
+        return segment
+    of_store = OutputSegment(**{f.name: getattr(row, f.name) for f in fields(OutputSegment) if f.init})
+    return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store if row.root == "store" else None)
 
 
 def _check_still_there(

@@ -14,8 +14,7 @@ from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import NoGenerationError, UsageError
 from lastkey.jobs.store.generations import (
     Generation,
-    current_generation,
-    made_by,
+    generation_of,
     manifests_of,
     open_store,
     runs_at,
@@ -42,7 +41,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     current = state.checkpoints()
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     options.selection.check((topic for topic, _ in current), f"the store {store.uri}", some=bool(wanted))
-    generations = [current_generation(row) for row in wanted.values()]
+    generations = [generation_of(row) for row in wanted.values()]
     if options.generation is not None:
         generations = _at(state, wanted, options.generation)
     manifests = manifests_of(state, generations)
@@ -62,7 +61,7 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
             reason="never committed",
             expected=f"one of {', '.join(map(str, known))}",
         )
-    return [made_by(run) for run in runs.values()]
+    return [generation_of(run) for run in runs.values()]
 
 
 def _partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:

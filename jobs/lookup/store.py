@@ -5,8 +5,7 @@ from __future__ import annotations
 from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.store.generations import (
-    current_generation,
-    made_by,
+    generation_of,
     manifests_of,
     nobody_has,
     open_store,
@@ -31,11 +30,11 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     wanted = of_topics(options.topics, current)
     if options.generation is None:
-        found = {key: current_generation(row) for key, row in wanted.items()}
+        found = {key: generation_of(row) for key, row in wanted.items()}
     else:
         chains = tables.histories({topic for topic, _ in wanted})
         runs = runs_at(wanted, chains, options.generation)
-        found = {key: made_by(run) for key, run in runs.items()}
+        found = {key: generation_of(run) for key, run in runs.items()}
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"
         for topic, partition in wanted

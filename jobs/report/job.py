@@ -30,7 +30,7 @@ from lastkey.jobs.compact.plan_partition import (
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import current_generation, manifests_of, open_store
+from lastkey.jobs.store.generations import generation_of, manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
@@ -156,7 +156,7 @@ def _of_the_store(
         for run in chain
         if run.anew
     ]
-    return wanted, manifests_of(state, map(current_generation, wanted.values()))
+    return wanted, manifests_of(state, map(generation_of, wanted.values()))
 
 
 def plans_of(

@@ -11,7 +11,7 @@ from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_sa
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.errors import MissingFileError, NoGenerationError, UsageError
-from lastkey.jobs.store.generations import Generation, current_generation, made_by, runs_at
+from lastkey.jobs.store.generations import Generation, generation_of, runs_at
 from lastkey.jobs.store.rows import RunRow, Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, of_topics
@@ -31,7 +31,7 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
     if not current:
         raise UsageError(message=f"{tables.root.uri}: the store holds no generation")
     if generation is None or all(row.generation == generation for row in current.values()):
-        return [current_generation(row) for _, row in sorted(current.items())]
+        return [generation_of(row) for _, row in sorted(current.items())]
     chains = tables.histories({topic for topic, _ in current})
     runs = runs_at(current, chains, generation)
     for key in sorted(current):
@@ -42,7 +42,7 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
                 reason="never committed",
                 expected=_listed(_still_there(tables, chains[key])),
             )
-    return [made_by(run) for _, run in sorted(runs.items())]
+    return [generation_of(run) for _, run in sorted(runs.items())]
 
 
 def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
     runs = {((row.topic, row.partition), row.generation_after, row.run_id): row for row in chain}
     there = []
     for run, segments in tables.segments_of(runs).items():
-        folder = tables.root.filesystem.get_file_info(tables.root.full(made_by(runs[run]).folder))
+        folder = tables.root.filesystem.get_file_info(tables.root.full(generation_of(runs[run]).folder))
         ours = [s for s in segments if s.root == "store"]
         if folder.type == pafs.FileType.Directory and not _absent(tables.root, ours):
             there.append(runs[run].generation_after)

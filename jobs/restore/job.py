@@ -36,7 +36,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.udfs.attempt import timed
-from lastkey.udfs.segments import side_checksums
+from lastkey.udfs.segments import cleaned_until, side_checksums
 from lastkey.udfs.storage import Root, normal_uri, open_root, write_file
 
 _THREADS = 2 * (os.cpu_count() or 1)
@@ -140,6 +140,7 @@ def _restore_partition(
 
 def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
     ends = {t.key: t.next_offset for t in targets}
+    cleaned = {t.key: cleaned_until(manifests[t.key], t.first_dirty_offset) for t in targets}
     starts = {  # Kafka writes only those above the first segment's base, which implies the others
         t.key: t.log_start_offset
         for t in targets
@@ -148,7 +149,7 @@ def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Map
     for name, offsets in (
         (names.RECOVERY_POINT_CHECKPOINT, ends),
         (names.HIGH_WATERMARK_CHECKPOINT, ends),
-        (names.CLEANER_OFFSET_CHECKPOINT, {t.key: t.first_dirty_offset for t in targets}),
+        (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
         write_file(made.root, made.file(name), write_offset_checkpoint(offsets))

@@ -66,6 +66,10 @@ _NOISE = re.compile(
 _LEFT = re.compile(
     r'Traceback [^\n]*(\n +File "[^"]*pyspark/daemon\.py"[^\n]*(\n    [^\n]*)?)+\n(BrokenPipe|ConnectionReset)Error.*'
 )
+# In the JVM's own words, or in py4j's of a call; not in the middle of a line about a task on another machine
+_NO_THREAD: Final = re.compile(
+    r'^(?:Exception in thread ".*" |: )?(java\.lang\.OutOfMemoryError: unable to create native thread.*)', re.MULTILINE
+)
 _DAEMON: Final = "lastkey.jobs.spark.daemon"
 _KEPT_LINES: Final = 400
 _SOON: Final = 0.01  # seconds between looks for the JVM's address
@@ -93,6 +97,7 @@ class Jvm:
             raise
         finally:
             self.output.launched()
+        self.output.of = self.process
         forked.begin()
 
     def address(self) -> tuple[int, str] | None:
@@ -153,10 +158,17 @@ def _pyspark() -> Path:
 
 
 def _spark_home() -> str:
-    """Return Spark's folder, as pyspark finds it. SparkStartError: SPARK_HOME names a folder without Spark."""
+    """Return Spark's folder, as pyspark finds it. SparkStartError: SPARK_HOME names a folder without Spark, or with
+    another version, whose workers speak another protocol.
+    """
     home = str(runpy.run_path(str((_pyspark() / "find_spark_home").with_suffix(".py")))["_find_spark_home"]())
     if not os.access(f"{home}/bin/spark-submit", os.X_OK):
         raise SparkStartError(found=f"SPARK_HOME names {home}, which has no bin/spark-submit; unset it")
+    jar = next(Path(home, "jars").glob("spark-core_*.jar"), None)
+    found = None if jar is None else re.search(r"-(\d+\.\d+)", jar.name)
+    ours = runpy.run_path(str(_pyspark() / "version.py"))["__version__"]
+    if found is not None and not ours.startswith(f"{found[1]}."):
+        raise SparkStartError(found=f"SPARK_HOME names {home}, whose Spark is {found[1]}; pyspark is {ours}; unset it")
     return home
 
 
@@ -290,6 +302,8 @@ class Output:
         read, self.descriptor = os.pipe()
         self._lines: list[str] = []
         self._kept: list[str] | None = None if shown else []
+        self.of: subprocess.Popen[bytes] | None = None
+        self.no_thread = ""  # the JVM's words, if it could start no thread
         self._saying = threading.Lock()
         self.read_from = read
         self._thread = threading.Thread(target=self._pump, daemon=True, name="jvm-output")
@@ -314,12 +328,21 @@ class Output:
         self._thread.join(timeout=0.5)
         return "\n".join(self._lines)
 
+    def end_without_threads(self, said: str) -> None:
+        """End the JVM if it says that it could start no thread: what lacks the thread waits for ever, tasks and the
+        JVM's own end too.
+        """
+        if (found := _NO_THREAD.search(said)) and self.of is not None:
+            self.no_thread = found[1]
+            self.of.kill()
+
     def _pump(self) -> None:
         resolving = False
         with os.fdopen(self.read_from, "rb") as stream:
             for line in _with_tracebacks_whole(raw.decode("utf-8", "replace").rstrip() for raw in stream):
                 if len(self._lines) < _KEPT_LINES:
                     self._lines.append(line)
+                self.end_without_threads(line)
                 if line.startswith(":: loading settings"):
                     resolving = True
                     _say("fetching Delta's jars (once)")

@@ -26,7 +26,7 @@ _PATIENCE: Final = 30.0  # seconds to wait for threads or tasks to end, on a bus
 
 
 @contextmanager
-def named(spark: Spark, tag: str, name: str) -> Iterator[None]:
+def tagged(spark: Spark, tag: str, name: str) -> Iterator[None]:
     """Give the jobs that this thread starts in the `with` block the tag of their run, and a name for people."""
     context = context_of(spark)
     if context is None:

@@ -91,6 +91,7 @@ def start_context(
     try:
         context = _context(gateway=_called(launched))
     except (PySparkException, Py4JJavaError) as error:
+        output.end_without_threads(str(error))
         raise _start_error(output.text(), error, user.master) from error
     except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
         raise
@@ -124,7 +125,7 @@ def _called(launched: jvm.Jvm) -> JavaGateway:
     finally:
         for name in address:
             del os.environ[name]
-    gateway.proc = launched.process
+    gateway.proc, gateway.output = launched.process, launched.output
     return gateway
 
 
@@ -206,15 +207,23 @@ def local_folders() -> list[str]:
     return [folder for folder in named.split(",") if folder]
 
 
-def how_the_jvm_ended(patience_seconds: float = 0.0) -> str | None:
-    """Return how the JVM that we launched ended, waiting up to `patience_seconds`; None if it runs, or is not ours."""
+def how_the_jvm_ended(patience_seconds: float = 0.0, said: str = "") -> str | None:
+    """Return how the JVM that we launched ended, waiting up to `patience_seconds`; None if it runs, or is not ours.
+
+    said: text of an error, by which the JVM may be past working, and then ends here.
+    """
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return None
+    output: jvm.Output | None = getattr(SparkContext._gateway, "output", None)
+    if output is not None:
+        output.end_without_threads(said)
     try:
         code = process.wait(patience_seconds)
     except subprocess.TimeoutExpired:
         return None
+    if output is not None and output.no_thread:
+        return output.no_thread
     if code == _NO_LOCAL_FOLDER:
         return f"exit code {code}: it could not make a folder in spark.local.dir"
     return f"exit code {code}" if code >= 0 else f"killed by signal {-code} ({signal.Signals(-code).name})"

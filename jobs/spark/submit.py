@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.command.spark_options import OF_SPARK, SWITCHES
+from lastkey.jobs.command.spark_options import IN_DEFAULTS, OF_SPARK, SWITCHES, named
 
 # spark-submit's options and the settings that they stand for
 _AS_CONF = {
@@ -38,10 +38,18 @@ _PROPERTY: Final = re.compile(r"(?P<key>[^\s=:#!][^\s=:]*)(\s*[=:]\s*|\s+|$)(?P<
 
 @dataclass(frozen=True)
 class UserOptions:
-    """Spark's options as the user gave them: `arguments` as typed, `conf` by setting, from every place."""
+    """Spark's options as the user gave them: `arguments` as typed, `conf` by setting, from every place; `in_files`: how
+    names end of settings that only a file gives.
+    """
 
     arguments: tuple[str, ...] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
+    in_files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all options, which a note may repeat."""
+        return named(self.arguments, self.in_files)
 
     @property
     def master(self) -> str | None:
@@ -78,8 +86,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> UserOptions:
-    """Return the user's settings: from the arguments, --properties-file, or the spark-defaults.conf that Spark finds by
-    SPARK_CONF_DIR or SPARK_HOME.
+    """Return the user's settings: from the arguments, from --properties-file, and without it (or with
+    --load-spark-defaults) from the spark-defaults.conf that Spark finds by SPARK_CONF_DIR or SPARK_HOME.
     """
     conf: dict[str, str] = {}
     flags: dict[str, str] = {}
@@ -100,18 +108,22 @@ def user_options(arguments: Sequence[str], environment: Mapping[str, str] = os.e
             flags[_AS_CONF[name]] = value
     conf |= flags  # as in spark-submit: an option wins over --conf
     folder, home = environment.get("SPARK_CONF_DIR"), environment.get("SPARK_HOME")
-    if properties is None and (folder or home):
-        properties = Path(folder or f"{home}/conf") / "spark-defaults.conf"
-    if properties is not None and properties.is_file():
-        conf = read_properties(properties) | conf
+    files = [] if properties is None else [(properties, " in --properties-file")]
+    if (folder or home) and (properties is None or "--load-spark-defaults" in arguments):
+        files.append((Path(folder or f"{home}/conf") / "spark-defaults.conf", IN_DEFAULTS))
+    in_files: dict[str, str] = {}
+    for path, ending in files:
+        found = read_properties(path) if path.is_file() else {}
+        in_files |= {key: ending for key in found if key not in conf}
+        conf = found | conf
     if environment.get("SPARK_REMOTE"):
         conf.setdefault("spark.remote", environment["SPARK_REMOTE"])
-    return UserOptions(tuple(arguments), conf)
+    return UserOptions(tuple(arguments), conf, in_files)
 
 
 def read_properties(path: Path) -> dict[str, str]:
     """Read a spark-defaults.conf, as Java reads properties: key, "=", ":" or white space, value."""
-    lines = (_PROPERTY.fullmatch(line.strip()) for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (_PROPERTY.fullmatch(line.strip()) for line in path.read_text("utf-8", "replace").splitlines())
     return {line["key"]: line["value"] for line in lines if line}
 
 

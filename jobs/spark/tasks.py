@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.stopping import result_of
-from lastkey.jobs.spark.own_jobs import named
+from lastkey.jobs.spark.own_jobs import tagged
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
 from lastkey.udfs.problem import Problem
@@ -102,7 +102,7 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: Spark, tag: str, name: s
 
     def work() -> None:
         try:
-            with named(spark, tag, name):
+            with tagged(spark, tag, name):
                 results.set_result(collect())
         except BaseException as error:  # raised by result_of
             results.set_exception(error)

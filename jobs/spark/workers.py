@@ -101,11 +101,11 @@ class _Session:
         return self.started
 
     @contextmanager
-    def named(self, name: str) -> Iterator[SparkSession]:
-        from lastkey.jobs.spark.own_jobs import named  # noqa: PLC0415 - needs pyspark, which threads do without
+    def tagged(self, name: str) -> Iterator[SparkSession]:
+        from lastkey.jobs.spark.own_jobs import tagged  # noqa: PLC0415 - needs pyspark, which threads do without
         from lastkey.jobs.spark.session import session_on  # noqa: PLC0415 - as above
 
-        with named(spark := self.get(), self.tag, name):
+        with tagged(spark := self.get(), self.tag, name):
             yield session_on(spark)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
@@ -146,7 +146,7 @@ class SparkTasks:
 
     def spark(self, name: str) -> AbstractContextManager[SparkSession]:
         """Yield the session; start it if there is none."""
-        return self._session.named(name)
+        return self._session.tagged(name)
 
     def set_pool(self, name: str) -> None:
         """Set Spark's pool; a client of Spark Connect cannot."""
@@ -224,7 +224,7 @@ class Threads:
 
     def spark(self, name: str) -> AbstractContextManager[SparkSession]:
         """Yield the session, for what threads cannot do; start it if there is none."""
-        return self._session.named(name)
+        return self._session.tagged(name)
 
     def set_pool(self, name: str) -> None:
         """Do nothing: threads know no names."""

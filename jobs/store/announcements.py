@@ -5,8 +5,8 @@
 No result depends on this: of two runs that do not hear of each other, only one can commit. So an announcement that
 cannot be written or read is a note, not an error.
 
-  announce (undecided) -> list the others -> if one of them is at a partition of ours, and has decided or announced
-  before us, take ours back; else write that we have decided
+  announce -> list the others -> if one of them is at a partition of ours, and has decided to go on or announced before
+  us, take ours back; else write that we have decided
 
 A run died if its announcement was not renewed for its time, or if it ran on this machine and its process is gone. Ages
 are differences of file times in the same store, and so by one clock: ours is the time of our own announcement, written

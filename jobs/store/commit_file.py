@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -12,6 +13,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+_OURS: Final = "lastkey."  # beginning of the names below
 ID: Final = "lastkey.commit"
 ACTIONS: Final = "lastkey.actions"
 VERSION: Final = "lastkey.version"  # table and number: detect a whole commit in the place of another
@@ -19,6 +21,7 @@ CHECKSUM: Final = "lastkey.crc32c"  # of the names of the files that a commit ad
 MARK: Final = "lastkey.mark"
 _CHECKED: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet")
 _NO_FILE: Final = {"commitInfo", "protocol", "metaData"}
+_NO_COMMIT: Final = (ValueError, TypeError, AttributeError, KeyError, StopIteration)  # of JSON that is something else
 
 
 def commit_metadata(
@@ -27,24 +30,24 @@ def commit_metadata(
     """Return the metadata of a commit: its id, the table and version that it makes, the number of files that it adds
     and removes, and a checksum.
     """
-    told = {ID: own, VERSION: _version(table, number), ACTIONS: str(len(added) + len(removed)), **more}
-    return {**told, CHECKSUM: _checksum(added, removed, told)}
+    told = {ID: own, VERSION: f"{table}/{number}", ACTIONS: str(len(added) + len(removed)), **more}
+    checked = json.dumps([sorted(added), sorted(removed), own, more.get(MARK)]).encode()
+    return {**told, CHECKSUM: f"{google_crc32c.value(checked):08x}"}
 
 
+@lru_cache(256)
 def is_whole(commit: bytes, table: str, number: int) -> bool:
-    """Return whether a version's commit is as it was written: each line is an action, their number and checksum are
-    those that it names, and it is of this table and version. Other writers of Delta name less, but put commitInfo.
+    """Return whether a version's commit is as it was written: each line is an action, and its metadata is that of a
+    commit of these files to this table and version. Other writers of Delta put commitInfo without this metadata.
     """
     try:
         actions = [json.loads(line) for line in commit.splitlines()]
         info: dict[str, Any] = next(action["commitInfo"] for action in actions if "commitInfo" in action)
-        added, removed = _paths(actions, "add"), _paths(actions, "remove")
-        if int(info.get(ACTIONS, len(added) + len(removed))) != len(added) + len(removed):
-            return False
-        if info.get(VERSION, _version(table, number)) != _version(table, number):
-            return False
-        return CHECKSUM not in info or info[CHECKSUM] == _checksum(added, removed, info)
-    except (ValueError, TypeError, AttributeError, KeyError, StopIteration):
+        told = {name: value for name, value in info.items() if name.startswith(_OURS)}
+        more = {MARK: told[MARK]} if MARK in told else {}
+        paths = _paths(actions, "add"), _paths(actions, "remove")
+        return not told or told == commit_metadata(told[ID], table, number, *paths, more)
+    except _NO_COMMIT:
         return False
 
 
@@ -57,32 +60,21 @@ def is_torn(commit: bytes) -> bool:
     *lines, last = commit.splitlines() or [b""]
     try:
         actions = [json.loads(line) for line in lines]
-    except ValueError:
+        try:
+            actions.append(json.loads(last))
+        except ValueError:
+            of_info = (ID, ACTIONS, CHECKSUM, "clientVersion")
+            is_file = any(word in last[:20] for word in (b'{"add"', b'{"remove"', b'{"path"'))
+            return not (last.endswith(b"}}") and (is_file or all(f'"{name}"'.encode() in last for name in of_info)))
+        n_files = sum(not _NO_FILE & action.keys() for action in actions)
+        said = next(action["commitInfo"] for action in actions if "commitInfo" in action)[ACTIONS]
+        return bool(said.isdecimal() and n_files < int(said))
+    except _NO_COMMIT:
         return False
-    try:
-        actions.append(json.loads(last))
-    except ValueError:
-        of_info = (ID, ACTIONS, CHECKSUM, "clientVersion")
-        is_file = any(word in last[:20] for word in (b'{"add"', b'{"remove"', b'{"path"'))
-        return not (last.endswith(b"}}") and (is_file or all(f'"{name}"'.encode() in last for name in of_info)))
-    if not all(isinstance(action, dict) for action in actions):
-        return False
-    n_files = sum(not _NO_FILE & action.keys() for action in actions)
-    said = next((a["commitInfo"].get(ACTIONS) for a in actions if isinstance(a.get("commitInfo"), dict)), None)
-    return isinstance(said, str) and said.isdecimal() and n_files < int(said)
-
-
-def _version(table: str, number: int) -> str:
-    return f"{table}/{number}"
 
 
 def _paths(actions: list[dict[str, Any]], kind: str) -> list[str]:
-    return sorted(unquote(action[kind]["path"]) for action in actions if kind in action)
-
-
-def _checksum(added: Collection[str], removed: Collection[str], told: Mapping[str, str]) -> str:
-    of = [sorted(added), sorted(removed), told[ID], told.get(MARK)]
-    return f"{google_crc32c.value(json.dumps(of).encode()):08x}"
+    return [unquote(action[kind]["path"]) for action in actions if kind in action]
 
 
 def sum_of(checkpoint: str) -> str:
@@ -90,6 +82,7 @@ def sum_of(checkpoint: str) -> str:
     return f"{checkpoint.partition('.')[0]}.lastkey-crc32c"
 
 
+@lru_cache(16)
 def is_whole_checkpoint(data: bytes, told: bytes | None) -> bool:
     """Return whether a checkpoint can be read, and is as it was written; told: its sum file (None: another
     writer's, which has none).

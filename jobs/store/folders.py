@@ -76,14 +76,12 @@ def each_once(store: Root, folders: Iterable[RunFolder], notes: list[str]) -> li
     """
     found = list(folders)
     which = [_identity(store, folder.path) for folder in found]
-    times = Counter(one for one in which if one is not None)
-    out = []
-    for folder, one in zip(found, which, strict=True):
-        shared = one is not None and times[one] > 1
-        if shared:
-            notes.append(f"{folder.path}: has another name in the store too; left alone")
-        out.append(replace(folder, whole=False) if shared else folder)
-    return out
+    times = Counter(which)
+    for i, one in enumerate(which):
+        if one is not None and times[one] > 1:
+            notes.append(f"{found[i].path}: has another name in the store too; left alone")
+            found[i] = replace(found[i], whole=False)
+    return found
 
 
 def _identity(store: Root, path: str) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import LostRunError, MissingPathError, NoGenerationError
 from lastkey.jobs.store.paths import CHECKPOINTS, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow, Segment
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
@@ -20,24 +20,15 @@ from lastkey.udfs.storage import Root
 
 
 @dataclass(frozen=True)
-class Generation:
+class Generation(OfGeneration):
     """Generation of one partition: its files and the offsets that it covers."""
 
-    topic: str
-    partition: int
-    generation: int
-    run_id: str
     first_dirty_offset: int
     log_start_offset: int
     next_offset: int
     archive_uri: str
     folder: str  # below the store; holds the files beside its logs
     of: int  # the generation whose files it uses: itself, or the one that a rollback goes back to
-
-    @property
-    def key(self) -> Key:
-        """(topic, partition)."""
-        return self.topic, self.partition
 
     @property
     def name(self) -> str:
@@ -55,17 +46,12 @@ class Generation:
         return tuple(sorted((f.base, f"{self.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
-def current_generation(row: Checkpoint) -> Generation:
-    """Return the generation that a checkpoint names."""
-    return _generation(row, row.generation, row.first_dirty_offset)
-
-
-def made_by(run: RunRow) -> Generation:
-    """Return the generation that a committed run made."""
-    return _generation(run, run.generation_after, run.end_offset)
-
-
-def _generation(row: Checkpoint | RunRow, number: int, first_dirty: int) -> Generation:
+def generation_of(row: Checkpoint | RunRow) -> Generation:
+    """Return the generation that a checkpoint names, or that a committed run made."""
+    if isinstance(row, Checkpoint):
+        number, first_dirty = row.generation, row.first_dirty_offset
+    else:
+        number, first_dirty = row.generation_after, row.end_offset
     of, offsets = row.back_to or number, (first_dirty, row.log_start_offset, row.next_offset)
     return Generation(row.topic, row.partition, number, row.run_id, *offsets, row.archive_uri, row.folder, of)
 
@@ -101,13 +87,8 @@ def runs_at(
     """
     if generation is not None:
         check_runs(current, chains)
-    found = {}
-    for key, checkpoint in current.items():
-        wanted = generation or checkpoint.generation
-        run = next((run for run in chains.get(key, ()) if run.generation_after == wanted), None)
-        if run is not None:
-            found[key] = run
-    return found
+    made = {(key, run.generation_after): run for key, chain in chains.items() for run in chain}
+    return {key: made[at] for key, row in current.items() if (at := (key, generation or row.generation)) in made}
 
 
 def lost_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> dict[Key, LostRunError]:
@@ -141,7 +122,7 @@ def open_store(uri: str) -> State:
     """Return the state of a store that holds a generation. Raise MissingPathError if it holds none, AccessError."""
     state = open_state(uri)
     store = state.root
-    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))
+    found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))  # tells why a bucket does not answer
     if found.type != pafs.FileType.Directory or not state.exists():
         check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")

@@ -4,7 +4,7 @@
 that died early. It holds the rows that the commit brings to the tables:
 
     {"format": 3, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
-     "generation": {"checkpoint": {...}, "run": {...}, "segments": [{...}, ...], "partition_state": {...} or null}}
+     "generation": {"checkpoint": {...}, "segments": [{...}, ...], "run": {...}, "partition_state": {...} or null}}
 
 As long as the tables are there, only `rollback` and `vacuum` read it. The folder of a rollback holds nothing else.
 
@@ -17,9 +17,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final
 
 import google_crc32c
 from pyarrow import fs as pafs
@@ -32,23 +32,12 @@ from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
 from lastkey.udfs.storage import Root, flush, write_file
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def _at_once(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(work, items))
+_AT_ONCE: Final = 8
 
 
 def to_json(commit: Commit) -> bytes:
     """Return the manifest as bytes."""
-    generation = {
-        "checkpoint": dataclasses.asdict(commit.checkpoint),
-        "run": dataclasses.asdict(commit.run),
-        "segments": [dataclasses.asdict(row) for row in commit.segments],
-        "partition_state": commit.partition_state and dataclasses.asdict(commit.partition_state),
-    }
+    generation = dataclasses.asdict(commit)
     return json.dumps({"format": rows.FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
 
 
@@ -63,20 +52,17 @@ def from_json(data: bytes, path: str) -> Commit:
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
             raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
-        run = rows.row_of(RunRow, generation["run"])
+        state = generation["partition_state"]
         commit = Commit(
             checkpoint=rows.row_of(Checkpoint, generation["checkpoint"]),
             segments=[rows.row_of(Segment, row) for row in generation["segments"]],
-            run=run,
-            partition_state=generation["partition_state"]
-            and rows.row_of(PartitionState, generation["partition_state"]),
+            run=rows.row_of(RunRow, generation["run"]),
+            partition_state=state and rows.row_of(PartitionState, state),
         )
         rows.to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
         rows.to_arrow(Segment, commit.segments)
         rows.to_checkpoints([commit])
         return commit
-    except ManifestError:
-        raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error
 
@@ -94,7 +80,8 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
             expected = "the folder that this run wrote"
             raise ConflictError(path=f"{store.uri}/{commit.folder}", expected=expected, found="none") from error
 
-    _at_once(write, commits)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(write, commits))
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
@@ -115,21 +102,20 @@ def say_committed(store: Root, folders: Collection[str]) -> None:
     paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
     infos = store.filesystem.get_file_info(paths) if paths else []
     missing = [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
-    _at_once(write, missing)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(write, missing))
 
 
-def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit | None]:
-    """Return the manifests of folders (None: unreadable), without the folders that have none."""
+def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:
+    """Return the manifests of folders, without those that are missing or damaged."""
 
-    def read(folder: str) -> tuple[str, Commit | None] | None:
-        try:
+    def read(folder: str) -> tuple[str, Commit] | None:
+        with contextlib.suppress(FileNotFoundError, ManifestError):
             return folder, read_manifest(store, folder)
-        except FileNotFoundError:
-            return None
-        except ManifestError:
-            return folder, None
+        return None
 
-    return dict(filter(None, _at_once(read, folders)))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(filter(None, pool.map(read, folders)))
 
 
 def read_manifest(store: Root, folder: str) -> Commit:
@@ -140,6 +126,20 @@ def read_manifest(store: Root, folder: str) -> Commit:
     if commit.folder != folder:
         raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {commit.folder}")
     return commit
+
+
+def read_whole(store: Root, folder: str) -> tuple[Commit | None, str]:
+    """Return the commit of a run's folder (None: its manifest cannot be read), and what is wrong with it, or ""."""
+    try:
+        commit = read_manifest(store, folder)
+    except FileNotFoundError:
+        return None, f"no {MANIFEST}"
+    except ManifestError as error:
+        return None, str(error)
+    for path, size, seen in other_files(store, commit):
+        expected, found = "some" if size is None else size, "none" if seen is None else seen
+        return commit, f"{path}: expected {expected} bytes, found {found}"
+    return commit, ""
 
 
 def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, int | None]]:

@@ -36,13 +36,13 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
     listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(log)))
     newest_ns = max((info.mtime_ns or 0 for info in listed), default=0)  # of the commit that was made just now
     old_ns = min(time.time_ns(), newest_ns) - KEEP_DAYS * 86_400 * 10**9
-    first = max(
-        (int(i.base_name[:20]) for i in listed if CHECKPOINT.fullmatch(i.base_name) and i.mtime_ns < old_ns), default=0
-    )
     files: dict[int, list[pafs.FileInfo]] = {}
     for info in listed:
-        if (named := _NUMBERED.fullmatch(info.base_name)) and int(named[1]) < first:
+        if named := _NUMBERED.fullmatch(info.base_name):
             files.setdefault(int(named[1]), []).append(info)
+    # up to the first young one: the commits that stay have no gap
+    old = list(takewhile(lambda number: all(info.mtime_ns < old_ns for info in files[number]), sorted(files)))
+    first = max((n for n in old if any(CHECKPOINT.fullmatch(info.base_name) for info in files[n])), default=0)
     kept = set(needed)
 
     def delete(number: int) -> None:
@@ -52,10 +52,8 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
         for info in files[number]:
             _delete(root, f"{log}/{info.base_name}")
 
-    # up to the first young one: the commits that stay have no gap
-    old = takewhile(lambda number: all(info.mtime_ns < old_ns for info in files[number]), sorted(files))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(delete, old))
+        list(pool.map(delete, [number for number in old if number < first]))
 
 
 def _removed(root: Root, commit: str) -> Iterator[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import generation_folder
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.retention import Expired
@@ -26,13 +27,24 @@ STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Row of `compaction_checkpoints`, the switch: one for each partition; it names the current generation."""
+class OfGeneration:
+    """Generation of a partition, by its number and the run that made it."""
 
     topic: str
     partition: int
     generation: int
     run_id: str
+
+    @property
+    def key(self) -> Key:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True)
+class Checkpoint(OfGeneration):
+    """Row of `compaction_checkpoints`, the switch: one for each partition; it names the current generation."""
+
     first_dirty_offset: int
     log_start_offset: int
     next_offset: int  # end of the offsets that the generation covers; the archive is read from here on
@@ -64,15 +76,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _OfGeneration:
-    topic: str
-    partition: int
-    generation: int
-    run_id: str
-
-
-@dataclass(frozen=True)
-class Segment(OutputSegment, _OfGeneration):
+class Segment(OutputSegment, OfGeneration):
     """Row of `log_segments`, the manifest. The rows of a generation are those with its (generation, run_id)."""
 
 
@@ -175,7 +179,7 @@ class Commit:
     @property
     def key(self) -> Key:
         """(topic, partition)."""
-        return self.checkpoint.topic, self.checkpoint.partition
+        return self.checkpoint.key
 
     @property
     def folder(self) -> str:
@@ -261,18 +265,17 @@ def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
 def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
     """Return the current generation of each partition that has one, from rows of `compaction_checkpoints`."""
     has = found.filter(pc.greater(found["generation"], 0))
-    return {(row.topic, row.partition): row for row in from_arrow(Checkpoint, has)}
+    return {row.key: row for row in from_arrow(Checkpoint, has)}
 
 
-def manifests_in(found: pa.Table, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-    """Return the segments of wanted generations (generation, run id) that are current in checkpoint rows `found`."""
+def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
+    """Return the segments of those runs whose generations are current in checkpoint rows `found`."""
     names = ["topic", "partition", "generation", "run_id"]
-    manifests: dict[Key, list[Segment]] = {}
+    manifests: dict[Run, list[Segment]] = {}
     for row in found.select([*names, "segments"]).to_pylist():
-        key = row["topic"], row["partition"]
-        if wanted.get(key) == (row["generation"], row["run_id"]):
-            shared = {name: row[name] for name in names}
-            manifests[key] = [row_of(Segment, shared | segment) for segment in row["segments"]]
+        segments, run = row.pop("segments"), ((row["topic"], row["partition"]), row["generation"], row["run_id"])
+        if run in runs:
+            manifests[run] = [row_of(Segment, row | segment) for segment in segments]
     return manifests
 
 

@@ -30,7 +30,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -48,9 +47,9 @@ from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemErro
 from lastkey.jobs.store import commit_file
 from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
 from lastkey.jobs.store.old_versions import forget
-from lastkey.jobs.store.torn import COMMIT, check_made, commit_numbers, torn_set_aside
+from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.s3_access import in_one_line
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, open_root, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
@@ -99,13 +98,11 @@ class Change:
 
 def check_fit(root: Root) -> None:
     """Raise UsageError if no table can lie there: delta-rs would take characters of the path for others."""
-    if root.filesystem.type_name == "s3" and "?" in root.uri:
+    if root.filesystem.type_name == "s3" and ("?" in root.uri or "//" in root.base):
         raise UsageError(
-            message=f"{root.uri}: a store's URI cannot have settings in it (?): give them by the environment "
-            "(AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
+            message=f"{root.uri}: a store's URI cannot have an empty part (//) or settings (?) in it: give settings by "
+            "the environment (AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
         )
-    if root.filesystem.type_name == "s3" and "//" in root.base:
-        raise UsageError(message=f"{root.uri}: a store's URI cannot have an empty part in it (//)")
     if found := _UNFIT.search(root.base):
         raise UsageError(
             message=f"{root.uri}: a store's path cannot have {found[0]!r} in it: its tables would lie elsewhere; "
@@ -242,7 +239,9 @@ def swap(
                 if unanswered >= _UNANSWERED:
                     raise
             else:
-                _remove(last, added)  # the attempt never lands
+                for each in added:  # the attempt never lands
+                    with contextlib.suppress(OSError):  # a file that stays costs its bytes until vacuum comes
+                        root.filesystem.delete_file(root.full(f"{last.folder}/{each.path}"))
                 time.sleep(random.uniform(0, 0.05))  # several losers need not collide again
         else:
             return _settled(last, last.number + 1)
@@ -265,7 +264,8 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     """
     schema = new.schema
     everything = rows(version, schema, held).select([*keys, FILE])
-    touched = set(everything.join(new.select(keys), list(keys), join_type="left semi")[FILE].to_pylist())
+    superseded = everything.join(new.select(keys), list(keys), join_type="left semi", use_threads=False)
+    touched = set(superseded[FILE].to_pylist())
     sizes = {each["values"]: each["counts"] for each in everything[FILE].value_counts().to_pylist()}
     touched |= {path for path, n in sizes.items() if n < _FILE_ROWS // 2}
     old = rows(version, schema, held, touched)
@@ -280,7 +280,8 @@ def joined(found: pa.Table, keys: pa.Table, how: str) -> pa.Table:
     Arrow's own joins carry none.
     """
     numbered = found.select(keys.column_names).append_column("_row", pa.array(range(len(found)), pa.int64()))
-    return found.take(numbered.join(keys, keys.column_names, join_type=how)["_row"])
+    # No threads: a join of few rows is no faster by them, and waits for ever where none can be started
+    return found.take(numbered.join(keys, keys.column_names, join_type=how, use_threads=False)["_row"])
 
 
 def announced_deletions(version: Version, since: int) -> Iterator[str]:
@@ -317,19 +318,6 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
         raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-
-
-def check_newest(version: Version) -> None:
-    """Raise DamagedTableError if the newest commit in a bucket is not as it was put; nothing else would notice. Each
-    process checks a version once, with one GET; on a disk `head` checks it.
-    """
-    if not version.root.is_local and version.number >= 0:
-        _look(version.root.uri, version.name, version.number)
-
-
-@lru_cache(256)
-def _look(uri: str, name: str, number: int) -> None:
-    commit_info(open_root(uri), name, number)
 
 
 def _commit_path(name: str, number: int) -> str:
@@ -389,19 +377,14 @@ def _search(version: Version, now: Version, tried: set[str]) -> int | None:
     return None
 
 
-def _remove(version: Version, added: list[AddAction]) -> None:
-    for each in added:
-        with contextlib.suppress(OSError):  # a file that stays costs its bytes until vacuum comes
-            version.root.filesystem.delete_file(version.root.full(f"{version.folder}/{each.path}"))
-
-
 def _settled(version: Version, made: int) -> int:
     """Flush and check our commit, and return its version. Now and then write a checkpoint, so that readers need fewer
     commits, and delete old files.
     """
     root = version.root
     _flush_commit(version, made)
-    check_made(root, _commit_path(version.name, made))
+    if root.is_local:
+        commit_info(root, version.name, made)  # raises if it is not as it was put
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError, FileSystemError):  # failure costs only time
             checkpoint(version.root, version.name, made)

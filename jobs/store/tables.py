@@ -54,6 +54,7 @@ class State:
     began: int | None = None  # version of `compaction_checkpoints` that was read first
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides only which history is old
     _newest: int = -1  # highest version of it that was seen
+    _whole: int = -1  # highest version of it whose commit was checked, in a bucket
     held: dict[str, Held] = field(default_factory=lambda: defaultdict(dict))  # files that were read, by table and path
     _checked: bool = False  # commits can be made there
 
@@ -93,34 +94,29 @@ class State:
 
     def known_manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the same as `manifests`, without partitions whose segments are unknown."""
-        found = rows.manifests_in(self.checkpoint_rows(), wanted)
-        older = {(key, *run): key for key, run in wanted.items() if key not in found}
-        for run, segments in self.segments_of(older).items():
-            found[older[run]] = segments
-        return {key: sorted(found[key], key=lambda row: row.base_offset) for key in wanted if key in found}
+        return {run[0]: found for run, found in self.segments_of([(key, *run) for key, run in wanted.items()]).items()}
 
     def segments_of(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-        """Return the segments of runs, committed or not, in no order: from the history, else from the manifests in
-        their folders. Runs that are in neither, or whose manifest is damaged, are left out.
+        """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the history,
+        else from the manifests in their folders. Runs that are in none, or whose manifest is damaged, are left out.
         """
-        if not runs:
-            return {}
-        found: dict[Run, list[Segment]] = {}
-        history = self.rows(SEGMENTS, rows.arrow_schema(Segment))
-        of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in runs}), pa.string()))
+        found = rows.manifests_in(self.checkpoint_rows(), set(runs))
+        older = set(runs) - found.keys()
+        history = self.rows(SEGMENTS, rows.arrow_schema(Segment)) if older else rows.to_arrow(Segment, ())
+        of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in older}), pa.string()))
         for row in rows.from_arrow(Segment, history.filter(of_runs)):
-            found.setdefault(((row.topic, row.partition), row.generation, row.run_id), []).append(row)
-        absent = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - found.keys()}
-        read = read_manifests(self.root, absent)
-        found |= {absent[folder]: manifest.segments for folder, manifest in read.items() if manifest is not None}
-        return {run: found[run] for run in runs if run in found}
+            if (run := (row.key, row.generation, row.run_id)) in older:  # a run has the same id in all its partitions
+                found.setdefault(run, []).append(row)
+        absent = {generation_folder(*run[0], *run[1:]): run for run in older - found.keys()}
+        found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}
+        return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Return the checkpoints and the manifests that they name: a run begins with them."""
         found = self.checkpoint_rows()
         checkpoints = rows.from_checkpoints(found)
-        wanted = {key: (row.generation, row.run_id) for key, row in checkpoints.items()}
-        return checkpoints, rows.manifests_in(found, wanted)
+        runs = {(key, row.generation, row.run_id) for key, row in checkpoints.items()}
+        return checkpoints, {run[0]: segments for run, segments in rows.manifests_in(found, runs).items()}
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
@@ -154,8 +150,10 @@ class State:
         version = table.head(self.root, name)
         self.notes += version.notes
         if name == CHECKPOINTS:
+            if version.number > self._whole and not self.root.is_local:  # on a disk `table.head` checks
+                table.commit_info(self.root, name, version.number)  # raises if it is damaged; nothing else would notice
+                self._whole = version.number
             self._check(version)
-            table.check_newest(version)
             if self.began is None:
                 self.began = version.number
         return version

@@ -7,12 +7,12 @@ import os
 import re
 import uuid
 from collections.abc import Iterator
-from functools import lru_cache
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.errors import DamagedTableError, UsageError
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.commit_file import is_torn, is_whole, is_whole_checkpoint, sum_of
 from lastkey.jobs.store.local_lock import local_lock
 from lastkey.udfs.storage import Root, flush
@@ -49,19 +49,11 @@ def _torn_commit(log: Path) -> list[Path]:
     if not commits or _is_whole(log / commits[-1]):
         return []
     last = log / commits[-1]
-    try:
-        torn = is_torn(last.read_bytes())
-    except FileNotFoundError:  # another process has set it aside since
-        return []
-    if not torn:
-        raise _lost(last)
-    return [last]
-
-
-def check_made(root: Root, commit: str) -> None:
-    """Raise DamagedTableError unless a commit on a disk is as it was put; commit: its path below the store."""
-    if root.is_local and not _is_whole(Path(root.full(commit))):
-        raise DamagedTableError(path=f"{root.uri}/{commit}", expected="the commit that was made", found="another")
+    with suppress(FileNotFoundError):  # another process has set it aside since
+        if not is_torn(last.read_bytes()):
+            raise _lost(last)
+        return [last]
+    return []
 
 
 def _lost(commit: Path) -> UsageError:
@@ -75,21 +67,12 @@ def _is_whole(path: Path) -> bool:
     """Return whether a commit or a checkpoint is whole, or gone: another process set it aside a moment ago."""
     said = path.with_name(sum_of(path.name))
     try:
+        if COMMIT.fullmatch(path.name):
+            return is_whole(path.read_bytes(), path.parent.parent.name, int(path.stem))
         told = said.read_bytes() if said.exists() else None
-        found = path.stat()
-        return _read_whole(path, told, found.st_ino, found.st_size, found.st_mtime_ns)
+        return is_whole_checkpoint(path.read_bytes(), told)
     except FileNotFoundError:
         return True
-
-
-@lru_cache(4096)
-def _read_whole(path: Path, told: bytes | None, *_: int) -> bool:
-    """Return whether a file is whole. told: the sum of the checkpoint of this version, if there is one; `_`: inode,
-    size and time, by which the cache sees that a file changed.
-    """
-    if COMMIT.fullmatch(path.name):
-        return is_whole(path.read_bytes(), path.parent.parent.name, int(path.stem))
-    return is_whole_checkpoint(path.read_bytes(), told)
 
 
 def _torn_checkpoint(log: Path) -> list[Path]:
@@ -101,11 +84,12 @@ def _torn_checkpoint(log: Path) -> list[Path]:
     hint = log / "_last_checkpoint"
     try:
         named = f"{int(json.loads(hint.read_bytes())['version']):020}.checkpoint.parquet"
+        is_right = named in checkpoints and log / named not in torn
     except FileNotFoundError:
         return torn
     except (ValueError, KeyError, TypeError):
-        return [hint, *torn]
-    return [hint, *torn] if named not in checkpoints or log / named in torn else torn
+        is_right = False
+    return torn if is_right else [hint, *torn]
 
 
 def commit_numbers(root: Root, name: str) -> list[int]:

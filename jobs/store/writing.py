@@ -76,7 +76,7 @@ def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
     gone = history.gone(made, checkpoints, chains, partial(folders_of, state.root), state.now_ms())
     schema = pa.schema([found.schema.field(column) for column in columns])
     old = pa.Table.from_pylist([dict(zip(columns, one, strict=True)) for one in gone], schema)
-    return found.join(old, columns, join_type="left anti").select(found.column_names)
+    return found.join(old, columns, join_type="left anti", use_threads=False).select(found.column_names)
 
 
 def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None, look_back: bool) -> None:
@@ -85,9 +85,11 @@ def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], 
 
     def plan(version: Version) -> Change | None:
         now = rows.from_checkpoints(state.rows_at(version, {c.key for c in commits}))
-        if all(_is_at(now.get(c.key), c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
+        at = {key: (row.generation, row.run_id) for key, row in now.items()}
+        if all(at.get(c.key) == (c.checkpoint.generation, c.checkpoint.run_id) for c in commits):
             return None
-        if moved := [c for c in commits if not _is_at(now.get(c.key), c.run.generation_before, c.run.parent_run_id)]:
+        before = {c.key: (c.run.generation_before, c.run.parent_run_id) for c in commits}
+        if moved := [c for c in commits if at.get(c.key, (0, c.run.parent_run_id)) != before[c.key]]:
             raise _conflict(state, moved, now)
         began = version.number if state.began is None else state.began
         _refuse_vacuumed(state, version, commits, table.before_record(version) if look_back else began)
@@ -120,12 +122,6 @@ def _conflict(state: State, moved: Sequence[Commit], now: Mapping[Key, Checkpoin
         found=f"generation {found.generation} (run {found.run_id})" if found else "no generation",
         partitions=[list(c.key) for c in moved],
     )
-
-
-def _is_at(row: Checkpoint | None, generation: int, run_id: str | None) -> bool:
-    if row is None:
-        return generation == 0
-    return (row.generation, row.run_id) == (generation, run_id)
 
 
 def rebuild(state: State, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:

@@ -16,7 +16,7 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.errors import ManifestError, MissingPathError
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import lost_runs, made_by, manifests_of, nobody_has, open_store, runs_at
+from lastkey.jobs.store.generations import generation_of, lost_runs, manifests_of, nobody_has, open_store, runs_at
 from lastkey.jobs.store.manifests import read_manifest
 from lastkey.jobs.store.paths import MANIFEST, RUNS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, RunRow
@@ -118,7 +118,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     checkpoints = of_topics(options.topics, current)
     histories = tables.histories({topic for topic, _ in checkpoints})
     runs = {key: _made_of(store, run) for key, run in _runs(options, checkpoints, histories, report).items()}
-    manifests = manifests_of(tables, map(made_by, runs.values()))
+    manifests = manifests_of(tables, map(generation_of, runs.values()))
     parents = {
         key: (r.generation_before, r.parent_run_id)
         for key, r in runs.items()

@@ -149,15 +149,15 @@ class ProducerState:
         return np.sort(first[first >= 0])
 
     def last_stable_offset(self, log_end: int, completed: NDArray[np.void] | None = None) -> int:
-        """Return the first undecided offset, at most `log_end`; a reader of committed data sees only offsets below it.
+        """Return the first unstable offset, at most `log_end`; a reader of committed data sees only offsets below it.
 
         log_end: the log end offset, or the high watermark if it is known. With a high watermark pass `completed`, the
-        MARKER[m] of all appends so far: a transaction counts as undecided until its marker is below the high watermark.
+        MARKER[m] of all appends so far: a transaction stays unstable until its marker is below the high watermark.
         """
-        undecided = self.open_transactions()[:1]
+        unstable = self.open_transactions()[:1]
         if completed is not None:
-            undecided = np.concatenate([undecided, completed["first_offset"][completed["last_offset"] >= log_end]])
-        return min(log_end, int(undecided.min())) if len(undecided) else log_end
+            unstable = np.concatenate([unstable, completed["first_offset"][completed["last_offset"] >= log_end]])
+        return min(log_end, int(unstable.min())) if len(unstable) else log_end
 
 
 def aborted_transactions(completed: NDArray[np.void]) -> NDArray[np.void]:

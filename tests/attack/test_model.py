@@ -71,13 +71,18 @@ def test_a_winner_that_the_cleaner_drops_is_found(monkeypatch: pytest.MonkeyPatc
     """The product forgets that one record is the last of its key. Its own checks before the commit compare the written
     bytes with its decisions, and find nothing.
     """
-    mark_last = one_task._mark_last
+    marker = one_task.marker
 
-    def forget_one(table: Any, first_dirty_offset: int, run: Any, is_last: np.ndarray) -> None:
-        mark_last(table, first_dirty_offset, run, is_last)
-        is_last[np.flatnonzero(is_last)[:1]] = False
+    def forgetting(table: Any, first_dirty_offset: int) -> Any:
+        mark_last = marker(table, first_dirty_offset)
 
-    monkeypatch.setattr(one_task, "_mark_last", forget_one)
+        def forget_one(run: Any, is_last: np.ndarray) -> None:
+            mark_last(run, is_last)
+            is_last[np.flatnonzero(is_last)[:1]] = False
+
+        return forget_one
+
+    monkeypatch.setattr(one_task, "marker", forgetting)
     assert "it is the last of its key" in lost(tmp_path)
 
 

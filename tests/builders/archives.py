@@ -14,7 +14,7 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.store.generations import current_generation
+from lastkey.jobs.store.generations import generation_of
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.udfs.compact.plan import PartitionResult
@@ -110,7 +110,7 @@ class Lab:
 
     def folder(self, key: tuple[str, int] = ("t", 0)) -> Path:
         """Return the folder of a partition's current generation."""
-        return self.store / current_generation(self.state().checkpoints()[key]).folder
+        return self.store / generation_of(self.state().checkpoints()[key]).folder
 
     def folder_of(self, generation: int) -> Path:
         """Return a generation's own folder, of t-0."""

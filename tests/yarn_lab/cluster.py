@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyspark
 
@@ -111,18 +111,23 @@ class Yarn:
                 continue
         return [list(one) for one in found.values() if any(b"ExecutorBackend" in said for said in one.values())]
 
-    def kill_application(self) -> None:
-        """Kill the one application that runs, as `yarn application -kill` does."""
+    def application(self) -> tuple[str, dict[str, Any]]:
+        """Return the address and the properties of the one application that runs, as the ResourceManager tells them."""
         site = (self.conf / "yarn-site.xml").read_text()
         address = re.search(r"<name>yarn.resourcemanager.webapp.address</name>\s*<value>([^<]+)", site)
         assert address is not None
         applications = f"http://{address[1]}/ws/v1/cluster/apps"
         with urllib.request.urlopen(f"{applications}?states=RUNNING") as answer:
-            [application] = json.load(answer)["apps"]["app"]
-        where = f"{applications}/{application['id']}/state?user.name={application['user']}"
+            [found] = json.load(answer)["apps"]["app"]
+        return f"{applications}/{found['id']}", found
+
+    def kill_application(self) -> None:
+        """Kill the one application that runs, as `yarn application -kill` does."""
+        address, application = self.application()
         asked = urllib.request.Request(
-            where, b'{"state": "KILLED"}', {"Content-Type": "application/json"}, method="PUT"
-        )
+            f"{address}/state?user.name={application['user']}", b'{"state": "KILLED"}',
+            {"Content-Type": "application/json"}, method="PUT",
+        )  # fmt: skip
         with urllib.request.urlopen(asked):
             pass
 

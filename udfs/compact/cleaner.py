@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, MAX_RELATIVE_OFFSET
+from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.verdicts import DELETE, DELETE_EMPTY, RETAIN_EMPTY
 
 NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet, so legacy tombstones stay in files of any age
@@ -210,6 +211,7 @@ class Rules:
     keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
     compacts: bool = True  # False: drop only records before oldest_ms
     dry_run: bool = False
+    tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
 
     @property
     def new_horizon_ms(self) -> int:

@@ -18,7 +18,7 @@ from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.clean_segment import clean_backwards, clean_forwards
-from lastkey.udfs.compact.output.generation import untouched_row, write_group
+from lastkey.udfs.compact.output.generation import write_group
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import least_timestamp
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan
@@ -41,7 +41,7 @@ def with_what_is_old(
         forced = analyse(replace(plan, force=True), scans, identity)
     except NotDue:  # nothing may be cleaned yet
         forced = None
-    if forced is not None and _any_is_old(plan, analysis, forced.n_replaced, buffer):
+    if forced is not None and _any_is_old(plan, analysis, len(forced.replaced), buffer):
         return forced
     if analysis.not_due is not None:
         raise analysis.not_due
@@ -65,11 +65,11 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
 def expire_records(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
 ) -> tuple[Analysis, list[OutputSegment]]:
-    """Return the analysis, completed by what the pass learned, and the segments that replace its first `n_replaced`
-    sources. Raises NotDue if no record is too old and nothing else is to be done.
+    """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
+    Raises NotDue if no record is too old and nothing else is to be done.
     """
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
-    written: list[OutputSegment] = []
+    written: dict[int, OutputSegment] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
     for number in reversed(analysis.aging):
         source = analysis.sources[number]
@@ -83,17 +83,14 @@ def expire_records(
             stack.push(number, piece, chunk)
         if written or tally.counters[DROPPED_EXPIRED] > before:
             group = analysis.group(range(number, number + 1))
-            written.append(write_group(plan, analysis, group, stack, buffer))
+            written[number] = write_group(plan, analysis, group, stack, buffer)
         else:
             min_timestamps[number] = least_timestamp(stack.rows())
             stack.close()
     if not written and analysis.not_due is not None:
         raise analysis.not_due
-    analysis = replace(analysis, min_timestamps=min_timestamps)
-    if not written:
-        return analysis, []
-    going = [untouched_row(plan, analysis, number) for number in range(analysis.aging.start)]
-    return replace(analysis, n_replaced=len(going) + len(written)), going + written[::-1]
+    analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
+    return analysis, [written[number] for number in sorted(written)]
 
 
 def _mark_all(run: Run, is_last: np.ndarray) -> None:

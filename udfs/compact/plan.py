@@ -15,6 +15,7 @@ SplitBy = Literal["auto", "none", "blocks", "window"]
 Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
+Schedule = Literal["full", "yield"]
 
 ANOTHER_LOG: Final = "topic recreated, archive rolled back, or another cluster: --reset starts over"
 
@@ -41,6 +42,9 @@ class CleanSettings:
     retention_exact: bool = False  # drop expired records even inside a kept segment
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
+    compaction_schedule: Schedule = "full"
+    compaction_min_yield: float = 0.25  # share of dead bytes from which a segment is rewritten
+    compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans everything to the next
 
     @property
     def by_offset(self) -> bool:
@@ -95,7 +99,7 @@ class PartitionPlan:
     now_ms: int
     settings: CleanSettings
     limits: Limits
-    secret: tuple[int, int]  # key of the key hash
+    secret: tuple[int, int] = field(repr=False)  # key of the key hash
     snapshots: tuple[SideFile, ...] = ()
     txn_indexes: tuple[SideFile, ...] = ()
     leader_epochs: tuple[tuple[int, int], ...] | None = None  # the archive's checkpoint; None: lost
@@ -110,6 +114,10 @@ class PartitionPlan:
     known_gaps: tuple[Gap, ...] = ()  # gaps of the last generation
     expired_until: int = 0  # where the last generation begins because of retention; 0: no retention so far
     anew: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
+    by_yield: bool = False  # leave in the store what the next run needs to choose segments by their yield
+    partial: bool = False  # clean what is new, and the older segments that pay; False: everything
+    applied_until: int | None = None  # `cleaned_until` of the last generation: below `checkpoint` after partial runs
+    secret_ms: int = 0  # --now of the run that drew the secret
 
     @property
     def name(self) -> str:
@@ -120,6 +128,16 @@ class PartitionPlan:
     def log_bytes(self) -> int:
         """Bytes of the segments' logs."""
         return sum(s.listed.size for s in self.segments)
+
+    @property
+    def clean_from(self) -> int | None:
+        """First dirty offset of this run; None: nothing was cleaned before."""
+        return self.checkpoint if self.partial or self.applied_until is None else self.applied_until
+
+    @property
+    def min_dirty_ratio(self) -> float:
+        """Dirty ratio from which the partition is due. By yield, whatever is new is."""
+        return 0.0 if self.by_yield else self.settings.min_cleanable_dirty_ratio
 
     def is_ours(self, file: ListedSegment | SideFile) -> bool:
         """Return whether a file lies in the store, not in the archive."""

@@ -19,7 +19,7 @@ from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
 from lastkey.udfs.compact.clean.key_table import KeyTable
 from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
-from lastkey.udfs.compact.clean.slot_kernels import rehash
+from lastkey.udfs.compact.clean.slot_kernels import enter_keys, rehash
 from lastkey.udfs.compact.cleaner import LastBatches, Rules
 from lastkey.udfs.compact.scan.transactions import TXN_BATCH, discardable_batches
 from lastkey.udfs.compact.split import rewrite_split  # noqa: F401 - so that workers need not
@@ -33,6 +33,7 @@ from lastkey.udfs.compact.split.block_kernels import (
     sort_by_bucket,
 )
 from lastkey.udfs.compact.verdicts import EMPTIED
+from lastkey.udfs.yields.key_filter import filter_of, holds
 
 
 def load_kernels() -> None:
@@ -57,6 +58,8 @@ def load_kernels() -> None:
     discardable_batches(np.zeros(1, TXN_BATCH), np.zeros(0, aborted.dtype))
     table = KeyTable(1 << 30)
     rehash(table.slots, table.slots.copy())
+    enter_keys(table.slots[:0], table.slots, 0, 0)
+    holds(filter_of(np.empty(0, np.uint64)), np.empty(0, np.uint64))
 
     def mark_last(run: Run, is_last: np.ndarray) -> None:
         mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.slots, 0, is_last, 0)

@@ -45,8 +45,8 @@ class Outcomes:
         """Return (bool[n]: the chunk's batches that are data of aborted transactions, error or None), for the wanted
         ones only.
 
-        The error says that the log ahead is unreadable, or that a transaction has no marker. The batches that this
-        leaves undecided count as aborted then, and in a doubtful piece.
+        The error says that the log ahead is unreadable, or that a transaction has no marker. The batches whose
+        outcome it hides count as aborted then, and in a doubtful piece.
         """
         batches = chunk.batches
         out = np.zeros(len(batches), np.bool_)

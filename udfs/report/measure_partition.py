@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.one_task import Clock, clean_groups
+from lastkey.udfs.compact.clean_groups import Clock
+from lastkey.udfs.compact.one_task import clean_everything
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
@@ -117,8 +118,8 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
         analysis, _ = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
         if analysis is None:
             return 0
-        cleaned = clean_groups(plan, analysis, tally, buffer, Clock())
-        return sum(s.size for s in analysis.sources[: analysis.n_replaced]) - sum(s.size_bytes for s in cleaned)
+        cleaned = clean_everything(plan, analysis, tally, buffer, Clock())
+        return sum(analysis.sources[n].size for n in analysis.replaced) - sum(s.size_bytes for s in cleaned)
 
     return attempt(f"{plan.topic}-{plan.partition}, as if compacted", work)
 

@@ -81,6 +81,7 @@ def enter_last(
     offset: np.ndarray,
     version: np.ndarray,
     ok: np.ndarray,
+    survived: np.ndarray,
     part: int,
     parts: int,
     table_low: np.ndarray,
@@ -88,13 +89,16 @@ def enter_last(
     table_offset: np.ndarray,
     table_version: np.ndarray,
     table_ok: np.ndarray,
+    table_gone: np.ndarray,
+    table_left: np.ndarray,
     used: int,
 ) -> int:
     """Enter records in the order of their offsets. For each key the table holds the record of the highest version, the
-    last one of equals, and whether it is `ok`.
+    last one of equals, whether it is `ok`, and whether it is gone; and whether any record of the key survived.
 
-    low, high: uint64[n], key hashes; offset, version: int64[n]; ok: bool[n]; only keys with high % parts == part are
-    entered. table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 if the table is more than 3/4 full.
+    low, high: uint64[n], key hashes; offset, version: int64[n]; ok, survived: bool[n]; only keys with high % parts ==
+    part are entered. table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 if the table is more than
+    3/4 full.
     """
     mask = np.uint64(table_low.shape[0] - 1)
     most = table_low.shape[0] // 4 * 3
@@ -113,6 +117,8 @@ def enter_last(
             used += 1
         elif version[i] < table_version[slot]:
             continue
+        table_left[slot] |= survived[i]
+        table_gone[slot] = not survived[i]
         table_offset[slot] = offset[i]
         table_version[slot] = version[i]
         table_ok[slot] = ok[i]

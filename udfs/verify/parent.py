@@ -2,7 +2,7 @@
 
 Both sides are walked once together, in the order of offsets, a run of batches at a time. Each record of the generation
 must be in its parent, unchanged; each record of the parent that is the last committed one of its key must be in the
-generation, unless it is a tombstone past its horizon. The table of keys takes 33 bytes a slot. If it would outgrow the
+generation, unless it is a tombstone past its horizon. The table of keys takes 35 bytes a slot. If it would outgrow the
 memory, the walk is repeated for one part of the keys after the other.
 """
 
@@ -20,7 +20,7 @@ from lastkey.udfs.verify.blocks import Block, Order, Side, blocks
 from lastkey.udfs.verify.digest_kernels import enter_last
 from lastkey.udfs.verify.transactions import aborted_data, decisions
 
-_BYTES_PER_SLOT = 33
+_BYTES_PER_SLOT = 35
 _LISTED = 20  # records that a row names one by one; the others are counted
 
 
@@ -104,7 +104,7 @@ def compare(
                 differences = found if part == 0 else Differences()
                 walk = _Walk(parent, child, rules, aborted, secret, max_batch_bytes, soft, differences)
                 walk.run(table, part, parts)
-                table.report(found, child)
+                table.report(found, child, rules.by)
             return found
         except _TableFullError:  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
             parts *= 2
@@ -119,15 +119,19 @@ class _Table:
         self.low, self.high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self.offset, self.ok = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
         self.version = np.zeros(slots, np.int64)
+        self.gone, self.left = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
         self.used = 0
 
-    def enter(self, block: Block, rows: np.ndarray, ok: np.ndarray, part: int, parts: int) -> None:
+    def enter(
+        self, block: Block, rows: np.ndarray, ok: np.ndarray, survived: np.ndarray, part: int, parts: int
+    ) -> None:
         self.used = enter_last(
             block.low[rows],
             block.high[rows],
             block.offset[rows],
             block.version[rows],
             ok[rows],
+            survived[rows],
             part,
             parts,
             self.low,
@@ -135,12 +139,17 @@ class _Table:
             self.offset,
             self.version,
             self.ok,
+            self.gone,
+            self.left,
             self.used,
         )
         if self.used < 0:
             raise _TableFullError
 
-    def report(self, found: Differences, child: Side) -> None:
+    def report(self, found: Differences, child: Side, by: Order) -> None:
+        """Report the keys that lost their last record, and those of which only an older one is left. By version, a
+        record of a lower one may lawfully be left.
+        """
         found.add_at(
             "lost",
             np.sort(self.offset[(self.offset >= 0) & ~self.ok]),
@@ -148,6 +157,14 @@ class _Table:
             "the last committed record of every key",
             "no record at offset {offset}, which is the last of its key in the generation before",
         )
+        if by.strategy == "offset":
+            found.add_at(
+                "returned",
+                np.sort(self.offset[(self.offset >= 0) & self.ok & self.gone & self.left]),
+                child,
+                "no record of a key whose last one is gone",
+                "an older one than the one at offset {offset}, which deleted it",
+            )
 
 
 def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, found: Differences) -> None:
@@ -292,7 +309,7 @@ class _Walk:
             )
             return
         ok = survived | (block.null_value & past[block.batch]) | expired
-        table.enter(block, np.flatnonzero(data & ~block.null_key), ok, part, parts)
+        table.enter(block, np.flatnonzero(data & ~block.null_key), ok, survived, part, parts)
         if self.rules.null_keys_stay:
             self.found.add(
                 "unkeyed",

@@ -1,1 +1,1 @@
-"""Schedules by yield: which segments of a partition are worth their rewrite, and when a run is worth its reading."""
+"""Yields: how much of each segment newer records have superseded, and the segments that pay for their rewrite."""

@@ -14,7 +14,7 @@ L live and D dead bytes of age a is rewritten now if that costs less than the be
 
 Hot records die soon after they were written. While they do, life(a) is large and waiting is cheap, so the segment
 waits; then it holds many dead and few that will die, and is rewritten; later it hardly changes and is left alone. At
-equal age and size more dead bytes always gain more, and nothing dead gains nothing. YIELDS.md has the measurements.
+equal age and size more dead bytes always gain more, and nothing dead gains nothing. SCHEDULE.md has the measurements.
 
 Nothing here reads a file. Segments are arrays, one element a segment, oldest first. Ages and prices count runs.
 """

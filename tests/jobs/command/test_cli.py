@@ -256,6 +256,13 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
     assert (error["path"], error["expected"], error["found"]) == ("t-0/1.log", "10 bytes", "no such file")
 
 
+# Java's lines below the error, where a worker ended before it said its process id
+_NO_WORKER = (
+    "\n\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)"
+    "\n\tat org.apache.spark.api.python.PythonWorkerFactory.createWorker$1(PythonWorkerFactory.scala:188)"
+)
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "said"),
     [
@@ -264,6 +271,9 @@ def test_an_error_says_path_expected_found_and_what_to_do(job, capsys):
         (RuntimeError("java.io.IOException: No space left on device"), 5, "no space left"),
         (PermissionError(13, "Permission denied", "/x"), 5, "/x: Permission denied"),
         (OSError(24, "Too many open files", "/x"), 5, "ulimit -n"),
+        (RuntimeError("can't start new thread"), 5, "ulimit -u"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), 5, "ulimit -u"),  # of a fork
+        (RuntimeError(f"Lost task 1.0: java.io.EOFException{_NO_WORKER}"), 5, "a worker of Spark ended"),
         (OSError("error closing file"), 5, "error closing file"),  # as Arrow says it
         (
             FileExistsError(17, "Cannot create directory 'x': non-directory entry exists"),
@@ -470,8 +480,8 @@ def test_closed_streams_are_no_defect(closed, tmp_path):
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
 def test_properties_are_read_as_spark_reads_them(tmp_path, given):
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "spark-defaults.conf").write_text(
-        "! mine\n=\nspark.master: yarn\nspark.a:b=c\nspark.x   -Da=b -Dc:d\nspark.y = 1 2\nspark.z\n"
+    (tmp_path / "conf" / "spark-defaults.conf").write_bytes(
+        b"! mine\xff\n=\nspark.master: yarn\nspark.a:b=c\nspark.x   -Da=b -Dc:d\nspark.y = 1 2\nspark.z\n"
     )
     user = submit.user_options([], {name: value.format(tmp_path) for name, value in given.items()})
     read = {"spark.master": "yarn", "spark.a": "b=c", "spark.x": "-Da=b -Dc:d", "spark.y": "1 2", "spark.z": ""}

@@ -25,8 +25,9 @@ import pytest
 
 import lastkey
 from lastkey import open_partition
+from lastkey.jobs.errors import ENVIRONMENT
 from lastkey.jobs.spark.jvm import cached_jars
-from tests.builders.cluster import IS_ROOT, Node, cluster, link, make_node
+from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.holding import Holds
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.stopping import descendants, wait_until_gone
@@ -85,6 +86,7 @@ STAGES = {
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
+    "join": "lastkey.udfs.compact.split.rewrite_split:join_pieces",
     "commit": "lastkey.jobs.store.writing:commit_wave",
 }
 
@@ -182,7 +184,9 @@ def place(tmp_path_factory, pack, drivers_pack) -> Iterator[Place]:
         own = node.folder / "driver" / "lastkey.tar.gz"
         link(pack, own)
         (node.folder / "shared" / "none.toml").write_text(f'{CONFIG}[job]\n"split.by" = "none"\n')
-        (node.folder / "shared" / "blocks.toml").write_text(f'{CONFIG}[job]\n"split.by" = "blocks"\n')
+        (node.folder / "shared" / "blocks.toml").write_text(
+            f'{CONFIG}[job]\n"split.by" = "blocks"\n"split.bytes" = 300000\n'  # one segment: pieces to join
+        )
         shutil.copytree(ROOT / "examples" / "archive", node.folder / "shared" / "archive")
         folder = node.own(node.folder / "elsewhere")
         node.own(folder / "lastkey")
@@ -239,6 +243,17 @@ def test_compact_by_the_checkout_s_command(place, local):
     assert set(re.findall('"--cores" "(.*?)"', said)) == {"1"}
     assert re.search(r"stage \d+, compact: a partition in each task: prices-0, try 0", said)
     assert "compiling kernels" not in said
+
+
+def test_a_worker_that_lacks_lastkey_is_one_line(place):
+    options = ("--master", place.master, "--executor-memory", "512m")
+    done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON)
+    *others, line = done.stderr.splitlines()
+    assert all(" WARN " in other for other in others), done.stderr  # as that a worker is slow to begin
+    assert line.startswith(
+        "error: Spark's Python workers cannot run Lastkey: ModuleNotFoundError: No module named 'lastkey'"
+    )
+    assert done.returncode == ENVIRONMENT
 
 
 def _timeless(said: Any) -> Any:
@@ -361,7 +376,7 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
     run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))
     held = []
-    for stage in ("scan", "read-back", "write", "commit", "walk", "settle", "rewrite"):
+    for stage in ("scan", "read-back", "write", "commit", "walk", "settle", "rewrite", "join"):
         pid = holds.wait(stage, run.pid)
         if stage == "commit":
             os.kill(_executors(place)[0], signal.SIGKILL)

@@ -17,8 +17,8 @@ from lastkey.jobs.command.config import Engine
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import JobReport, Work
-from lastkey.jobs.command.spark_options import without_effect
-from lastkey.jobs.spark import engine
+from lastkey.jobs.command.spark_options import IN_DEFAULTS, named, without_effect
+from lastkey.jobs.spark import engine, submit
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.jobs.store.tables import open_state
 
@@ -110,6 +110,10 @@ def test_tables_need_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path, w
     assert "reads and writes tables through Spark" in capsys.readouterr().err
 
 
+def notes_on(typed: tuple[str, ...], work: Work | None) -> list[str]:
+    return without_effect(named(typed, {}), work)
+
+
 def test_options_without_effect_are_named_without_their_values() -> None:
     typed = (
         "--packages",
@@ -118,35 +122,141 @@ def test_options_without_effect_are_named_without_their_values() -> None:
         "spark.hadoop.fs.s3a.secret.key=hush",
         "--master=local[2]",
     )
-    [note] = without_effect(typed, Work(threads=2))
+    [note] = notes_on(typed, Work(threads=2))
     assert note == "--packages, --conf spark.hadoop.fs.s3a.secret.key: no effect, because no Spark was needed"
-    assert "--master" in without_effect(typed, None)[0], "a job that has neither"
-    assert without_effect(typed, SPARK) == []
+    assert "--master" in notes_on(typed, None)[0], "a job that has neither"
+    assert notes_on(("--conf", "spark.master=local[2]"), Work(threads=2)) == []
+    assert notes_on(typed, SPARK) == []
     of_executors = ("--executor-memory", "9g", "--supervise", "-c", "spark.executor.cores=4", "--driver-memory", "2g")
-    [note] = without_effect(of_executors, SPARK)
+    [note] = notes_on(of_executors, SPARK)
     assert note.startswith(
         "--executor-memory, --supervise, --conf spark.executor.cores: no effect, because --master local[2]"
     )
+    of_others = (*of_executors, "--total-executor-cores", "2", "--conf=spark.cores.max=2", "-c", "spark.yarn.queue=q")
     for master, others in (
-        ("spark://a:1", "--supervise"), ("yarn", "--supervise, --total-executor-cores"),
-        ("local-cluster[1,1,1024]", "--supervise, --total-executor-cores"),
-    ):  # fmt: skip
-        [note] = without_effect((*of_executors, "--total-executor-cores", "2"), Work(spark="4.2.0", master=master))
+        ("spark://a:1", "--supervise, --conf spark.yarn.queue"),
+        ("yarn", "--supervise, --total-executor-cores, --conf spark.cores.max"),
+        (
+            "local-cluster[1,1,1024]",
+            "--supervise, --total-executor-cores, --conf spark.cores.max, --conf spark.yarn.queue",
+        ),
+    ):
+        [note] = notes_on(of_others, Work(spark="4.2.0", master=master))
         kind = master.partition(":")[0]
         assert note == f"{others}: no effect, because --master is {kind}"
-    assert without_effect(of_executors[:2], Work(spark="4.2.0", master="spark://a:1", application="app-1")) == []
-    assert without_effect((), Work(threads=2)) == []
+    assert notes_on(of_executors[:2], Work(spark="4.2.0", master="spark://a:1", application="app-1")) == []
+    assert notes_on((), Work(threads=2)) == []
 
 
-def test_options_in_the_environment_count_beside_typed_ones() -> None:
-    words = ("--conf", "spark.ui.enabled=false", "verify", "examples/archive", "--topics", "prices", "--json")
+@pytest.mark.parametrize(
+    ("work", "of_file", "of_machine"),
+    [
+        (None, "spark.master, spark.executor.memory, spark.sql.x", ""),
+        (Work(threads=2), "spark.executor.memory, spark.sql.x", ""),
+        (SPARK, "spark.executor.memory", "spark.executor.memory"),
+        (Work(spark="4.2.0", master="yarn"), "", ""),
+        (Work(spark="4.2.0", master="sc://a:1"), "spark.master, spark.executor.memory",
+         "spark.master, spark.executor.memory"),
+    ],
+)  # fmt: skip
+def test_settings_of_files_count_as_the_user_named_the_file(
+    tmp_path: Path, work: Work | None, of_file: str, of_machine: str
+) -> None:
+    """The machine's defaults hold for every program, so a run without Spark does not name them."""
+    path = tmp_path / "spark-defaults.conf"
+    path.write_text("spark.master x\nspark.executor.memory 3g\nspark.executor.cores 2\nspark.sql.x hush\n")
+    typed = ["--conf", "spark.executor.cores=1"]  # wins over the file's, which nobody needs to hear of
+
+    def names(arguments: list[str], environment: dict[str, str]) -> list[str]:
+        given = submit.user_options(arguments, environment).names
+        return [name for name in given if "executor.cores" not in name]
+
+    machine = {"SPARK_CONF_DIR": str(tmp_path)}
+    file = ["--properties-file", str(path)]
+    for given, environment, expected, ending in (
+        ([*file, *typed], {}, of_file, " in --properties-file"),
+        ([*file, *typed], machine, of_file, " in --properties-file"),
+        (typed, machine, of_machine, IN_DEFAULTS),
+    ):
+        notes = without_effect(names(given, environment), work)
+        found = [note.partition(": no effect")[0] for note in notes]
+        assert found == [", ".join(f"{name}{ending}" for name in expected.split(", "))] * bool(expected)
+
+
+def test_a_properties_file_without_settings_is_named_itself(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.a 1\nspark.b 2\n")
+    (tmp_path / "mine").write_text("spark.b 3\n")
+    machine = {"SPARK_CONF_DIR": str(tmp_path)}
+    assert submit.user_options(["--properties-file", str(tmp_path / "none")], machine).names == ["--properties-file"]
+    both = submit.user_options(["--load-spark-defaults", "--properties-file", str(tmp_path / "mine")], machine)
+    assert both.conf == {"spark.a": "1", "spark.b": "3"}
+    assert both.names == ["--load-spark-defaults", "spark.b in --properties-file", f"spark.a{IN_DEFAULTS}"]
+
+
+JOBS = {
+    "compact": ("compact", "examples/archive", "--store", "NEW", "--config", TOPICS, "--topics", "prices"),
+    "verify": ("verify", "examples/archive", "--topics", "prices"),
+    "reindex": ("reindex", "examples/archive", "--check", "--topics", "prices"),
+    "report": ("report", "examples/archive", "--topics", "prices", "--output", "PAGE"),
+    "inspect": ("inspect", "examples/archive/prices-0", "--output", "DIR"),
+    "lookup": ("lookup", "examples/archive", "--topics", "prices", "--offset", "7"),
+    "lookup --sizing": ("lookup", "examples/archive", "--topics", "prices", "--sizing"),
+    "lookup --at": ("lookup", "examples/archive", "--store", "STORE", "--at", "2026-11-21", "--topics", "prices"),
+    "runs": ("runs", "--store", "STORE"),
+    "restore": ("restore", "--store", "STORE", "--output", "DIR"),
+    "rollback": ("rollback", "--store", "STORE", "--generation", "1", "--dry-run"),
+    "rebuild-state": ("rebuild-state", "--store", "STORE", "--dry-run"),
+    "vacuum": ("vacuum", "--store", "STORE", "--dry-run"),
+}
+WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup", "lookup --sizing")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("job", "asked"),
+    [(job, "threads" if job in WITH_ENGINE else "") for job in JOBS if job != "lookup --at"]
+    + [(job, "spark") for job in (*WITH_ENGINE, "lookup --at")],
+)
+def test_no_option_of_spark_s_is_ignored_in_silence(
+    job: str, asked: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    """Each job on each engine, with a properties file of which threads take the master, and Spark no executors."""
+    properties = tmp_path / "mine"
+    properties.write_text("spark.master local[2]\nspark.executor.memory 3g\nspark.sql.x 1\n")
+    store, new = tmp_path / "store", {"NEW": tmp_path / "new", "PAGE": tmp_path / "p.html", "DIR": tmp_path / "dir"}
+    if "STORE" in JOBS[job]:
+        made = ["compact", "examples/archive", "--store", str(store), "--config", TOPICS, "--topics", "prices"]
+        assert cli.main([*made, "--engine", "threads", "--quiet"]) == errors.DONE
+        capfd.readouterr()
+    words = [str(new.get(word, store if word == "STORE" else word)) for word in JOBS[job]]
+    of_job = ["--engine", asked] if asked else []
+    with pytest.MonkeyPatch.context() as patch:
+        if asked == "spark":
+            session = request.getfixturevalue("spark")
+            patch.setattr(type(session.sparkContext), "_active_spark_context", session.sparkContext)
+        patch.setattr(cli, "spark_options", submit.user_options(["--properties-file", str(properties)], {}).names)
+        code = cli.main([*words, *of_job, "--quiet"])
+    out, err = capfd.readouterr()
+    assert code == errors.DONE, err
+    [note] = re.findall(r"^note: (.*no effect.*)$", out + err, re.MULTILINE)
+    settings = {"threads": ["spark.executor.memory", "spark.sql.x"], "spark": ["spark.executor.memory"]}
+    names = settings.get(asked, ["spark.master", "spark.executor.memory", "spark.sql.x"])
+    assert note.partition(":")[0] == ", ".join(f"{name} in --properties-file" for name in names)
+
+
+def test_options_in_the_environment_and_in_files_count_beside_typed_ones(tmp_path: Path) -> None:
+    properties = tmp_path / "mine"
+    properties.write_text("spark.jars.packages hush\n")
+    options = ("--properties-file", properties, "--conf", "spark.ui.enabled=false")
+    words = (*options, "verify", "examples/archive", "--topics", "prices", "--json")
     done = subprocess.run(
         [sys.executable, "-m", "lastkey", *words], cwd=ROOT, capture_output=True, text=True, check=False,
         env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--master local[3] --queue q pyspark-shell"},
     )  # fmt: skip
     report = json.loads(done.stdout)
     assert report["engine"]["threads"] == 3
-    assert "--queue, --conf spark.ui.enabled: no effect, because no Spark was needed" in report["notes"]
+    names = "--queue, --conf spark.ui.enabled, spark.jars.packages in --properties-file"
+    assert f"{names}: no effect, because no Spark was needed" in report["notes"]
 
 
 @pytest.mark.spark

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyspark
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
@@ -204,6 +205,19 @@ def test_a_session_that_spark_stopped_by_itself_says_why():
     assert "stopped SparkContext" in str(session._start_error("", error))
 
 
+def test_a_spark_of_another_version_is_not_launched(tmp_path, monkeypatch):
+    """Its workers speak another protocol: a task would fail with a traceback of Spark's."""
+    submit, jar = tmp_path / "bin" / "spark-submit", tmp_path / "jars" / "spark-core_2.13-4.1.1.jar"
+    for path in (submit, jar):
+        path.parent.mkdir()
+        path.touch(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(SparkStartError, match=rf"{tmp_path}, whose Spark is 4\.1; pyspark is {pyspark.__version__}"):
+        jvm.Jvm("", {})
+    jar.rename(jar.with_name(f"spark-core_2.13-{pyspark.__version__}-vendors-1.jar"))
+    assert jvm._spark_home() == str(tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
@@ -276,6 +290,24 @@ def test_the_jvm_is_heard_once_the_session_stands(capsys):
     output.show()
     output._take(["after"])
     assert capsys.readouterr().err == "before\nafter\n"
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_jvm_that_can_start_no_thread_is_ended(printed, monkeypatch):
+    """By its own lines, or by an error that it passed on: it would wait for the thread for ever, even to end."""
+    said = "java.lang.OutOfMemoryError: unable to create native thread: possibly out of memory"
+    line = f'Exception in thread "dispatcher-event-loop-0" {said}\n'
+    with subprocess.Popen(["sleep", "100"]) as process:
+        output = jvm.Output()
+        output.of = process
+        os.write(output.descriptor, line.encode() if printed else b"")
+        output.launched()
+        output.hear()
+        monkeypatch.setattr(session.SparkContext, "_gateway", SimpleNamespace(proc=process, output=output))
+        if not printed:
+            elsewhere = f"WARN TaskSetManager: Lost task 0.0 in stage 1.0 (TID 1) (10.0.0.2 executor 1): {said}\n"
+            assert session.how_the_jvm_ended(0, elsewhere) is None
+        assert session.how_the_jvm_ended(60, "" if printed else f"An error occurred\n: {said}\n\tat x") == said
 
 
 _DAEMON = '  File "/venv/pyspark.zip/pyspark/daemon.py", line 262, in manager\n'

@@ -174,8 +174,13 @@ def said_by_driver(yarn: Yarn) -> str:
 def test_a_container_that_is_killed_costs_a_compact_time_and_nothing_else(yarn, pack, many, config, tmp_path):
     assert lastkey.compact(many, tmp_path / "here", config=config, now_ms=NOW_MS).exit_code == 0
     words = (*compact_words(many, tmp_path / "store", config), "--json")
-    with client(yarn, "./spark-submit.sh", "--master", "yarn", "--archives", pack, *words) as run:
+    options = ("--master", "yarn", "--archives", pack, "--conf", "spark.executor.memoryOverhead=200m")
+    with client(yarn, "./spark-submit.sh", *options, *words) as run:
         wait_for_segments(tmp_path / "store", run)
+        _, application = yarn.application()
+        executors = application["runningContainers"] - 1
+        # In steps of 256 MB: 512 and Spark's least overhead, 384, for YARN's own part; 512 + 200 for each executor
+        assert (application["allocatedMB"], executors > 0) == (1024 + 768 * executors, True)
         for process in yarn.executors()[0]:
             os.kill(process, signal.SIGKILL)
         code, out, said = run.finish()

@@ -119,11 +119,11 @@ def test_whose_clock_is_wrong_is_no_matter(root):
 
 def test_of_two_that_announce_at_once_one_goes_on(root):
     """The earlier one by the store's clock, unless the other one has decided already."""
-    undecided = replace(elsewhere(), decided=False)
-    put(root, undecided, age_seconds=1)
+    still_looking = replace(elsewhere(), decided=False)
+    put(root, still_looking, age_seconds=1)
     with pytest.raises(RunningError), announced(root, B, KEYS, []):
         raise AssertionError
-    put(root, undecided, age_seconds=-1)
+    put(root, still_looking, age_seconds=-1)
     with announced(root, B, KEYS, []):
         pass
     put(root, elsewhere(), age_seconds=-1)

@@ -180,6 +180,15 @@ def test_a_run_that_died_left_rows_under_the_same_number(state):
     assert [len(rows) for rows in state.segments_of([(("t", 0), 2, "dead")]).values()] == [5]
 
 
+def test_a_run_that_is_current_in_one_partition_and_old_in_another_counts_once_in_each(state):
+    writing.commit_wave(state, [make_commit(0, 1, "r1"), make_commit(1, 1, "r1", segments=3)])
+    writing.commit_wave(state, [make_commit(0, 2, "r2", "r1")])
+    made = state.segments_of([(("t", 0), 1, "r1"), (("t", 1), 1, "r1")])
+    assert {run[0]: [row.base_offset for row in rows] for run, rows in made.items()} == {
+        ("t", 0): [0, 10], ("t", 1): [0, 10, 20],
+    }  # fmt: skip
+
+
 def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
     """Before the switch, and once more where another run was first in between."""
     other, seen = open_state(str(store)), []

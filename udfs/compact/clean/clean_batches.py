@@ -113,6 +113,7 @@ def clean_chunk(
             rules.new_horizon_ms,
             rules.oldest_ms,
             rules.compacts,
+            rules.tombstones_from,
             keep_legacy_tombstones,
             rules.keep_null_keys,
             rules.keeps_end,

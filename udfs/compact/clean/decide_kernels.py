@@ -56,6 +56,7 @@ def decide(
     new_horizon_ms: int,
     oldest_ms: int,
     compacts: bool,
+    tombstones_from: int,
     keep_legacy_tombstones: bool,
     keep_null_keys: bool,
     keeps_end: bool,
@@ -70,7 +71,8 @@ def decide(
     records are known to stay, or to be superseded (`block_kernels.batch_verdicts`). new_horizon_ms: now +
     delete.retention.ms; if negative, the sum overflowed and no horizon is set. oldest_ms: drop data records with an
     earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
-    compacts: if False, only their time removes records. keeps_end: no segment behind tells the end of the last batch.
+    compacts: if False, only their time removes records. tombstones_from: from this offset on they stay. keeps_end: no
+    segment behind tells the end of the last batch.
     """
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -109,7 +111,7 @@ def decide(
                     elif not is_last[row]:
                         keep = False
                         counters[DROPPED_SUPERSEDED] += 1
-                    elif span.null_value:
+                    elif span.null_value and body.base_offset + span.offset_delta < tombstones_from:
                         if current:
                             keep = not has_horizon or now_ms < batch.base_timestamp
                         else:

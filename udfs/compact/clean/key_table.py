@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets
-from lastkey.udfs.compact.clean.slot_kernels import SLOT, rehash
+from lastkey.udfs.compact.clean.slot_kernels import SLOT, enter_keys, rehash
 
 
 class TooManyKeys(Exception):
@@ -47,6 +47,20 @@ class KeyTable:
             if left and not self._grow():
                 break
         return left
+
+    def enter(self, keys: np.ndarray) -> bool:
+        """Enter SLOT[n]; return False if they do not all fit."""
+        done = 0
+        while done < len(keys):
+            self.used, done = enter_keys(keys, self.slots, self.used, done)
+            if done < len(keys) and not self._grow():
+                return False
+        return True
+
+    def keys(self) -> np.ndarray:
+        """Return the keys that it holds: SLOT[used]."""
+        held: np.ndarray = self.slots[(self.slots["low"] != 0) | (self.slots["high"] != 0)]
+        return held
 
     def _grow(self) -> bool:
         larger = grown(self.slots, self.max_bytes)

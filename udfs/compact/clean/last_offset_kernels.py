@@ -29,7 +29,7 @@ def mark_last_offsets(
     """Mark the records that no later record of the same key supersedes; batches and records from last to first.
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (skips the others); spans: SPAN[]; table: SLOT[2^k]; used: its
-    entries; is_last: bool[len(spans)], written. Looks up records below `first_dirty_offset` without entering them
+    entries; is_last: bool[len(spans)], written. Looks up records below `first_dirty_offset` and adds none of them
     (KAFKA.md, "Last offset of each key"). Marks records without key, and control records. left: rows of `spans` yet to
     mark; the rows behind them are done. Stops before a key that has no room: the table is full at two thirds. Returns
     (entries now used, rows that are left).

@@ -56,3 +56,20 @@ def rehash(table: np.ndarray, larger: np.ndarray) -> None:
         high = table[i].high
         if low != zero or high != zero:
             larger[~probe(larger, zero, mask, low, high)] = table[i]
+
+
+@kernel
+def enter_keys(keys: np.ndarray, table: np.ndarray, used: int, done: int) -> tuple[int, int]:
+    """Enter keys: SLOT[n] from row `done` on into table: SLOT[2^k], up to two thirds of it. Returns (slots now used,
+    rows that are done).
+    """
+    most = table.shape[0] * 2 // 3
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(done, keys.shape[0]):
+        slot = probe(table, np.uint64(0), mask, keys[i].low, keys[i].high)
+        if slot < 0:
+            if used >= most:
+                return used, i
+            table[~slot] = keys[i]
+            used += 1
+    return used, keys.shape[0]

@@ -19,6 +19,7 @@ from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
+from lastkey.udfs.compact.clean.pending_keys import PendingKeys, pending_of, with_pending
 from lastkey.udfs.compact.cleaner import SegmentFacts
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.place_segments import (
@@ -35,6 +36,7 @@ from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
 from lastkey.udfs.compact.scan.read_again import read_again, read_side_file
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
 from lastkey.udfs.segments import OutputSegment, SideFile, side_checksums
@@ -90,22 +92,30 @@ def finish_segment(
     return manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
 
 
-def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment]) -> WrittenGeneration:
+def write_generation(
+    plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment], keys: PendingKeys | None = None
+) -> WrittenGeneration:
     """Apply retention to the oldest segments, and write all other files of the generation.
 
-    cleaned: the segments that replace the first `analysis.n_replaced` sources.
+    cleaned: the segments that replace the sources `analysis.replaced`; keys: those of what was new, if it was not
+    held against all that is older.
     """
-    facts = _facts(analysis, cleaned)
+    if analysis.compacts:
+        cleaned = [_applied(analysis, row) for row in cleaned]
+    members: list[OutputSegment | int] = [*cleaned, *analysis.untouched]
+    members.sort(key=lambda one: analysis.sources[one].base_offset if isinstance(one, int) else one.base_offset)
+    facts = _facts(analysis, members)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
-    untouched = analysis.untouched
-    kept_from = untouched.start + max(n_gone - len(cleaned), 0)
-    gone = [*cleaned[:n_gone], *(untouched_row(plan, analysis, n) for n in range(untouched.start, kept_from))]
-    segments = [*cleaned[n_gone:]]
-    for n in range(kept_from, untouched.stop):
+    gone = [untouched_row(plan, analysis, one) if isinstance(one, int) else one for one in members[:n_gone]]
+    segments: list[OutputSegment] = []
+    for one in members[n_gone:]:
+        if isinstance(one, OutputSegment):
+            segments.append(one)
+            continue
         # do not depend on the archive for an empty file, unless archived segments precede it: ours must come first
-        empty = not analysis.sources[n].size and all(s.root == "store" for s in segments[-1:])
-        segments.append(_empty(plan, analysis, n) if empty else _untouched(plan, analysis, n))
+        empty = not analysis.sources[one].size and all(s.root == "store" for s in segments[-1:])
+        segments.append(_empty(plan, analysis, one) if empty else _untouched(plan, analysis, one))
     if not segments:
         segments = [_empty(plan, analysis)]
     log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
@@ -124,7 +134,7 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     if plan.dry_run:
         return generation
     store = make_folder(plan)
-    for segment in cleaned[:n_gone]:
+    for segment in gone:
         if segment.cleaned:
             _remove_segment(plan, store, segment)
     side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
@@ -135,10 +145,21 @@ def write_generation(plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[
     if plan.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
         side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
-    segments = _with_checksums(segments, write_side_files(store, plan.folder, side_files))
+    pending = [*pending_of(s.segment.row for s in analysis.sources), *([] if keys is None else [keys])]
+    segments = with_pending(_with_checksums(segments, write_side_files(store, plan.folder, side_files)), pending)
+    if plan.by_yield:
+        write_secret(store, plan)
     if store.is_local:
         flush_folder(store, plan.folder)
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
+
+
+def _applied(analysis: Analysis, row: OutputSegment) -> OutputSegment:
+    """Return the row of a cleaned segment with what it has met, and what filters said would go from its sources."""
+    bases = {n: analysis.sources[n].base_offset for n in analysis.superseded}
+    inside = [analysis.superseded[n] for n, base in bases.items() if row.base_offset <= base < row.next_offset]
+    until = analysis.cleanable.first_uncleanable_offset
+    return replace(row, applied_to=until, expected_dead=sum(inside) if inside else -1)
 
 
 def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]) -> list[OutputSegment]:
@@ -154,11 +175,15 @@ def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]
     return out
 
 
-def _facts(analysis: Analysis, cleaned: Sequence[OutputSegment]) -> SegmentFacts:
-    """Return the facts that retention needs about the segments of the new generation."""
-    sources = [analysis.sources[n] for n in analysis.untouched]
-    rows = [(s.base_offset, s.size_bytes, s.max_timestamp_ms, s.mtime_ms) for s in cleaned]
-    rows += [(s.base_offset, s.size, s.max_timestamp, s.mtime_ms) for s in sources]
+def _facts(analysis: Analysis, members: Sequence[OutputSegment | int]) -> SegmentFacts:
+    """Return the facts that retention needs about the segments of the new generation: new ones, numbers of others."""
+    rows = []
+    for one in members:
+        if isinstance(one, int):
+            s = analysis.sources[one]
+            rows.append((s.base_offset, s.size, s.max_timestamp, s.mtime_ms))
+        else:
+            rows.append((one.base_offset, one.size_bytes, one.max_timestamp_ms, one.mtime_ms))
     base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
     above = analysis.sources[-1].bytes_above
     return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, above)
@@ -203,6 +228,20 @@ def _txn_index(analysis: Analysis, number: int) -> bytes:
 def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
     """Return the manifest's row of a source that is not rewritten."""
     source = analysis.sources[number]
+    row = source.segment.row
+    if row is not None:
+        dead = analysis.superseded.get(number, row.superseded)
+        return replace(
+            row,
+            next_offset=analysis.end_of(number),
+            source_bytes=source.size,
+            source_records=source.n_records,
+            cleaned=False,
+            min_timestamp_ms=analysis.min_timestamps.get(number, row.min_timestamp_ms),
+            superseded=dead,
+            expected_dead=-1,
+            key_files=None,
+        )
     return OutputSegment(
         base_offset=source.base_offset,
         root="store" if plan.is_ours(source.segment.listed) else "archive",

@@ -32,7 +32,8 @@ def result_of(
     """Return the result of a cleaned partition."""
     out = generation.segments
     cleaned = [s for s in (*generation.gone, *out) if s.cleaned]
-    read = sum(s.size for s in analysis.sources)
+    before = sum(s.size for s in analysis.sources)
+    read = sum(s.facts_bytes or s.size for s in analysis.sources)
     read_again = sum(s.source_bytes for s in cleaned)
     last = analysis.sources[-1]
     log_start, cleanable = generation.log_start_offset, analysis.cleanable
@@ -61,7 +62,7 @@ def result_of(
         counters=counters,
         bytes_read=read + read_again,
         bytes_written=sum(s.size_bytes for s in cleaned),
-        bytes_before=read,
+        bytes_before=before,
         bytes_after=sum(s.size_bytes for s in out),
         recompressed_bytes=recompressed_bytes,
     )

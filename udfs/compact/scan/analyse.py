@@ -70,15 +70,16 @@ class Analysis:
     sealed: bool = False  # nothing will be appended to the last source
     not_due: NotDue | None = None  # set if nothing is compacted and no whole segment expires
     aging: range = range(0)  # numbers of the sources that may lose records by their time alone
-    n_replaced: int = 0  # number of sources, the first ones, that new segments replace
+    replaced: frozenset[int] = frozenset()  # numbers of the sources that new segments replace
+    superseded: Mapping[int, int] = field(default_factory=dict)  # number of a source: dead records, by filters
     min_timestamps: Mapping[int, int] = field(
         default_factory=dict
     )  # smallest timestamps of sources that were read and stay
 
     @property
-    def untouched(self) -> range:
+    def untouched(self) -> list[int]:
         """Numbers of the sources that are not rewritten."""
-        return range(self.n_replaced, len(self.sources))
+        return [n for n in range(len(self.sources)) if n not in self.replaced]
 
     @property
     def compacts(self) -> bool:
@@ -172,7 +173,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         sealed=sealed,
         not_due=not_due,
         aging=aging,
-        n_replaced=len(numbers),
+        replaced=frozenset(numbers),
     )
 
 
@@ -254,7 +255,7 @@ def _cleanable(
     dirty = (
         plan.log_start_offset
         if plan.force
-        else cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+        else cleaner.first_dirty_offset(plan.clean_from, plan.log_start_offset, log_end)
     )
     cleanable = cleaner.cleanable_range(
         facts,
@@ -266,7 +267,7 @@ def _cleanable(
         now_ms=plan.now_ms,
     )
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    due = cleaner.is_due(cleanable, delay, plan.min_dirty_ratio, settings.min_dirty_bytes, plan.force)
     return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
 
 

@@ -14,6 +14,7 @@ from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.plan import ANOTHER_LOG, NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import may_take_any
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, scan_segment
+from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
 from lastkey.udfs.holes import indexed_end
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import LastBatch
@@ -35,6 +36,9 @@ def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
 def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
     """Scan one of the plan's segments. In a large partition each scan is a task of its own."""
     segment = plan.segments[number]
+    known = scan_by_facts(plan, segment) if plan.partial else None
+    if known is not None:
+        return known
     after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
     scan = scan_segment(
         segment,

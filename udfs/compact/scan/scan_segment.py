@@ -7,13 +7,14 @@ can be scanned in any order, and in parallel.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MIN_LEGACY_SIZE
@@ -76,6 +77,8 @@ class SegmentScan:
     above_base: int = -1  # base of the batch that reached the end offset; -1: none, or unknown
     bytes_above: int = 0  # bytes of log from the end offset on, in this segment and those behind it
     wrapped_records: int = 0  # upper bound of the records in wrappers beyond n_records
+    facts_bytes: int = 0  # of the file that it was read from in place of the segment; 0: there was none
+    last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
 
     @property
     def base_offset(self) -> int:
@@ -143,11 +146,13 @@ def scan_segment(
     max_index_bytes: int,
     end_offset: int = NO_END,
     mark: int | None = None,
+    see: Callable[[Chunk], None] | None = None,
 ) -> SegmentScan:
     """Scan one segment up to its listed size, or up to the first batch that reaches `end_offset`.
 
     next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
-    before this offset. Raises LogFormatError for anything that Kafka would not have written.
+    before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
+    written.
     """
     base, listed = segment.base_offset, segment.listed
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
@@ -172,6 +177,8 @@ def scan_segment(
             )
             out.chunks.append(scanned)
             _collect(out, batches, mark)
+            if see is not None:
+                see(chunk)
         if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
             raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # a damaged offset, not an end
         above_base = _above(file, listed.path, listed.size, tail) if tail.reached_end_offset else -1

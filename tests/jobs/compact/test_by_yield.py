@@ -1,0 +1,273 @@
+"""Runs by yield, night after night: nothing live is missing at any step, nothing deleted comes back, and a full run in
+the end leaves what one full run leaves.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.store.rows import Segment
+from lastkey.udfs.segments import cleaned_until
+from tests.builders.archives import Lab
+from tests.builders.logs import START_MS, write_partition
+from tests.reference.log import Batch, decode_log
+
+KEY = ("t", 0)
+DAY = 86_400_000
+SETTINGS: dict[str, Any] = {
+    "cleanup.policy": "compact", "compaction.schedule": "yield", "compaction.min.yield": 0.3, "index.interval.bytes": 0,
+    "delete.retention.ms": 3 * DAY,
+}  # fmt: skip
+
+
+@dataclass
+class Nights:
+    """An archive that grows by a segment a night, and its store."""
+
+    root: Path
+    settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
+    segments: list[str] = field(default_factory=list)
+
+    def lab(self, root: Path | None = None) -> Lab:
+        given = {"defaults": self.settings, "job": {"engine": "threads"}}
+        return Lab(None, root or self.root, given, archive_at=self.root / "archive")
+
+    def grow(self, text: str) -> None:
+        """Add a segment; an empty active one follows it."""
+        self.segments.append(text)
+        shutil.rmtree(self.root / "archive", ignore_errors=True)
+        write_partition(self.root / "archive" / "t-0", "||".join([*self.segments, ""]))
+
+    def run(self, **options: Any) -> CompactReport:
+        report = self.lab().run(START_MS + len(self.segments) * DAY, **options)
+        assert [r.problem for r in report.results] == [None], report.results
+        return report
+
+    def job(self, name: str, *options: str, code: int = 0) -> None:
+        """Run another job on the store."""
+        assert main([name, "--store", str(self.lab().store), *options, "--json"]) == code
+
+    def beside(self, pattern: str) -> list[Path]:
+        """Return files of the store below segments/t-0, by path."""
+        return sorted((self.lab().store / "segments" / "t-0").glob(f"*/{pattern}"))
+
+    def rows(self) -> list[Segment]:
+        state = self.lab().state()
+        at = state.checkpoints()[KEY]
+        return state.manifests({KEY: (at.generation, at.run_id)})[KEY]
+
+    def checked(self) -> list[Batch]:
+        """Return the generation's batches, after a look at every key of the archive."""
+        lab, rows = self.lab(), self.rows()
+        current = lab.state().checkpoints()[KEY]
+        if not current.back_to:
+            lab.check_whole(rows)
+        end = current.first_dirty_offset
+        logs = sorted((self.root / "archive" / "t-0").glob("*.log"))
+        wanted = _last([b for log in logs for b in decode_log(log.read_bytes())], end)
+        batches = lab.batches(rows)
+        found = _last(batches, end)
+        for key, (offset, value) in wanted.items():
+            if value is not None:
+                assert found.get(key) == (offset, value), key
+            else:
+                assert found.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
+        assert found.keys() <= wanted.keys()
+        clean = cleaned_until(rows, end)
+        below = [r.key for b in batches if not b.control for r in b.records if r.offset < clean]
+        assert len(below) == len(set(below)), "a key twice below the cleaner checkpoint"
+        return batches
+
+
+def _last(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes | None]]:
+    records = [r for b in batches if not b.control for r in b.records if r.offset < end]
+    return {r.key: (r.offset, r.value) for r in sorted(records, key=lambda r: r.offset)}
+
+
+def _drawn(rng: random.Random, cold: int, night: int) -> str:
+    """Return a night's records: mostly of few keys, some tombstones, several batches."""
+    batches = []
+    for _ in range(rng.randint(1, 4)):
+        keys = [f"h{rng.randrange(4)}" if rng.random() < 0.7 else f"c{rng.randrange(cold)}" for _ in range(6)]
+        values = ["-" if rng.random() < 0.15 else f"{night}{'x' * rng.randrange(20)}" for _ in keys]
+        batches.append(" ".join(f"{k}={v}" for k, v in zip(keys, values, strict=True)))
+    return "|".join(batches)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    nights = Nights(tmp_path)
+    nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6, 1.0])
+    nights.settings["segment.bytes"] = rng.choice([400, 1000, 1 << 20])
+    nights.settings["delete.retention.ms"] = rng.choice([0, DAY, 3 * DAY])
+    carried = 0
+    for night in range(10):
+        nights.grow(_drawn(rng, rng.choice([5, 40]), night))
+        nights.run()
+        nights.checked()
+        if rng.random() < 0.3:
+            nights.job("verify")
+        if rng.random() < 0.3:
+            nights.job("vacuum", "--grace-hours", "0")
+        carried += sum(row.root == "store" and not row.cleaned for row in nights.rows())
+    assert carried or nights.settings["compaction.min.yield"] < 0.3
+    nights.settings["compaction.schedule"] = "full"
+    nights.run(force=True)
+    fully = nights.checked()
+    once = Nights(tmp_path)
+    once.settings = nights.settings
+    lab = once.lab(tmp_path / "at once")
+    lab.run(START_MS + 10 * DAY)
+    at = lab.state().checkpoints()[KEY]
+    rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+    kept, expected = _last(fully, 2**63), _last(lab.batches(rows), 2**63)
+    live = {key: one for key, one in expected.items() if one[1] is not None}
+    assert {key: one for key, one in kept.items() if one[1] is not None} == live
+    assert kept.keys() <= expected.keys()
+
+
+COLD = " ".join(f"c{n}=1" for n in range(20))
+
+
+def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
+    for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2", "h1=3"):
+        nights.grow(text)
+        nights.run()
+        nights.checked()
+    rows = nights.rows()
+    assert not rows[0].cleaned
+    assert rows[1].records == 1, "the hot records went, and the tombstone, long past its horizon, stayed"
+    nights.settings["compaction.full.ms"] = 0
+    nights.grow("h1=4")
+    nights.run()
+    assert b"c3" not in _last(nights.checked(), 2**63)
+
+
+def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    for text in (COLD, f"{{horizon={START_MS}}} c3=- h1=1"):
+        nights.grow(text)
+        nights.run()
+        found = _last(nights.checked(), 2**63)
+    assert found[b"c3"][1] is None
+
+
+def test_verify_sees_a_deleted_value_that_came_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nights = Nights(tmp_path)
+    nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
+    for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2"):
+        if text.startswith("h1"):
+            monkeypatch.setattr("lastkey.udfs.compact.by_yield._rules_of", _naive)
+        nights.grow(text)
+        nights.run()
+    nights.job("verify", code=3)
+
+
+def _naive(analysis: Any, applied: Any, chosen: Any, before: Any, number: int) -> Any:
+    """Return rules that let each tombstone past its horizon go."""
+    before.enter(analysis.end_of(number))
+    return analysis.rules
+
+
+def _five_nights(root: Path) -> Nights:
+    nights = Nights(root)
+    for text in (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=3"):
+        nights.grow(text)
+        nights.run()
+    nights.grow("h1=4 h2=4 c4=4 c5=4 c6=4 c7=4 c8=4 c9=4")
+    return nights
+
+
+@pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
+@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty"])
+def test_lost_and_damaged_files_cost_time_only(tmp_path: Path, pattern: str, damage: str) -> None:
+    nights = _five_nights(tmp_path)
+    found = nights.beside(pattern)
+    assert found
+    for path in found:
+        data = path.read_bytes()
+        path.unlink()
+        if damage == "flipped":
+            path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        if damage in ("cut", "empty"):
+            path.write_bytes(data[: len(data) // 2 if damage == "cut" else 0])
+    nights.run()
+    nights.checked()
+    nights.job("verify")
+
+
+def test_a_rollback_takes_its_keys_along(tmp_path: Path) -> None:
+    nights = _five_nights(tmp_path)
+    nights.run()
+    nights.job("rollback", "--generation", "3")
+    nights.job("vacuum", "--grace-hours", "0")
+    nights.checked()
+    nights.run()
+    nights.checked()
+    nights.job("verify")
+
+
+def test_files_of_keys_are_private_and_nothing_tells_the_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights = _five_nights(tmp_path)
+    for path in nights.beside("*"):
+        if path.suffix in (".facts", ".filter", ".keys", ".key"):
+            assert path.stat().st_mode & 0o077 == 0, path
+    secret = nights.beside("hash.key")[-1].read_bytes()[:16]
+    told = {text for half in (secret[:8], secret[8:]) for text in (half.hex(), str(int.from_bytes(half, "big")))}
+    nights.job("runs")
+    files = [
+        path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.suffix in (".json", ".parquet")
+    ]
+    seen = capsys.readouterr().out + "".join(path.read_bytes().decode("latin-1") for path in files)
+    assert not any(text in seen for text in told)
+
+
+def test_a_full_run_draws_a_new_key_and_needs_no_key_files(tmp_path: Path) -> None:
+    nights = _five_nights(tmp_path)
+    first = {path.read_bytes() for path in nights.beside("hash.key")}
+    assert len(first) == 1
+    nights.settings["compaction.full.ms"] = DAY
+    nights.run()
+    assert all(row.cleaned and row.key_files is None for row in nights.rows()[:-1])
+    assert nights.beside("hash.key")[-1].read_bytes() not in first
+    nights.checked()
+
+
+def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.grow("|".join(f"k{n}={'x' * 1000}" for n in range(300)))
+    nights.run()
+    nights.grow("k1=2")
+    result = nights.run().results[0]
+    assert result.bytes_read < 0.2 * result.bytes_before, result
+    assert result.bytes_written < 0.1 * result.bytes_before, result
+    nights.checked()
+
+
+def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.settings |= {"delete.retention.ms": 0, "segment.bytes": 300}
+    for text in (
+        f"{COLD}|{{pid=7 txn}} a=1 b=1",
+        "{pid=7 abort}|{pid=8 txn} c=1|{pid=8 commit}|h1=1",
+        "h1=2|{pid=7 txn} a=2|{pid=7 abort}",
+        "h1=3|{pid=8 txn} c=2|{pid=8 commit}",
+        "h1=4",
+    ):
+        nights.grow(text)
+        if "abort" in text or "h1" in text:  # else the transaction is open, and nothing may be cleaned
+            nights.run()
+            nights.job("verify")

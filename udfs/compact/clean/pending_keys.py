@@ -1,0 +1,98 @@
+"""Keys of the records that a run by yield cleaned first, for the older segments that it left: a later run drops what
+these keys supersede there, without reading the newer segments again.
+
+A file holds exact hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets
+names it, for as long as a segment before it has not been held against it (`still_pending`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.compact.clean.slot_kernels import SLOT
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.storage import flush, make_private, open_root, opened
+from lastkey.udfs.yields.key_filter import hash_key_id
+
+_KEYS: Final = ".keys"
+
+
+@dataclass(frozen=True)
+class PendingKeys:
+    """Keys of the records in a range of offsets."""
+
+    first: int
+    until: int
+    path: str  # below the store
+    n: int
+    checksum: int  # CRC-32C of what the hashes depend on, and the file
+
+
+def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) -> PendingKeys:
+    """Write SLOT[n], flush it, and read it back."""
+    store = open_root(plan.store_uri)
+    store.filesystem.create_dir(store.full(plan.folder), recursive=True)
+    path, raw = f"{plan.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
+    make_private(store, path)
+    with store.filesystem.open_output_stream(store.full(path), compression=None) as stream:
+        stream.write(raw.data)
+    flush(store, path)
+    written = PendingKeys(first, until, path, len(keys), crc32c_extend(_seed(plan), raw))
+    read_keys(plan, written)
+    return written
+
+
+def read_keys(plan: PartitionPlan, pending: PendingKeys) -> np.ndarray:
+    """Return SLOT[n]. Raises LogFormatError if they cannot be read, or are not the written ones."""
+    raw = np.empty(pending.n * SLOT.itemsize, np.uint8)
+    with opened(open_root(plan.store_uri), pending.path) as file:
+        if file.size() != len(raw):
+            raise LogFormatError("readback", pending.path, 0, f"{len(raw)} bytes, as written", f"{file.size()}")
+        read_exactly(file, pending.path, 0, raw)
+    found = crc32c_extend(_seed(plan), raw)
+    if found != pending.checksum:
+        expected = f"CRC-32C {pending.checksum:#010x}, as written"
+        raise LogFormatError("readback", pending.path, 0, expected, f"{found:#010x}")
+    return raw.view(SLOT)
+
+
+def _seed(plan: PartitionPlan) -> int:
+    """Return a CRC-32C to begin with, which differs for hashes under another key."""
+    return crc32c_extend(0, np.frombuffer(hash_key_id(plan.secret), np.uint8))
+
+
+def pending_of(rows: Iterable[OutputSegment | None]) -> list[PendingKeys]:
+    """Return the key files that rows of a manifest name, by offset."""
+    told = [PendingKeys(*one) for row in rows if row is not None for one in json.loads(row.key_files or "[]")]
+    return sorted(told, key=lambda one: one.first)
+
+
+def known_from(pending: Sequence[PendingKeys], end: int) -> int:
+    """Return the lowest offset from which key files, by offset, hold all keys up to `end`."""
+    for one in reversed(pending):
+        if one.until != end:
+            break
+        end = one.first
+    return end
+
+
+def with_pending(rows: Sequence[OutputSegment], pending: Sequence[PendingKeys]) -> list[OutputSegment]:
+    """Return a manifest's rows, by offset, with the key files that are still needed: those with a segment in front of
+    them that was not held against them.
+    """
+    out, least = [], 2**63 - 1  # of `applied_to` so far
+    for row in rows:
+        mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
+        needed = [astuple(one) for one in mine if least <= one.first]
+        out.append(replace(row, key_files=json.dumps(needed) if needed else None))
+        least = min(least, row.applied_to) if row.applied_to >= 0 else least
+    return out

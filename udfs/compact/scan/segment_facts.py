@@ -1,0 +1,179 @@
+"""Facts about a cleaned segment of the store, kept beside it, so that a run by yield need not read the segment itself.
+
+  <base>.facts    its scan: what a scan of the `.log` gives, from the very bytes that were written and read back
+  <base>.filter   its keys, as a filter (`udfs.yields.key_filter`)
+
+Both end with a CRC-32C over the file, the segment's own checksum and what else they depend on. A file that is lost,
+stale or damaged is as none: its segment is read and rewritten. The file `hash.key` of the generation's folder holds the
+key of all hashes, and when it was drawn; without it everything is cleaned, by a new one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, read_exactly
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files.producer_state import ProducerSummary
+from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
+from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan, scan_segment
+from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, files_beside
+from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, write_file
+from lastkey.udfs.yields.key_filter import filter_of, hash_key_id
+
+SECRET: Final = "hash.key"
+_SECRET: Final = struct.Struct(">QQq")
+_TRAILER: Final = 4  # bytes of the CRC-32C
+
+
+def keep_facts(plan: PartitionPlan, segment: OutputSegment, buffer: ChunkBuffer) -> int:
+    """Read a segment that this run has written, and write its facts and its filter beside it. Returns their bytes."""
+    store, hashes, horizons = open_root(plan.store_uri), list[np.ndarray](), [-1]
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+
+    def see(chunk: Chunk) -> None:
+        batches = chunk.batches
+        data = (batches["attributes"] & CONTROL_MASK) == 0
+        has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
+        horizons.append(int(batches["base_timestamp"][has_horizon].max(initial=-1)))
+        for run in loader.runs(
+            chunk.raw, chunk.position, batches, data, segment.path, backwards=False, before=chunk.before
+        ):
+            hashes.append(run.spans["key_high"][~run.spans["null_key"]])
+
+    scan = _scan(plan, segment, buffer, see)
+    facts = _packed(replace(scan, last_horizon_ms=max(horizons)))
+    key_filter = filter_of(np.concatenate(hashes) if hashes else np.empty(0, np.uint64)).tobytes()
+    of_both = files_beside(segment.path)
+    for path, data in zip(of_both, (facts, key_filter), strict=True):
+        _write(store, path, data, _bound(plan, segment))
+    return len(facts) + len(key_filter)
+
+
+def scan_by_facts(plan: PartitionPlan, segment: SegmentInput) -> SegmentScan | None:
+    """Return the scan of a cleaned segment without reading it; None if it has no facts that hold for it. Raises
+    LogFormatError kind "changed" if the segment itself is gone or shorter.
+    """
+    row = segment.row
+    if row is None or segment.from_offset:
+        return None
+    store = open_root(plan.store_uri)
+    data = _read(store, files_beside(row.path)[0], _bound(plan, row))
+    if data is None:
+        return None
+    size = file_size(store, row.path)
+    if size != row.size_bytes:
+        raise LogFormatError("changed", row.path, 0, f"{row.size_bytes} bytes, as listed", f"{size}")
+    return replace(_unpacked(data, segment), facts_bytes=len(data) + _TRAILER)
+
+
+def filter_beside(plan: PartitionPlan, row: OutputSegment) -> np.ndarray | None:
+    """Return the filter of a segment's keys: uint32[8 * blocks]; None if it has none that holds for it."""
+    data = _read(open_root(plan.store_uri), files_beside(row.path)[1], _bound(plan, row))
+    return None if data is None else np.frombuffer(data, np.uint32)
+
+
+def write_secret(store: Root, plan: PartitionPlan) -> None:
+    """Write the key of the hashes, for the owner alone."""
+    data = _SECRET.pack(*plan.secret, plan.secret_ms)
+    _write(store, f"{plan.folder}/{SECRET}", data, b"")
+
+
+def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
+    """Return the key of a generation's hashes and the time in ms when it was drawn; None if it is lost."""
+    data = _read(store, f"{folder}/{SECRET}", b"")
+    if data is None or len(data) != _SECRET.size:
+        return None
+    low, high, at = _SECRET.unpack(data)
+    return (low, high), at
+
+
+def _scan(plan: PartitionPlan, row: OutputSegment, buffer: ChunkBuffer, see: Callable[[Chunk], None]) -> SegmentScan:
+    listed = ListedSegment(plan.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
+    return scan_segment(
+        SegmentInput(listed),
+        buffer,
+        next_base_offset=None,
+        index_interval_bytes=plan.settings.index_interval_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
+        see=see,
+    )
+
+
+def _bound(plan: PartitionPlan, row: OutputSegment) -> bytes:
+    """Return what a file must be bound to: the segment's bytes, the key of the hashes, settings of the indexes."""
+    settings: CleanSettings = plan.settings
+    secret = hash_key_id(plan.secret).hex()
+    return json.dumps(
+        [1, row.size_bytes, row.checksum, secret, settings.index_interval_bytes, settings.segment_index_bytes]
+    ).encode()
+
+
+def _checksum(data: bytes, bound: bytes) -> bytes:
+    crc = crc32c_extend(crc32c_extend(0, np.frombuffer(bound, np.uint8)), np.frombuffer(data, np.uint8))
+    return int(crc).to_bytes(_TRAILER, "big")
+
+
+def _write(store: Root, path: str, data: bytes, bound: bytes) -> None:
+    make_private(store, path)
+    write_file(store, path, data + _checksum(data, bound))
+
+
+def _read(store: Root, path: str, bound: bytes) -> bytes | None:
+    with suppress(LogFormatError, OSError), opened(store, path) as file:
+        raw = np.empty(file.size(), np.uint8)
+        read_exactly(file, path, 0, raw)
+        data = raw[:-_TRAILER].tobytes()
+        if raw[-_TRAILER:].tobytes() == _checksum(data, bound):
+            return data
+    return None
+
+
+_ARRAYS: Final = ("chunks", "transactional", "producers", "epochs", "offset_index", "time_index")
+
+
+def _packed(scan: SegmentScan) -> bytes:
+    """Return a scan as numpy's .npz."""
+    plain = {f.name: getattr(scan, f.name) for f in fields(scan) if f.name not in (*_ARRAYS, "segment")}
+    plain |= {name: list(vars(plain[name]).values()) for name in ("last_batch", "marked_batch")}
+    out = io.BytesIO()
+    np.savez(
+        out,
+        plain=np.frombuffer(json.dumps(plain).encode(), np.uint8),
+        chunks=np.array(scan.chunks, np.int64).reshape(-1, len(ScannedChunk._fields)),
+        transactional=scan.transactional,
+        producers=scan.producers.producers,
+        markers=scan.producers.markers,
+        epochs=np.array(scan.epochs, np.int64).reshape(-1, 2),
+        offset_index=np.frombuffer(scan.offset_index, np.uint8),
+        time_index=np.frombuffer(scan.time_index, np.uint8),
+    )
+    return out.getvalue()
+
+
+def _unpacked(data: bytes, segment: SegmentInput) -> SegmentScan:
+    with np.load(io.BytesIO(data), allow_pickle=False) as held:
+        plain = json.loads(held["plain"].tobytes())
+        plain |= {name: LastBatch(*plain[name]) for name in ("last_batch", "marked_batch")}
+        return SegmentScan(
+            segment=segment,
+            chunks=tuple(ScannedChunk(*row) for row in held["chunks"].tolist()),
+            transactional=held["transactional"],
+            producers=ProducerSummary(held["producers"], held["markers"]),
+            epochs=tuple((epoch, base) for epoch, base in held["epochs"].tolist()),
+            offset_index=held["offset_index"].tobytes(),
+            time_index=held["time_index"].tobytes(),
+            **plain,
+        )

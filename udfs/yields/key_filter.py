@@ -1,0 +1,37 @@
+"""Filter of a segment's keys: a split block Bloom filter, as Parquet specifies it (BloomFilter.md), over hashes that we
+make. It takes 2 bytes a key, and takes one key in about 1,000 for one that it holds.
+
+A filter says which segments pay for their rewrite, and never which record goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+
+from lastkey.udfs.yields.filter_kernels import SALT, enter, look_up
+
+WORDS: Final = 8  # 32-bit words of a block; a key sets one bit in each
+_BITS_A_KEY: Final = 16
+
+
+def filter_of(hashes: np.ndarray) -> np.ndarray:
+    """Return the filter of uint64[n] hashes, as uint32[8 * blocks]."""
+    blocks = max(-(-len(hashes) * _BITS_A_KEY // (32 * WORDS)), 1)
+    out = np.zeros(blocks * WORDS, np.uint32)
+    enter(hashes, SALT, out)
+    return out
+
+
+def holds(key_filter: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Return bool[n] for uint64[n] hashes: whether the filter may hold them; False is certain."""
+    out = np.empty(len(hashes), np.bool_)
+    look_up(hashes, SALT, key_filter, out)
+    return out
+
+
+def hash_key_id(secret: tuple[int, int]) -> bytes:
+    """Return 8 bytes that tell the keys of hashes apart, and nothing else about them."""
+    return hashlib.blake2b(b"%d %d" % secret, digest_size=8).digest()
