@@ -166,7 +166,7 @@ def _spark_home() -> str:
         raise SparkStartError(found=f"SPARK_HOME names {home}, which has no bin/spark-submit; unset it")
     jar = next(Path(home, "jars").glob("spark-core_*.jar"), None)
     found = None if jar is None else re.search(r"-(\d+\.\d+)", jar.name)
-    ours = runpy.run_path(str(_pyspark() / "version.py"))["__version__"]
+    ours = runpy.run_path(str((_pyspark() / "version").with_suffix(".py")))["__version__"]
     if found is not None and not ours.startswith(f"{found[1]}."):
         raise SparkStartError(found=f"SPARK_HOME names {home}, whose Spark is {found[1]}; pyspark is {ours}; unset it")
     return home

@@ -386,6 +386,7 @@ class _File:
 
     def __init__(self, real: Any, path: str) -> None:
         self._real, self._path = real, path
+        self._n_read = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -397,9 +398,10 @@ class _File:
         self._real.close()
 
     def read(self, nbytes: int | None = None) -> bytes:
-        position = int(self._real.tell())
+        position = int(self._real.tell()) if self._real.seekable() else self._n_read
         _meet("read", self._path, position, 2**62 if nbytes is None else nbytes)
         data: bytes = self._real.read() if nbytes is None else self._real.read(nbytes)
+        self._n_read += len(data)
         return data
 
     def readinto(self, buffer: Any) -> int:
