@@ -98,8 +98,7 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
             if old.run.generation_after != (row.back_to or row.generation):
                 commits.append(going_back(old, row.generation + 1, run_id, row.run_id, now_ms))
             progress.advance()
-        changed = {commit.key for commit in commits}
-        for key in sorted(current.keys() - changed):
+        for key in sorted(current.keys() - {commit.key for commit in commits}):
             report.notes.append(f"{names.partition_folder(*key)}: left at generation {current[key].generation}")
         _report_partitions(report, commits, current)
         if commits and not options.dry_run:
@@ -129,18 +128,10 @@ def _report_partitions(report: RollbackReport, commits: Sequence[Commit], curren
                 f"them after this rollback, unless you roll forward again (--generation {before.generation})"
             )
         report.partitions.append(
-            {
-                "topic": before.topic,
-                "partition": before.partition,
-                "generation_before": before.generation,
-                "run_id_before": before.run_id,
-                "next_offset_before": before.next_offset,
-                "generation": after.generation,
-                "back_to": after.back_to,
-                "run_id": after.run_id,
-                "next_offset": after.next_offset,
-                "lost": [[first, until - 1] for first, until in lost],
-            }
+            {"topic": before.topic, "partition": before.partition}
+            | {f"{name}_before": getattr(before, name) for name in ("generation", "run_id", "next_offset")}
+            | {name: getattr(after, name) for name in ("generation", "back_to", "run_id", "next_offset")}
+            | {"lost": [[first, until - 1] for first, until in lost]}
         )
 
 

@@ -264,8 +264,7 @@ def replaced(version: Version, keys: Sequence[str], new: pa.Table, held: Held) -
     """
     schema = new.schema
     everything = rows(version, schema, held).select([*keys, FILE])
-    superseded = everything.join(new.select(keys), list(keys), join_type="left semi", use_threads=False)
-    touched = set(superseded[FILE].to_pylist())
+    touched = set(joined(everything, new.select(keys), "left semi")[FILE].to_pylist())
     sizes = {each["values"]: each["counts"] for each in everything[FILE].value_counts().to_pylist()}
     touched |= {path for path, n in sizes.items() if n < _FILE_ROWS // 2}
     old = rows(version, schema, held, touched)

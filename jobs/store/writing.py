@@ -76,7 +76,7 @@ def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
     gone = history.gone(made, checkpoints, chains, partial(folders_of, state.root), state.now_ms())
     schema = pa.schema([found.schema.field(column) for column in columns])
     old = pa.Table.from_pylist([dict(zip(columns, one, strict=True)) for one in gone], schema)
-    return found.join(old, columns, join_type="left anti", use_threads=False).select(found.column_names)
+    return table.joined(found, old, "left anti")
 
 
 def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None, look_back: bool) -> None:
