@@ -9,7 +9,6 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import pyarrow as pa
@@ -31,17 +30,18 @@ def check_exclusive(root: Root, rounds: int = 3) -> None:
     It costs half a millisecond on a disk, and 20 requests a round in a bucket. delta-rs looks before it puts, so a
     round shows nothing if one put came before the other's look: measured, in one of 20.
     """
+    probe = f".probe-{uuid.uuid4().hex}"
     if root.is_local:
-        _check_links(Path(root.full("state")))
+        _check_links(Path(root.full("state")), probe)
     else:
-        _check_conditional_puts(root, rounds)
+        _check_conditional_puts(root, probe, rounds)
 
 
-def _check_links(folder: Path) -> None:
+def _check_links(folder: Path, probe: str) -> None:
     """Check that hard links work, by which delta-rs commits. FUSE, exFAT and some network shares have none."""
     make_folders(folder)
-    with TemporaryDirectory(prefix=".probe-", dir=folder) as probe:
-        first, second = Path(probe, "first"), Path(probe, "second")
+    first, second = folder / probe, folder / f"{probe}-2"
+    try:
         first.touch()
         try:
             os.link(first, second)
@@ -52,11 +52,13 @@ def _check_links(folder: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(first, second)
             raise _refused(folder, "a hard link that replaces no file", "one that replaced one")
+    finally:
+        first.unlink(missing_ok=True)
+        second.unlink(missing_ok=True)
 
 
-def _check_conditional_puts(root: Root, rounds: int) -> None:
+def _check_conditional_puts(root: Root, probe: str, rounds: int) -> None:
     """Check that the server honours If-None-Match: put the same version twice at once."""
-    probe = f".probe-{uuid.uuid4().hex}"
     uri, options = uri_of(root, probe), storage_options(root)
     try:
         DeltaTable.create(uri, _SCHEMA, storage_options=options)
