@@ -96,7 +96,7 @@ def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
     return read_small_file(root.filesystem, root.full(path), path, log_bytes)
 
 
-def write_file(root: Root, path: str, data: bytes) -> None:
+def write_file(root: Root, path: str, data: bytes | memoryview) -> None:
     """Write a small file and flush it to the disk."""
     with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
         stream.write(data)

@@ -27,10 +27,9 @@ from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, known_from, pending_of, read_keys, write_keys
 from lastkey.udfs.compact.clean_groups import Clock, clean_groups
-from lastkey.udfs.compact.cleaner import Rules, group_segments_by_size
+from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.analyse import Analysis, groups_of
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.yields.key_filter import holds
@@ -170,16 +169,7 @@ def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> 
     """Return the groups, of consecutive sources, that become one segment each."""
     if not numbers:
         return []
-    sources: list[SegmentScan] = [analysis.sources[n] for n in numbers]
-    groups = group_segments_by_size(
-        [s.base_offset for s in sources],
-        [s.size for s in sources],
-        [len(s.offset_index) for s in sources],
-        [len(s.time_index) for s in sources],
-        end_offset=analysis.end_of(numbers[-1]),
-        max_bytes=plan.settings.segment_bytes,
-        max_index_bytes=plan.settings.segment_index_bytes,
-    )
+    groups = groups_of(plan, [analysis.sources[n] for n in numbers], analysis.end_of(numbers[-1]))
     return [range(numbers[0] + group.start, numbers[0] + group.stop) for group in groups]
 
 

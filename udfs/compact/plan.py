@@ -43,7 +43,7 @@ class CleanSettings:
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
     compaction_schedule: Schedule = "full"
-    compaction_min_yield: float = 0.25  # share of dead bytes from which a segment is rewritten
+    compaction_min_yield: float = 0.25  # share of dead records from which a segment is rewritten
     compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans everything to the next
 
     @property

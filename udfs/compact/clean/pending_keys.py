@@ -2,7 +2,7 @@
 these keys supersede there, without reading the newer segments again.
 
 A file holds exact hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets
-names it, for as long as a segment before it has not been held against it (`still_pending`).
+names it, for as long as a segment before it has not been held against it (`with_pending`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import numpy as np
 
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.slot_kernels import SLOT
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import flush, make_private, open_root, opened
+from lastkey.udfs.storage import make_private, open_root, opened, write_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
 _KEYS: Final = ".keys"
@@ -43,9 +44,7 @@ def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) ->
     store.filesystem.create_dir(store.full(plan.folder), recursive=True)
     path, raw = f"{plan.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
     make_private(store, path)
-    with store.filesystem.open_output_stream(store.full(path), compression=None) as stream:
-        stream.write(raw.data)
-    flush(store, path)
+    write_file(store, path, raw.data)
     written = PendingKeys(first, until, path, len(keys), crc32c_extend(_seed(plan), raw))
     read_keys(plan, written)
     return written
@@ -89,7 +88,7 @@ def with_pending(rows: Sequence[OutputSegment], pending: Sequence[PendingKeys]) 
     """Return a manifest's rows, by offset, with the key files that are still needed: those with a segment in front of
     them that was not held against them.
     """
-    out, least = [], 2**63 - 1  # of `applied_to` so far
+    out, least = [], MAX_OFFSET  # of `applied_to` so far
     for row in rows:
         mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
         needed = [astuple(one) for one in mine if least <= one.first]

@@ -154,15 +154,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         log_end_offset=log_end,
         cleanable=cleanable,
         rules=_rules(plan, scans, cleanable, final, rows, discardable) if due else rules_of_time(plan, log_end, final),
-        groups=cleaner.group_segments_by_size(
-            [scans[i].base_offset for i in numbers],
-            [scans[i].size for i in numbers],
-            [len(scans[i].offset_index) for i in numbers],
-            [len(scans[i].time_index) for i in numbers],
-            end_offset=end,
-            max_bytes=plan.settings.segment_bytes,
-            max_index_bytes=plan.settings.segment_index_bytes,
-        ),
+        groups=groups_of(plan, scans[: len(numbers)], end),
         producers=producers,
         open_transactions=open_ones,
         aborted=all_aborted,
@@ -174,6 +166,21 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         not_due=not_due,
         aging=aging,
         replaced=frozenset(numbers),
+    )
+
+
+def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:
+    """Return the groups of consecutive segments that become one, as ranges of their numbers here; end_offset: of the
+    last one's range.
+    """
+    return cleaner.group_segments_by_size(
+        [s.base_offset for s in scans],
+        [s.size for s in scans],
+        [len(s.offset_index) for s in scans],
+        [len(s.time_index) for s in scans],
+        end_offset=end_offset,
+        max_bytes=plan.settings.segment_bytes,
+        max_index_bytes=plan.settings.segment_index_bytes,
     )
 
 
