@@ -19,9 +19,9 @@ from lastkey.jobs.spark.tasks import carried_problem, is_sparks
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean_groups import Clock
-from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
-from lastkey.udfs.compact.one_task import check_null_keys, new_segments
+from lastkey.udfs.compact.one_task.clean_groups import Clock
+from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, new_segments
+from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, write_generation
 from lastkey.udfs.compact.output.place_segments import join_empty_groups, place
 from lastkey.udfs.compact.output.result import result_of

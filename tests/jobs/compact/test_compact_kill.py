@@ -32,8 +32,9 @@ TOML = """
 
 # (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
 # the switch
+SCANNED = "before lastkey.udfs.compact.one_task.compact_partition:clean_groups"
 STEPS = [
-    ("before lastkey.udfs.compact.one_task:clean_groups", 1, False),  # everything scanned, nothing written
+    (SCANNED, 1, False),  # nothing written
     ("before lastkey.udfs.compact.output.generation:write_indexes", 1, False),  # a log without its indexes
     ("before lastkey.udfs.compact.output.generation:read_back", 1, False),
     ("before lastkey.udfs.compact.output.generation:flush_folder", 1, False),  # all files there, folders not flushed
@@ -240,7 +241,9 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
     assert tree(lab.archive) == archive
 
 
-@pytest.mark.parametrize(("who", "step"), [("JVM", "output.generation:read_back"), ("driver", "one_task:clean_groups")])
+@pytest.mark.parametrize(
+    ("who", "step"), [("JVM", "output.generation:read_back"), ("driver", "one_task.compact_partition:clean_groups")]
+)
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
@@ -426,7 +429,13 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    first = start(tmp_path / "one", arguments, "before lastkey.udfs.compact.one_task:clean_groups", held=True, cores=1)
+    first = start(
+        tmp_path / "one",
+        arguments,
+        SCANNED,
+        held=True,
+        cores=1,
+    )
     first.wait_until_reached()
     files = set(tree(mine.store))
 
@@ -458,8 +467,7 @@ def test_runs_of_other_partitions_work_side_by_side(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    step = "before lastkey.udfs.compact.one_task:clean_groups"
-    first = start(tmp_path / "one", [*arguments, "--topics", "grown"], step, held=True)
+    first = start(tmp_path / "one", [*arguments, "--topics", "grown"], SCANNED, held=True)
     first.wait_until_reached()
     code, out, err = start(tmp_path / "two", [*arguments, "--topics", "new"]).finish()
     assert code == 0, err

@@ -14,12 +14,12 @@ from dataclasses import replace
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.by_yield import Cleaned, KeysLost, clean_by_yield, marker
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.winners import find_winners
-from lastkey.udfs.compact.clean_groups import Clock, clean_groups
-from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
+from lastkey.udfs.compact.one_task.by_yield import Cleaned, KeysLost, clean_by_yield, marker
+from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
+from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, write_generation
 from lastkey.udfs.compact.output.result import WrittenGeneration, result_of
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult

@@ -26,8 +26,8 @@ from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, known_from, pending_of, read_keys, write_keys
-from lastkey.udfs.compact.clean_groups import Clock, clean_groups
 from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, groups_of
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
