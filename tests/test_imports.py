@@ -102,7 +102,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.archive": _BASICS | _TASK,
     "jobs.store": _BASICS | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes"},
     "jobs.spark": _SHELL - {"jobs.archive"},
-    "jobs.compact": _JOB | {"udfs.compact"},
+    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB,
     "jobs.rollback": _JOB | {"udfs.data_source"},

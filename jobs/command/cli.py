@@ -21,10 +21,11 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.config import NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
+    CompactOptions,
     InspectOptions,
     LookupOptions,
     PackOptions,
@@ -39,6 +40,7 @@ from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progre
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
     Jobs,
+    compaction_options,
     engine_option,
     gaps_option,
     globs_option,
@@ -90,10 +92,7 @@ def lastkey() -> None:
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@planning_options
-@click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
-@gaps_option
-@sealed_option("clean")
+@compaction_options
 @click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
 @click.option(
     "--reset",
@@ -109,6 +108,19 @@ def lastkey() -> None:
 def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
     _call("compact", **given)
+
+
+@lastkey.command()
+@click.argument("archive")
+@click.option("--store", metavar="STORE", required=True, help="The store that `compact` would write.")
+@compaction_options
+@click.option("--all", "show_all", is_flag=True, help="Also list the segments that stay as they are.")
+@engine_option("auto")
+@shared
+def plan(now_ms: int | None, **given: Any) -> None:
+    """Show which segments the next `compact` would rewrite, and what that should yield; write nothing."""
+    check_policy_has_topics(given["cleanup_policy"], *given["topics"], *given["topics_from"])
+    _run("plan", CompactOptions, now_ms=check_now_ms(now_ms), dry_run=True, only_schedule=True, **given)
 
 
 @lastkey.command()

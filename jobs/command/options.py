@@ -27,6 +27,9 @@ class CompactOptions:
     reset: TopicFilter | None = None  # diverged partitions of these topics start over
     dry_run: bool = False
     wait: bool = False  # for another run that works on the same partitions
+    min_yield: float | None = None  # wins over the setting compaction.min.yield
+    io_budget: int | None = None  # bytes that rewrites by yield may read and write; None: no limit
+    only_schedule: bool = False  # with dry_run: what would be rewritten, without reading any of that
 
 
 @dataclass(frozen=True)
