@@ -34,6 +34,7 @@ from lastkey.jobs.command.options import (
     RollbackOptions,
     RunsOptions,
     VacuumOptions,
+    check_lookup,
 )
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
@@ -237,26 +238,7 @@ def lookup(**given: Any) -> None:
 
     TIME is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
     """
-    kinds = {
-        "--offset or --time": bool(given["offsets"] or given["times"]),
-        "--queries": given["queries"] is not None,
-        "--sizing": given["sizing"],
-        "--at": given["at"] is not None,
-    }
-    if sum(kinds.values()) != 1:
-        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
-    if (given["queries"] is None) != (given["output"] is None):
-        raise UsageError(message="--queries and --output need each other")
-    if given["at"] is not None and given["store"] is None:
-        raise UsageError(message="--at needs --store STORE, which holds the table")
-    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
-        raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
-    if given["generation"] is not None and (given["store"] is None or given["at"] is not None):
-        raise UsageError(message="--generation works only with --store, and not with --at")
-    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
-        raise UsageError(message="--isolation works only with --offset, --time and --queries")
-    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
-        raise UsageError(message="--until and --no-refresh work only with --at")
+    check_lookup(given)
     _run("lookup", LookupOptions, **given)
 
 

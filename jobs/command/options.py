@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 
 
@@ -190,3 +192,27 @@ class ReportOptions:
     cleanup_policy: str | None = None  # as of compact
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone
+
+
+def check_lookup(given: Mapping[str, Any]) -> None:
+    """Raise UsageError unless these options of `lookup`, by name, go together."""
+    kinds = {
+        "--offset or --time": bool(given["offsets"] or given["times"]),
+        "--queries": given["queries"] is not None,
+        "--sizing": given["sizing"],
+        "--at": given["at"] is not None,
+    }
+    if sum(kinds.values()) != 1:
+        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
+    if (given["queries"] is None) != (given["output"] is None):
+        raise UsageError(message="--queries and --output need each other")
+    if given["at"] is not None and given["store"] is None:
+        raise UsageError(message="--at needs --store STORE, which holds the table")
+    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
+        raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
+    if given["generation"] is not None and (given["store"] is None or given["at"] is not None):
+        raise UsageError(message="--generation works only with --store, and not with --at")
+    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
+        raise UsageError(message="--isolation works only with --offset, --time and --queries")
+    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
+        raise UsageError(message="--until and --no-refresh work only with --at")
