@@ -28,12 +28,12 @@ def scheduled(plan: PartitionPlan, before: Checkpoint | None) -> PartitionPlan:
     ago and the budget allows it.
     """
     settings = plan.settings
+    plan = replace(plan, yields=before.yields if before is not None and not plan.anew else None)
     if settings.compaction_schedule != "yield" or not settings.compacts:
         return plan
     if not settings.by_offset or plan.oldest_ms >= 0:
         return plan
-    yields = before.yields if before is not None and not plan.anew else None
-    plan = replace(plan, by_yield=True, secret_ms=plan.now_ms, yields=yields)
+    plan = replace(plan, by_yield=True, secret_ms=plan.now_ms)
     if before is None or plan.anew or plan.force:
         return plan
     known = read_secret(open_root(plan.store_uri), before.folder)

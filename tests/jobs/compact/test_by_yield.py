@@ -5,99 +5,20 @@ the end leaves what one full run leaves.
 from __future__ import annotations
 
 import random
-import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lastkey.jobs.command.cli import main
-from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.store.rows import Segment
-from lastkey.udfs.segments import cleaned_until
 from lastkey.udfs.yields.schedule import Pace
-from tests.builders.archives import Lab
-from tests.builders.logs import START_MS, write_partition
-from tests.reference.log import Batch, decode_log
-
-KEY = ("t", 0)
-DAY = 86_400_000
-SETTINGS: dict[str, Any] = {
-    "cleanup.policy": "compact", "compaction.schedule": "yield", "compaction.min.yield": 0.3, "index.interval.bytes": 0,
-    "delete.retention.ms": 3 * DAY, "compaction.dead.byte.price": 1e9,
-}  # fmt: skip
-
-
-@dataclass
-class Nights:
-    """An archive that grows by a segment a night, and its store."""
-
-    root: Path
-    settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
-    segments: list[str] = field(default_factory=list)
-
-    def lab(self, root: Path | None = None) -> Lab:
-        given = {"defaults": self.settings, "job": {"engine": "threads"}}
-        return Lab(None, root or self.root, given, archive_at=self.root / "archive")
-
-    def grow(self, text: str) -> None:
-        """Add a segment; an empty active one follows it."""
-        self.segments.append(text)
-        shutil.rmtree(self.root / "archive", ignore_errors=True)
-        write_partition(self.root / "archive" / "t-0", "||".join([*self.segments, ""]))
-
-    def run(self, **options: Any) -> CompactReport:
-        report = self.lab().run(START_MS + len(self.segments) * DAY, **options)
-        assert [r.problem for r in report.results] == [None], report.results
-        return report
-
-    def job(self, name: str, *options: str, code: int = 0) -> None:
-        """Run another job on the store."""
-        assert main([name, "--store", str(self.lab().store), *options, "--json"]) == code
-
-    def beside(self, pattern: str) -> list[Path]:
-        """Return files of the store below segments/t-0, by path."""
-        return sorted((self.lab().store / "segments" / "t-0").glob(f"*/{pattern}"))
-
-    def rows(self) -> list[Segment]:
-        state = self.lab().state()
-        at = state.checkpoints()[KEY]
-        return state.manifests({KEY: (at.generation, at.run_id)})[KEY]
-
-    def checked(self) -> list[Batch]:
-        """Return the generation's batches, after a look at every key of the archive."""
-        lab, rows = self.lab(), self.rows()
-        current = lab.state().checkpoints()[KEY]
-        if not current.back_to:
-            lab.check_whole(rows)
-        end = current.first_dirty_offset
-        logs = sorted((self.root / "archive" / "t-0").glob("*.log"))
-        wanted = _last([b for log in logs for b in decode_log(log.read_bytes())], end)
-        batches = lab.batches(rows)
-        found = _last(batches, end)
-        for key, (offset, value) in wanted.items():
-            if value is not None:
-                assert found.get(key) == (offset, value), key
-            else:
-                assert found.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
-        assert found.keys() <= wanted.keys()
-        clean = cleaned_until(rows, end)
-        below = [r.key for b in batches if not b.control for r in b.records if r.offset < clean]
-        assert len(below) == len(set(below)), "a key twice below the cleaner checkpoint"
-        return batches
+from tests.builders.logs import START_MS
+from tests.builders.nights import DAY, KEY, Nights, last_records
 
 
 @pytest.fixture(autouse=True)
-def always_by_yield(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no run clean everything because that is cheaper: for logs as small as these it is."""
-    if "paced" not in request.keywords:
-        monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
-
-
-def _last(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes | None]]:
-    records = [r for b in batches if not b.control for r in b.records if r.offset < end]
-    return {r.key: (r.offset, r.value) for r in sorted(records, key=lambda r: r.offset)}
+    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
 
 
 def _drawn(rng: random.Random, cold: int, night: int) -> str:
@@ -137,7 +58,7 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     lab.run(START_MS + 10 * DAY)
     at = lab.state().checkpoints()[KEY]
     rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
-    kept, expected = _last(fully, 2**63), _last(lab.batches(rows), 2**63)
+    kept, expected = last_records(fully, 2**63), last_records(lab.batches(rows), 2**63)
     live = {key: one for key, one in expected.items() if one[1] is not None}
     assert {key: one for key, one in kept.items() if one[1] is not None} == live
     assert kept.keys() <= expected.keys()
@@ -159,7 +80,7 @@ def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> No
     nights.settings["compaction.full.ms"] = 0
     nights.grow("h1=4")
     nights.run()
-    assert b"c3" not in _last(nights.checked(), 2**63)
+    assert b"c3" not in last_records(nights.checked(), 2**63)
 
 
 def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
@@ -167,7 +88,7 @@ def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
     for text in (COLD, f"{{horizon={START_MS}}} c3=- h1=1"):
         nights.grow(text)
         nights.run()
-        found = _last(nights.checked(), 2**63)
+        found = last_records(nights.checked(), 2**63)
     assert found[b"c3"][1] is None
 
 
