@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lastkey.udfs.yields.schedule import Pace
+from tests.builders.archives import Lab
 from tests.builders.logs import START_MS
 from tests.builders.nights import DAY, KEY, Nights, last_records
 
@@ -31,7 +32,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     nights = Nights(tmp_path)
@@ -62,6 +63,28 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     live = {key: one for key, one in expected.items() if one[1] is not None}
     assert {key: one for key, one in kept.items() if one[1] is not None} == live
     assert kept.keys() <= expected.keys()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
+    rng, nights = random.Random(seed), Nights(tmp_path)
+    nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
+    nights.settings["segment.bytes"] = 1 << 20
+    for night in range(8):
+        nights.grow(_drawn(rng, rng.choice([5, 40]), night).replace("=-", "=v"))
+        nights.run()
+    assert any(row.root == "store" and not row.cleaned for row in nights.rows())
+    nights.run(force=True)
+    once = nights.lab(tmp_path / "at once")
+    once.run(START_MS + 8 * DAY)
+    assert _logs(nights.lab()) == _logs(once)
+
+
+def _logs(lab: Lab) -> dict[str, bytes]:
+    """Return the logs of t-0's current generation by name."""
+    at = lab.state().checkpoints()[KEY]
+    rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+    return {lab.path(row).name: lab.path(row).read_bytes()[: row.size_bytes] for row in rows}
 
 
 COLD = " ".join(f"c{n}=1" for n in range(20))
