@@ -30,9 +30,10 @@ class Nights:
     root: Path
     settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
     segments: list[str] = field(default_factory=list)
+    job_settings: dict[str, Any] = field(default_factory=dict)
 
     def lab(self, root: Path | None = None) -> Lab:
-        given = {"defaults": self.settings, "job": {"engine": "threads"}}
+        given = {"defaults": self.settings, "job": {"engine": "threads"} | self.job_settings}
         return Lab(None, root or self.root, given, archive_at=self.root / "archive")
 
     def grow(self, text: str) -> None:

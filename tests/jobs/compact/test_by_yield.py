@@ -223,3 +223,32 @@ def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) 
         if "abort" in text or "h1" in text:  # else the transaction is open, and nothing may be cleaned
             nights.run()
             nights.job("verify")
+
+
+@pytest.mark.parametrize("split_by", ["none", "blocks"])
+def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(tmp_path: Path, split_by: str) -> None:
+    nights = Nights(tmp_path, job_settings={"split.by": split_by, "split.bytes": 600})
+    nights.settings |= {"segment.bytes": 1000}
+    for night in range(4):
+        nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
+    assert (nights.run().results[0].splits > 1) == (split_by == "blocks")
+    rows = [row for row in nights.rows() if row.size_bytes]
+    assert len(rows) > 3
+    assert all(row.facts_bytes for row in rows)
+    nights.grow("k01=2")
+    result = nights.run().results[0]
+    assert [s.reason for s in result.schedule] == ["kept"] * len(rows)
+    nights.checked()
+    nights.job("verify")
+
+
+def test_retention_takes_new_segments_with_their_facts(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.settings |= {"cleanup.policy": "compact,delete", "retention.bytes": 3000, "segment.bytes": 1000}
+    for night in range(6):
+        nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
+        nights.run()
+        nights.job("verify")
+    bases = {path.stem for path in nights.beside("*.log")} | {f"{row.base_offset:020}" for row in nights.rows()}
+    assert {path.stem for path in nights.beside("*.facts")} <= bases
+    assert sum(row.size_bytes for row in nights.rows()) < 6000

@@ -212,7 +212,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputS
 def _remove_segment(plan: PartitionPlan, store: Root, segment: OutputSegment) -> None:
     """Delete a cleaned segment that retention removes, before anybody knows it."""
     for kind in kinds_of(segment):
-        store.filesystem.delete_file(store.full(f"{plan.folder}/{segment_file(segment.base_offset, kind)}"))
+        store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
 
 def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:

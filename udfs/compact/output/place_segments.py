@@ -107,21 +107,20 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
         write_file(store, path, b"")
         checksums = write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
         return replace(segment, path=path, side_files=json.dumps(checksums))
-    written = segment.path.removesuffix(".log")
+    written, placed = segment.path.removesuffix(".log"), path.removesuffix(".log")
     written_base = int(written.rpartition("/")[2])
     shift = written_base - segment.base_offset
     known, checksums = side_checksums([segment.side_files]), {}
     for kind in kinds_of(segment):
         if shift and kind in OF_YIELD:  # they hold relative offsets, and cost only time if they are missing
             continue
-        name = segment_file(segment.base_offset, kind)
-        old, new = f"{written}.{kind}", f"{plan.folder}/{name}"
+        old, new = f"{written}.{kind}", f"{placed}.{kind}"
         if shift and kind in _SHIFTED:
             data = _shifted(store, old, shift, _SHIFTED[kind])
-            checksums |= write_side_files(store, plan.folder, {name: data})
+            checksums |= write_side_files(store, plan.folder, {segment_file(segment.base_offset, kind): data})
             continue
         if kind not in ("log", *OF_YIELD):
-            checksums[name] = known[segment_file(written_base, kind)]
+            checksums[segment_file(segment.base_offset, kind)] = known[segment_file(written_base, kind)]
         if store.is_local:
             store.filesystem.move(store.full(old), store.full(new))  # the very file that was read back
         else:
