@@ -262,16 +262,27 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
     _check_next_run(begun, mine, now_ms)
 
 
-def test_a_vacuum_without_grace_leaves_a_run_what_it_has_read(begun, now_ms, tmp_path):
-    """Its files are complete, no generation names them yet, and no generation has read as far."""
+@pytest.mark.parametrize(
+    ("step", "heard"),
+    [
+        ("jobs.store.writing:commit_wave", False),  # its files are complete, and no generation has read as far
+        ("udfs.compact.split.settle:settle", True),  # files of key hashes
+    ],
+)
+def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
+    """heard: vacuum hears of the run; else it goes by the files alone."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.writing:commit_wave", held=True)
+    arguments = _arguments(mine, tmp_path, now_ms, split="blocks" if heard else "auto", engine="threads")
+    deaf = "" if heard else "lastkey.jobs.store.announcements:_EXPIRES_SECONDS"
+    run = start(tmp_path / "run", arguments, f"before lastkey.{step}", held=True, constant=deaf)
     run.wait_until_reached()
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
     assert taken.deleted == {}
-    assert {(kept["topic"], kept["partition"]) for kept in taken.kept} == {("grown", 0), ("new", 0), ("new", 1)}
+    if heard:
+        assert [f"(pid {run.process.pid}, " in note for note in taken.notes] == [True], taken.notes
+    else:
+        assert {(kept["topic"], kept["partition"]) for kept in taken.kept} == {("grown", 0), ("new", 0), ("new", 1)}
     run.let_go()
     code, out, err = run.finish()
     assert code == 0, err
