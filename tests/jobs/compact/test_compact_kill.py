@@ -13,6 +13,7 @@ from lastkey.jobs import vacuum
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.store.paths import MANIFEST
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
 from tests.builders.stopping import start, wait_until_gone
 from tests.builders.trees import tree
@@ -433,6 +434,28 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     assert {key: (s.state, s.generation) for key, s in mine.state().states().items()} == {
         key: ("clean", row.generation) for key, row in checkpoints.items()
     }
+    _check_next_run(begun, mine, now_ms)
+
+
+@pytest.mark.parametrize(("wave", "kept"), [(64, {}), (1, {("grown", 0): 2})])
+def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, kept):
+    """Another run moves one of three partitions, and neither hears of the other. With waves of one partition, the
+    largest comes first, and stays.
+    """
+    mine = _copy(begun[0], tmp_path.name)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
+    late = start(
+        tmp_path / "late", arguments, "before lastkey.jobs.store.table:_commit", nth=3 if wave > 1 else 6, held=True,
+        constant="lastkey.jobs.store.announcements:_EXPIRES_SECONDS",
+    )  # fmt: skip
+    late.wait_until_reached()
+    assert mine.run(now_ms, topics=TopicFilter(("new",))).exit_code == 0
+    late.let_go()
+    code, out, err = late.finish()
+    said = json.loads(out)
+    assert code == 4, err
+    assert {(p["topic"], p["partition"]): p["generation"] for p in said["partitions"] if p["generation"]} == kept
+    assert {p["status"] for p in said["partitions"] if not p["generation"]} <= {"conflict", "not_due"}
     _check_next_run(begun, mine, now_ms)
 
 
