@@ -1,0 +1,29 @@
+"""Stores that runs by yield have made: some of their segments met the keys of all later records, others did not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.builders.archives import Lab
+from tests.builders.logs import START_MS, write_partition
+
+DAY = 86_400_000
+COLD = " ".join(f"c{n}=1" for n in range(20))
+NIGHTS = (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=-")
+BY_YIELD: dict[str, Any] = {
+    "cleanup.policy": "compact", "compaction.schedule": "yield", "compaction.min.yield": 0.3, "index.interval.bytes": 0
+}  # fmt: skip
+
+
+def run_nights(root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", **settings: Any) -> Lab:
+    """Compact an archive that grows by a segment a night, with an empty active one behind it; return both places."""
+    lab = Lab(None, root, {"topics": {topic: BY_YIELD | settings}, "job": {"engine": "threads"}})
+    for night in range(1, len(nights) + 1):
+        shutil.rmtree(lab.archive / f"{topic}-0", ignore_errors=True)
+        write_partition(lab.archive / f"{topic}-0", "||".join([*nights[:night], ""]))
+        report = lab.run(START_MS + night * DAY)
+        assert report.exit_code == 0, report.to_text()
+    return lab
