@@ -18,12 +18,12 @@ BY_YIELD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def run_nights(root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", **settings: Any) -> Lab:
-    """Compact an archive that grows by a segment a night, with an empty active one behind it; return both places."""
+def run_nights(root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", active: str = "", **settings: Any) -> Lab:
+    """Compact an archive that grows by a segment a night; return both places. active: the last segment in the end."""
     lab = Lab(None, root, {"topics": {topic: BY_YIELD | settings}, "job": {"engine": "threads"}})
     for night in range(1, len(nights) + 1):
         shutil.rmtree(lab.archive / f"{topic}-0", ignore_errors=True)
-        write_partition(lab.archive / f"{topic}-0", "||".join([*nights[:night], ""]))
+        write_partition(lab.archive / f"{topic}-0", "||".join([*nights[:night], active * (night == len(nights))]))
         report = lab.run(START_MS + night * DAY)
         assert report.exit_code == 0, report.to_text()
     return lab

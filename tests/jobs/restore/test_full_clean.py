@@ -32,7 +32,8 @@ def _cleaner_checkpoint(output: Path) -> dict[tuple[str, int], int]:
     return read_offset_checkpoint((output / "cleaner-offset-checkpoint").read_bytes(), "cleaner-offset-checkpoint")
 
 
-def test_the_report_says_what_a_broker_cleans_again(lab: Lab) -> None:
+def test_the_report_says_what_a_broker_cleans_again(tmp_path: Path) -> None:
+    lab = run_nights(tmp_path, active="h1=9 a=1")
     report = lastkey.restore(lab.store, lab.root / "out")
     met = len(NIGHTS[0].split())  # the first segment met no later key
     rows = [row for row in _rows(lab) if row.base_offset < lab.state().checkpoints()[KEY].first_dirty_offset]
@@ -64,7 +65,7 @@ def test_full_clean_leaves_a_broker_nothing_to_clean_again(lab: Lab) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_full_clean_takes_the_settings_of_the_last_run_unless_the_topic_has_its_own(lab: Lab, named: bool) -> None:
-    own = {"topics": {"t": BY_YIELD | {"compaction.min.yield": 0.9}}} if named else {}
+    own = {"topics": {"t*": BY_YIELD | {"compaction.min.yield": 0.9}}} if named else {}
     lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS | own)
     last, before = lab.state().histories()[KEY][:2]
     assert '"compaction_min_yield": 0.3' in before.settings
@@ -74,7 +75,8 @@ def test_full_clean_takes_the_settings_of_the_last_run_unless_the_topic_has_its_
 
 def test_only_topics_that_need_it_are_cleaned(lab: Lab) -> None:
     clean = run_nights(lab.root, NIGHTS[:1], topic="clean")
-    lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
+    settings = THREADS | {"topics": {"*": BY_YIELD}}
+    lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=settings)
     assert {key[0]: row.generation for key, row in clean.state().checkpoints().items()} == {"clean": 1, "t": 5}
 
 
