@@ -29,6 +29,7 @@ from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large
 from tests.builders.trees import files_in, files_of
+from tests.builders.yields import NIGHTS, run_nights
 
 pytestmark = pytest.mark.slow
 
@@ -346,3 +347,33 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     assert any(note.startswith("users-1: no longer in the archive, but the store holds") for note in unnamed.notes)
     with pytest.raises(UsageError, match="this store serves"):
         profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())
+
+
+def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
+    lab = run_nights(tmp_path)
+    report = archive_report.run(options(lab.archive, store=str(lab.store)), Silent())
+    said = json.loads(json.dumps(report.to_json()))["yields"]
+    columns = ("generation", "rewritten", "kept", "expected_dead", "dead_records")
+    assert [tuple(one[name] for name in columns) for one in said["generations"]] == [
+        (1, 0, 0, 0, 0), (2, 0, 1, 0, 0), (3, 1, 1, 2, 2), (4, 1, 1, 3, 3)
+    ]  # fmt: skip
+    runs = {run.generation_after: run for run in report.history["t", 0]}
+    assert [one["bytes_read"] for one in said["generations"]] == [runs[n].bytes_read for n in (1, 2, 3, 4)]
+    assert [(s["base_offset"], s["records"], s["superseded"]) for s in said["segments"]] == [
+        (0, 20, 2), (20, 1, 0), (26, 3, 0)
+    ]  # fmt: skip
+    lines = report.to_text().splitlines()
+    assert [line.split()[3:7] for line in lines[lines.index("runs by yield:") + 3 :][:4]] == [
+        ["0", "0", "0", "0"], ["0", "1", "0", "0"], ["1", "1", "2", "2"], ["1", "1", "3", "3"]
+    ]  # fmt: skip
+    text = (tmp_path / "report.html").read_text()
+    needs_nothing_else(text)
+    assert "5 expected dead by filters, 5 dropped" in text
+    assert "records of 3 segments, oldest first; 8.3 % dead by the filters" in text
+
+
+def test_a_store_without_runs_by_yield_shows_none(tmp_path):
+    lab = run_nights(tmp_path, NIGHTS[:2], **{"compaction.schedule": "full"})
+    report = archive_report.run(options(lab.archive, store=str(lab.store)), Silent())
+    assert report.yields.to_json() == {"generations": [], "segments": []}
+    assert "by yield" not in report.to_text() + (tmp_path / "report.html").read_text()
