@@ -209,6 +209,7 @@ def restore(
     *,
     generation: int | None = None,
     archive: Location | None = None,
+    full_clean: bool = False,
     topics: Globs = (),
     exclude: Globs = (),
     topics_from: Location | Iterable[Location] = (),
@@ -218,9 +219,12 @@ def restore(
     """Copy a generation of a store into a log directory that a broker starts on.
 
     output: a new or empty folder. generation: None: the current one of each partition. archive: where the store's
-    archive is now, if it has moved. topics, exclude, topics_from, config, progress: as of `compact`.
+    archive is now, if it has moved. full_clean: first clean what a broker would clean again, in a run of `compact`,
+    with the settings of config or, for topics without any, of their last run. topics, exclude, topics_from, progress:
+    as of `compact`.
 
-    Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError), and
+    Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError;
+    NotCleanedError: full_clean found a problem), and
     TypeError for an argument of another type.
     """
     options = RestoreOptions(
@@ -228,8 +232,11 @@ def restore(
         output=check_location("output", output),
         generation=_number("generation", generation, 1),
         archive=_location_or_none("archive", archive),
+        full_clean=_flag("full_clean", full_clean),
         **_shared(topics, exclude, topics_from, config),
     )
+    if options.full_clean and options.generation is not None:
+        raise UsageError(message="--full-clean makes a new generation of the current one: leave out --generation")
     report: RestoreReport = _run("restore", options, progress)
     return report
 

@@ -104,7 +104,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.spark": _SHELL - {"jobs.archive"},
     "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},
-    "jobs.restore": _JOB,
+    "jobs.restore": _JOB | {"jobs.compact"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,

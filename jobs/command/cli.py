@@ -160,6 +160,7 @@ def reindex(**given: Any) -> None:
 @click.option("--output", metavar="DIR", required=True, help="A new or empty folder, which becomes a log directory.")
 @click.option("--generation", type=click.IntRange(min=1), help="Restore this one.  [default: the current one]")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
+@click.option("--full-clean", is_flag=True, help="First clean what a broker would clean again, in a run of compact.")
 @shared
 def restore(**given: Any) -> None:
     """Copy a generation into a log directory that a broker starts on."""

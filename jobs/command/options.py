@@ -59,6 +59,7 @@ class RestoreOptions:
     topics: TopicFilter = EVERY_TOPIC
     generation: int | None = None  # None: the current one of each partition
     archive: str | None = None  # where the archive is now; None: where it was
+    full_clean: bool = False  # first clean what a broker would clean again
 
 
 @dataclass(frozen=True)
