@@ -266,8 +266,8 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
 @pytest.mark.parametrize(
     ("step", "heard"),
     [
-        ("jobs.store.writing:commit_wave", False),  # its files are complete, and no generation has read as far
-        ("udfs.compact.split.settle:settle", True),  # files of key hashes
+        ("lastkey.jobs.store.writing:commit_wave", False),  # its files are complete, and no generation has read as far
+        ("lastkey.udfs.compact.split.settle:settle", True),  # files of key hashes
     ],
 )
 def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
@@ -276,7 +276,7 @@ def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_pa
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, split="blocks" if heard else "auto", engine="threads")
     deaf = "" if heard else "lastkey.jobs.store.announcements:_EXPIRES_SECONDS"
-    run = start(tmp_path / "run", arguments, f"before lastkey.{step}", held=True, constant=deaf)
+    run = start(tmp_path / "run", arguments, f"before {step}", held=True, constant=deaf)
     run.wait_until_reached()
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
     assert taken.deleted == {}
