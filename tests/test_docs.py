@@ -449,6 +449,20 @@ def test_drawings_are_what_the_code_draws(passes):
     assert {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in drawn} == drawn
 
 
+def test_the_pictures_of_runs_by_yield_can_be_drawn():
+    from docs import make_pictures, yield_pictures
+
+    colours = make_pictures.THEMES["light"]
+    aged = yield_pictures.aged_segments(keys=2_000, nights=2)
+    assert sum(s.records - s.dead for s in aged) == 2_000, "each key has one live record"
+    assert sum(s.dead for s in aged) > 0
+    assert yield_pictures.segments_by_age(colours, aged).count("<rect") == 2 * len(aged) + 3
+    found = {"by rank": {"one": [(1.1, 20.0), (1.3, 5.0), (1.9, 3.0)], "other": [(1.0, 80.0)]}}
+    drawn = yield_pictures.io_against_space(colours, found)
+    assert re.findall(r'points="([^"]+)"', drawn)[0].count(",") == 2, "what lies beyond the panel is left out"
+    assert all(f">{name}</text>" in drawn for name in ("by rank updates", "one", "other"))
+
+
 def test_every_picture_is_shown_and_none_is_large():
     shown = {
         Path(target).name for page in PAGES for target in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text())
