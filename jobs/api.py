@@ -66,6 +66,8 @@ def compact(
     reset: Globs = (),
     dry_run: bool = False,
     wait: bool = False,
+    min_yield: float | None = None,
+    io_budget: int | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> CompactReport:
@@ -79,7 +81,8 @@ def compact(
     as the settings say, by default fail. sealed: nothing appends to the archive any more, so clean the
     last segment too. force: compact every partition from its log start, due or not. reset: start these topics over
     where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
-    partitions. progress: True shows a bar on stderr.
+    partitions. min_yield, io_budget: by yield, the dead share from which a segment is rewritten, and the bytes that
+    rewrites may read and write; None: as the settings say, and no limit. progress: True shows a bar on stderr.
 
     Partitions that were set aside are in the report, with exit code 3; with exit code 4 another run committed first.
     Raises a JobError (UsageError, RunningError, StorageError, ...) if the job stops, and TypeError for an argument of
@@ -99,6 +102,8 @@ def compact(
         reset=TopicFilter(parse_globs("--reset", globs)) if (globs := _texts("reset", reset)) else None,
         dry_run=_flag("dry_run", dry_run),
         wait=_flag("wait", wait),
+        min_yield=_share("min_yield", min_yield),
+        io_budget=_number("io_budget", io_budget, 0),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
     report: CompactReport = _run("compact", options, progress)
@@ -204,6 +209,7 @@ def restore(
     *,
     generation: int | None = None,
     archive: Location | None = None,
+    full_clean: bool = False,
     topics: Globs = (),
     exclude: Globs = (),
     topics_from: Location | Iterable[Location] = (),
@@ -213,9 +219,12 @@ def restore(
     """Copy a generation of a store into a log directory that a broker starts on.
 
     output: a new or empty folder. generation: None: the current one of each partition. archive: where the store's
-    archive is now, if it has moved. topics, exclude, topics_from, config, progress: as of `compact`.
+    archive is now, if it has moved. full_clean: first clean what a broker would clean again, in a run of `compact`,
+    with the settings of config or, for topics without any, of their last run. topics, exclude, topics_from, progress:
+    as of `compact`.
 
-    Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError), and
+    Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError;
+    NotCleanedError: full_clean found a problem), and
     TypeError for an argument of another type.
     """
     options = RestoreOptions(
@@ -223,8 +232,11 @@ def restore(
         output=check_location("output", output),
         generation=_number("generation", generation, 1),
         archive=_location_or_none("archive", archive),
+        full_clean=_flag("full_clean", full_clean),
         **_shared(topics, exclude, topics_from, config),
     )
+    if options.full_clean and options.generation is not None:
+        raise UsageError(message="--full-clean makes a new generation of the current one: leave out --generation")
     report: RestoreReport = _run("restore", options, progress)
     return report
 
@@ -258,6 +270,16 @@ def _number(name: str, value: object, least: int | None = None) -> int | None:
     if least is not None and value < least:
         raise UsageError(message=f"{_option(name)}: expected at least {least}, found {value}")
     return value
+
+
+def _share(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise wrong_type(name, "a number", value)
+    if not 0 <= value <= 1:
+        raise UsageError(message=f"{_option(name)}: expected a number from 0 to 1, found {value}")
+    return float(value)
 
 
 def _one_of(name: str, value: object, allowed: Iterable[str]) -> str | None:

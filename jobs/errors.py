@@ -201,6 +201,14 @@ class LogStartError(JobError):
     hint = "a broker would delete it all: give another --generation, or start over with compact --reset"
 
 
+class NotCleanedError(JobError):
+    """A partition that --full-clean could not clean."""
+
+    template = _FOUND
+    exit_code = PROBLEMS
+    hint = "nothing was restored; without --full-clean restore copies the generation that is there"
+
+
 class ConflictError(JobError):
     """Another run committed first, or still writes."""
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
-
-from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.command.options import RollbackOptions
@@ -37,7 +35,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.data_source.log_end import ends_of
 from lastkey.udfs.data_source.pieces import SourcePartition
-from lastkey.udfs.storage import Root, normal_uri, open_root
+from lastkey.udfs.storage import Root, absent, normal_uri, open_root
 
 
 @dataclass
@@ -181,16 +179,7 @@ def _usable(store: Root, run: RunRow) -> tuple[Commit | None, str]:
     """Return the commit whose files a generation uses, and the reason why it cannot be used; "": all are there."""
     commit, wrong = manifests.read_whole(store, run.folder)
     if commit is not None and not wrong:
-        wrong = next(_gone_from_archive(commit), "")
+        used = [(s.path, s.size_bytes) for s in commit.segments if s.root == "archive"]
+        archive = open_root(normal_uri(commit.checkpoint.archive_uri)) if used else store
+        wrong = next((f"{archive.uri}/{path}" for path in absent(archive, used)), "")
     return commit, wrong and f"its files in {run.folder} are gone ({wrong})"
-
-
-def _gone_from_archive(commit: Commit) -> Iterator[str]:
-    """Yield the archived segments that the generation uses and that are missing, or shorter."""
-    used = [s for s in commit.segments if s.root == "archive"]
-    if not used:
-        return
-    archive = open_root(normal_uri(commit.checkpoint.archive_uri))
-    for s, info in zip(used, archive.filesystem.get_file_info([archive.full(s.path) for s in used]), strict=True):
-        if info.type != pafs.FileType.File or info.size < s.size_bytes:
-            yield f"{archive.uri}/{s.path}"

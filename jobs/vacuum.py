@@ -1,9 +1,9 @@
 """`vacuum --store STORE`: deletes files below STORE/segments that no generation needs any more, after a grace period.
 
-Runs may go on meanwhile: the table of checkpoints names the folders first, and no run commits a folder that was named
-since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_kept` follows it. If a folder stays, so do
-the files that its generation names in other folders. In a folder that goes, `committed` goes first and the manifest
-second: if vacuum is killed, nothing takes the rest for a generation.
+Runs may go on meanwhile: the folders of announced ones stay; the table of checkpoints names what goes first, and no run
+commits a folder that was named since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_kept`
+follows it. If a folder stays, so do the files that its generation names in other folders. In a folder that goes,
+`committed` goes first and the manifest second: if vacuum is killed, nothing takes the rest for a generation.
 
 The clock is the wall clock, or the store's if that is behind (`_store_now_ms`): --now never decides what is deleted.
 At the end Delta's own VACUUM cleans the state tables.
@@ -16,7 +16,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyarrow import fs as pafs
@@ -27,6 +27,7 @@ from lastkey.jobs.command.parse import check_globs, check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, seconds, size, table
 from lastkey.jobs.store import writing
+from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
 from lastkey.jobs.store.folders import Run, RunFolder, each_once, run_folders
 from lastkey.jobs.store.generations import open_store
@@ -101,7 +102,8 @@ def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         wall_ms = time.time_ns() // 1_000_000  # not before: else a clock that is right is some ms behind the store's
         now_ms = wall_ms if of_store_ms is None else min(wall_ms, of_store_ms)  # deleted files are old by both
         ahead_hours = (wall_ms - now_ms) // 3_600_000
-        chosen = _chosen(state, now_ms - options.grace_hours * 3_600_000, options, report)
+        live_ms = wall_ms if of_store_ms is None else of_store_ms
+        chosen = _chosen(state, now_ms - options.grace_hours * 3_600_000, live_ms, options, report)
         report.notes += state.notes
         if ahead_hours > 0:
             report.notes.append(
@@ -134,7 +136,7 @@ def _store_now_ms(root: Root) -> int:
 
 
 def _chosen(
-    state: State, young_ms: float, options: VacuumOptions, report: VacuumReport
+    state: State, young_ms: float, live_ms: int, options: VacuumOptions, report: VacuumReport
 ) -> list[tuple[RunFolder, Gone]]:
     """Return the folders with the files that go. The folders are listed after a version of the table of
     checkpoints was read, and the very next version announces those that go. So a run that wrote one of them and has not
@@ -144,6 +146,7 @@ def _chosen(
         seen = state.version()
         report.notes = []
         there = each_once(state.root, run_folders(state.root, report.notes), report.notes)
+        there = _spared(state.root, there, live_ms, report)
         known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
         check_topics(options.topics, known, state.root.uri)
         if options.give_up is not None:
@@ -155,6 +158,16 @@ def _chosen(
         doomed = [folder.path for folder, gone in chosen if gone is not None]
         if options.dry_run or not doomed or writing.announce_deletions(state, doomed, seen):
             return chosen
+
+
+def _spared(store: Root, there: list[RunFolder], now_ms: int, report: VacuumReport) -> list[RunFolder]:
+    """Return the folders, with `whole` off for those of runs at work. A run announces itself before it makes one, so
+    the announcement of a run whose folder was listed is there, unless the run has ended.
+    """
+    at_work = {run.run_id: run.label() for run in live(store, report.notes, None, now_ms * 1_000_000)}
+    theirs = {folder.run: label for folder in there if (label := at_work.get(folder.run_id.partition(".")[0]))}
+    report.notes += [f"{label} is at work; its files are left alone" for label in sorted(set(theirs.values()))]
+    return [replace(folder, whole=False) if folder.run in theirs else folder for folder in there]
 
 
 def _kept(
@@ -239,7 +252,7 @@ def _clean(store: Root, folder: RunFolder, gone: Gone, report: VacuumReport) -> 
             with contextlib.suppress(FileNotFoundError):  # another vacuum deleted it, or the answer was lost
                 store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))
         if len(gone) == len(folder.files):  # no run can commit files that it writes there
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # of another vacuum; or a run that nobody heard of still writes there
                 store.filesystem.delete_dir(store.full(folder.path))
     if gone:
         report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in gone)

@@ -184,7 +184,9 @@ def test_a_settings_comment_says_unit_default_and_range_as_they_are(name):
     assert f"Default: {_shown(_defaults()[name])}" in comment
     bounds = re.match(r"(Milliseconds|Bytes|Partitions|Minutes), (-?\d+) (?:and up|to (\d+))", comment)
     if not bounds:
-        assert re.match(r'0 to 1|true or false|"|What may happen .*?: "', comment), "a unit and a range, or the values"
+        assert re.match(r'0 to 1|A number above 0|true or false|"|What may happen .*?: "', comment), (
+            "a unit and a range, or the values"
+        )
         return
     check, low = CHECKS[name], int(bounds[2])
     assert check(low) == low

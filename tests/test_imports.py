@@ -86,13 +86,8 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
     "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.yields"},
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean"},
-    "udfs.compact.clean_groups": _TASK | _STEPS,
-    "udfs.compact.by_yield": _TASK | _STEPS | {"udfs.compact.clean_groups", "udfs.yields"},
     "udfs.compact.split": _TASK | _STEPS,
-    "udfs.compact.expire_records": _TASK | _STEPS,
-    "udfs.compact.one_task": _TASK
-    | _STEPS
-    | {"udfs.compact.expire_records", "udfs.compact.clean_groups", "udfs.compact.by_yield"},
+    "udfs.compact.one_task": _TASK | _STEPS | {"udfs.yields"},
     "udfs.compact.warm_up": _STEPS | {"udfs.compact.split", "udfs.compact.one_task", "udfs.yields"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
@@ -107,9 +102,9 @@ FLOORS: dict[str, set[str]] = {
     "jobs.archive": _BASICS | _TASK,
     "jobs.store": _BASICS | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes"},
     "jobs.spark": _SHELL - {"jobs.archive"},
-    "jobs.compact": _JOB | {"udfs.compact"},
+    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},
-    "jobs.restore": _JOB,
+    "jobs.restore": _JOB | {"jobs.compact"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from lastkey.logformat.listing import ListedSegment
 
@@ -97,6 +98,7 @@ class OutputSegment:
     applied_to: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
     superseded: int = 0  # records that newer ones have superseded since it was written, as filters estimate
     expected_dead: int = -1  # of what it was made of: what filters expected to go; -1: nobody counted
+    facts_bytes: int = 0  # of the files beside it that runs by yield read
     key_files: str | None = None  # JSON [[first, until, path, keys, CRC-32C], ...]: hashes of the keys from `first` on
 
     def __post_init__(self) -> None:
@@ -104,10 +106,19 @@ class OutputSegment:
         object.__setattr__(self, "dead_bytes", self.source_bytes - self.size_bytes)
 
 
+OF_YIELD: Final = ("facts", "filter")  # kinds of files that runs by yield read
+
+
 def files_beside(path: str) -> tuple[str, str]:
     """Return the paths of a segment's facts and filter (`segment_facts`), given that of its `.log`."""
     stem = path.removesuffix(".log")
     return f"{stem}.facts", f"{stem}.filter"
+
+
+def kinds_of(row: OutputSegment) -> tuple[str, ...]:
+    """Return the kinds of files of a segment that a run has written."""
+    txn_index = ("txnindex",) if row.txn_index_bytes else ()
+    return ("log", "index", "timeindex", *txn_index, *(OF_YIELD if row.facts_bytes else ()))
 
 
 def kept_for_yield(row: OutputSegment) -> list[str]:

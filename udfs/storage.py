@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -175,6 +175,13 @@ def file_size(root: Root, path: str) -> int | None:
     """Return the bytes of a file; None if there is no such file."""
     info = _info(root, path)
     return int(info.size) if info.type == pafs.FileType.File else None
+
+
+def absent(root: Root, wanted: Sequence[tuple[str, int]]) -> list[str]:
+    """Return the paths of files, given with their bytes, that are missing or shorter."""
+    infos = root.filesystem.get_file_info([root.full(path) for path, _ in wanted]) if wanted else []
+    there = [info.size if info.type == pafs.FileType.File else -1 for info in infos]
+    return [path for (path, size), found in zip(wanted, there, strict=True) if found < size]
 
 
 def _info(root: Root, path: str) -> Any:

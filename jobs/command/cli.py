@@ -21,10 +21,11 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.config import NULL_KEYS, check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
+    CompactOptions,
     InspectOptions,
     LookupOptions,
     PackOptions,
@@ -33,12 +34,14 @@ from lastkey.jobs.command.options import (
     RollbackOptions,
     RunsOptions,
     VacuumOptions,
+    check_lookup,
 )
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
     Jobs,
+    compaction_options,
     engine_option,
     gaps_option,
     globs_option,
@@ -90,10 +93,7 @@ def lastkey() -> None:
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@planning_options
-@click.option("--null-keys", type=click.Choice(NULL_KEYS), help="What to do with null keys.  [default: fail]")
-@gaps_option
-@sealed_option("clean")
+@compaction_options
 @click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
 @click.option(
     "--reset",
@@ -109,6 +109,19 @@ def lastkey() -> None:
 def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
     _call("compact", **given)
+
+
+@lastkey.command()
+@click.argument("archive")
+@click.option("--store", metavar="STORE", required=True, help="The store that `compact` would write.")
+@compaction_options
+@click.option("--all", "show_all", is_flag=True, help="Also list the segments that stay as they are.")
+@engine_option("auto")
+@shared
+def plan(now_ms: int | None, **given: Any) -> None:
+    """Show which segments the next `compact` would rewrite, and what that should yield; write nothing."""
+    check_policy_has_topics(given["cleanup_policy"], *given["topics"], *given["topics_from"])
+    _run("plan", CompactOptions, now_ms=check_now_ms(now_ms), dry_run=True, only_schedule=True, **given)
 
 
 @lastkey.command()
@@ -147,6 +160,7 @@ def reindex(**given: Any) -> None:
 @click.option("--output", metavar="DIR", required=True, help="A new or empty folder, which becomes a log directory.")
 @click.option("--generation", type=click.IntRange(min=1), help="Restore this one.  [default: the current one]")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
+@click.option("--full-clean", is_flag=True, help="First clean what a broker would clean again, in a run of compact.")
 @shared
 def restore(**given: Any) -> None:
     """Copy a generation into a log directory that a broker starts on."""
@@ -225,26 +239,7 @@ def lookup(**given: Any) -> None:
 
     TIME is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
     """
-    kinds = {
-        "--offset or --time": bool(given["offsets"] or given["times"]),
-        "--queries": given["queries"] is not None,
-        "--sizing": given["sizing"],
-        "--at": given["at"] is not None,
-    }
-    if sum(kinds.values()) != 1:
-        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
-    if (given["queries"] is None) != (given["output"] is None):
-        raise UsageError(message="--queries and --output need each other")
-    if given["at"] is not None and given["store"] is None:
-        raise UsageError(message="--at needs --store STORE, which holds the table")
-    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
-        raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
-    if given["generation"] is not None and (given["store"] is None or given["at"] is not None):
-        raise UsageError(message="--generation works only with --store, and not with --at")
-    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
-        raise UsageError(message="--isolation works only with --offset, --time and --queries")
-    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
-        raise UsageError(message="--until and --no-refresh work only with --at")
+    check_lookup(given)
     _run("lookup", LookupOptions, **given)
 
 

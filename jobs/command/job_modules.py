@@ -10,6 +10,7 @@ from lastkey.jobs.command.stopping import at_once
 # command -> module with run(options, progress) -> Report
 JOBS = {
     "compact": "lastkey.jobs.compact.job",
+    "plan": "lastkey.jobs.compact.job",
     "verify": "lastkey.jobs.verify.job",
     "reindex": "lastkey.jobs.reindex.job",
     "inspect": "lastkey.jobs.inspect_log",

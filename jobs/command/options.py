@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 
 
@@ -27,6 +29,9 @@ class CompactOptions:
     reset: TopicFilter | None = None  # diverged partitions of these topics start over
     dry_run: bool = False
     wait: bool = False  # for another run that works on the same partitions
+    min_yield: float | None = None  # wins over the setting compaction.min.yield
+    io_budget: int | None = None  # bytes that rewrites by yield may read and write; None: no limit
+    only_schedule: bool = False  # with dry_run: what would be rewritten, without reading any of that
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class RestoreOptions:
     topics: TopicFilter = EVERY_TOPIC
     generation: int | None = None  # None: the current one of each partition
     archive: str | None = None  # where the archive is now; None: where it was
+    full_clean: bool = False  # first clean what a broker would clean again
 
 
 @dataclass(frozen=True)
@@ -187,3 +193,27 @@ class ReportOptions:
     cleanup_policy: str | None = None  # as of compact
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone
+
+
+def check_lookup(given: Mapping[str, Any]) -> None:
+    """Raise UsageError unless these options of `lookup`, by name, go together."""
+    kinds = {
+        "--offset or --time": bool(given["offsets"] or given["times"]),
+        "--queries": given["queries"] is not None,
+        "--sizing": given["sizing"],
+        "--at": given["at"] is not None,
+    }
+    if sum(kinds.values()) != 1:
+        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
+    if (given["queries"] is None) != (given["output"] is None):
+        raise UsageError(message="--queries and --output need each other")
+    if given["at"] is not None and given["store"] is None:
+        raise UsageError(message="--at needs --store STORE, which holds the table")
+    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
+        raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
+    if given["generation"] is not None and (given["store"] is None or given["at"] is not None):
+        raise UsageError(message="--generation works only with --store, and not with --at")
+    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
+        raise UsageError(message="--isolation works only with --offset, --time and --queries")
+    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
+        raise UsageError(message="--until and --no-refresh work only with --at")

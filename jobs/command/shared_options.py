@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from lastkey.jobs import installation
-from lastkey.jobs.command.config import ENGINES, GAPS, Engine
+from lastkey.jobs.command.config import ENGINES, GAPS, NULL_KEYS, Engine
 from lastkey.jobs.command.parse import parse_globs
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
@@ -64,6 +64,22 @@ def sealed_option(verb: str) -> Callable[[Command], Command]:
     return click.option(
         "--sealed", is_flag=True, help=f"Nothing appends to this archive any more: {verb} the last segment too."
     )
+
+
+def compaction_options(command: Command) -> Command:
+    """Add the options that decide what a compaction does, and which segments one by yield chooses."""
+    share = "By yield: rewrite only segments of which this share is dead.  [default: the setting]"
+    budget = "By yield: bytes that rewrites of older segments may read and write.  [default: no limit]"
+    nulls = "What to do with null keys.  [default: fail]"
+    options = (
+        click.option("--io-budget", type=click.IntRange(min=0), metavar="BYTES", help=budget),
+        click.option("--min-yield", type=click.FloatRange(0, 1), metavar="SHARE", help=share),
+        sealed_option("clean"),
+        gaps_option,
+        click.option("--null-keys", type=click.Choice(NULL_KEYS), help=nulls),
+        planning_options,
+    )
+    return functools.reduce(lambda made, option: option(made), options, command)
 
 
 def engine_option(default: Engine) -> Callable[[Command], Command]:

@@ -59,6 +59,7 @@ def commit_of(
         now_ms=now_ms,
         gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
         chain=made_of.chain if made_of else run_id,
+        yields=r.yields,
         **_expired(r, made_of),
         **identity,
     )

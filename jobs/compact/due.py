@@ -20,7 +20,7 @@ from lastkey.jobs.compact.plan_partition import (
     plan_partition,
 )
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.compact.schedule import scheduled
+from lastkey.jobs.compact.schedule import paced, scheduled, share_of_budget
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key
@@ -101,12 +101,16 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             inputs = inputs_from_archive(archived) | {"anew": True}
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
-        plan = scheduled(plan_partition(run, archived, settings, inputs, folder), checkpoint)
-        not_due = _surely_not_due(plan, start.manifests.get(key, ()))
-        if not_due is not None:
-            report.results.append(not_due)
+        plan = replace(
+            plan_partition(run, archived, settings, inputs, folder),
+            io_budget_bytes=share_of_budget(options.io_budget, start.archive, archived),
+            only_schedule=options.only_schedule,
+        )
+        found = _if_due(scheduled(plan, checkpoint), start.manifests.get(key, ()))
+        if isinstance(found, PartitionResult):
+            report.results.append(found)
         else:
-            yield plan
+            yield found
 
 
 def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints: bool) -> PartitionPlan:
@@ -120,6 +124,7 @@ def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoint
         "known_gaps": (),
         "expired_until": 0,
         "applied_until": None,
+        "yields": None,
         "anew": plan.known_until is not None or plan.anew,
     }
     return replace(plan, **inputs, partial=False)
@@ -145,14 +150,16 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     return row is None or may_expire(plan, row.size_bytes, row.max_timestamp_ms, row.mtime_ms)
 
 
-def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionResult | None:
-    """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable."""
+def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
+    """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable. Else
+    return the plan, with how a run by yield had better go.
+    """
     if plan.anew or _may_expire(plan, manifest):
-        return None
+        return plan
     if not plan.settings.compacts:
         return unread_result(plan)
     if plan.force or plan.settings.max_compaction_lag_ms < 2**63 - 1 or not plan.segments:
-        return None
+        return plan
     n = len(plan.segments)
     none = np.full(n, -1, np.int64)
     facts = SegmentFacts(
@@ -166,10 +173,10 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
     end = max(last + 1, plan.known_until or 0)
     active = end if plan.sealed else last
     if max(plan.cleaned_until, plan.log_start_offset, plan.log_start_checkpoint or 0) > end:
-        return None  # only the log itself shows if it reaches that far
+        return plan  # only the log itself shows if it reaches that far
     dirty = first_dirty_offset(plan.clean_from, plan.log_start_offset, end)
     if plan.sealed and any(s.from_offset for s in plan.segments):
-        return None  # only the log itself shows if the rest of a cut segment holds anything
+        return plan  # only the log itself shows if the rest of a cut segment holds anything
     cleanable = cleanable_range(
         facts,
         first_dirty=dirty,
@@ -179,8 +186,12 @@ def _surely_not_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> Partiti
         min_compaction_lag_ms=0,
         now_ms=plan.now_ms,
     )
+    pace = paced(plan, cleanable)
     if is_due(cleanable, 0, plan.min_dirty_ratio, plan.settings.min_dirty_bytes, False):
-        return None
+        if pace is None:
+            return plan
+        if pace.due:
+            return replace(plan, partial=not pace.rewrite_all, every=pace.every)
     return PartitionResult(
         plan.topic,
         plan.partition,

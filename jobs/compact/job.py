@@ -26,6 +26,7 @@ from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed
+from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -64,8 +65,9 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
     started = time.perf_counter()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
-    engine = chosen_engine(options, writes=True)
-    report = CompactReport(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
+    engine = chosen_engine(options, writes=not options.only_schedule)
+    kind = ScheduleReport if options.only_schedule else CompactReport
+    report = kind(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
     archive, settings, others = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
     unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
@@ -91,6 +93,11 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
     manifests = state.manifests(known) if known else {}
     start = Start(options, archive, settings, checkpoints, manifests, report)
     plans = list(plans_of(start))
+    if options.only_schedule:
+        report.results += [
+            PartitionResult(p.topic, p.partition, "scheduled", bytes_before=p.log_bytes) for p in plans if not p.partial
+        ]
+        plans = [p for p in plans if p.partial]
     report.seconds["state"] = time.perf_counter() - at
     of_others: list[str] = []
     due = {(plan.topic, plan.partition) for plan in plans}
@@ -207,6 +214,10 @@ def _listed(
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)
     report.notes += archive.notes
+    if (options.io_budget, options.min_yield) != (None, None) and all(
+        settings[topic].compaction_schedule == "full" for topic, _ in archive.partitions
+    ):
+        report.notes.append('--io-budget and --min-yield had no effect: no topic has "compaction.schedule" = "yield"')
     report.unreadable += archive.unreadable
     check_outside(Place("the store", report.store), archive)
     names = ", ".join(others)
@@ -282,7 +293,12 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
         if settings.named:
             raise PolicyError(topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy))
         settings = replace(settings, cleanup_policy=("compact",))
-    return replace(settings, null_keys=options.null_keys or settings.null_keys, gaps=options.gaps or settings.gaps)
+    return replace(
+        settings,
+        null_keys=options.null_keys or settings.null_keys,
+        gaps=options.gaps or settings.gaps,
+        compaction_min_yield=settings.compaction_min_yield if options.min_yield is None else options.min_yield,
+    )
 
 
 def _archive_needed(

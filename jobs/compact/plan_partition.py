@@ -53,6 +53,7 @@ class Inputs(TypedDict, total=False):
     expired_until: int
     anew: bool
     applied_until: int | None
+    yields: str | None
 
 
 @dataclass(frozen=True)

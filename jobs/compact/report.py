@@ -146,6 +146,7 @@ class CompactReport(JobReport):
             **r.counters,
             "splits": r.splits,
             "several_because": r.several_because or None,
+            "schedule": [asdict(s) for s in r.schedule],
             "peak_memory_bytes": r.peak_memory_bytes,
             "seconds": {name: round(value, 4) for name, value in r.seconds.items()},
             "bytes": {  # of each phase; written segments are read back

@@ -19,9 +19,9 @@ from lastkey.jobs.spark.tasks import carried_problem, is_sparks
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean_groups import Clock
-from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
-from lastkey.udfs.compact.one_task import check_null_keys, new_segments
+from lastkey.udfs.compact.one_task.clean_groups import Clock
+from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
+from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, write_generation
 from lastkey.udfs.compact.output.place_segments import join_empty_groups, place
 from lastkey.udfs.compact.output.result import result_of
@@ -29,7 +29,6 @@ from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_identity, scan_one
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
-from lastkey.udfs.compact.scan.segment_facts import keep_facts
 from lastkey.udfs.compact.split.key_files import in_own_folder, remove_key_files, store_of_keys
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
@@ -154,11 +153,6 @@ def _compact(
     check_null_keys(plan, tally)
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned)
-        workers.run(
-            lambda row: attempt(row.path, lambda: keep_facts(plan, row, chunk_buffer(plan))),
-            new_segments(plan, generation),
-            f"compact {plan.name}: facts",
-        )
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     out = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
     return replace(out, splits=max(len(splits), 1), peak_memory_bytes=peak)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import JobReport, by_rule, count, counted, labelled, size, table
+from lastkey.jobs.report.yields import HEADER, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 from lastkey.udfs.problem import Problem
@@ -23,6 +24,7 @@ class ArchiveReport(JobReport):
     profiles: list[PartitionProfile] = field(default_factory=list)  # by topic and partition
     archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
     history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
+    yields: Yields = Yields()  # of the store
 
     @property
     def problems(self) -> list[Problem]:
@@ -68,6 +70,7 @@ class ArchiveReport(JobReport):
             "partitions": [asdict(p) for p in self.profiles],
             "problems": self.problems_json(),
             "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
+            "yields": self.yields.to_json(),
             "notes": self.notes,
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
@@ -97,6 +100,7 @@ class ArchiveReport(JobReport):
         none = "no partition that could be read" if self.problems else "no partition in the archive"
         out = [table(PARTITION_HEADER, rows, left=(0, 1))] if rows else [none]
         out += self._savings_lines() if rows else []
+        out += ["runs by yield:", table(HEADER, self.yields.rows(), left=(0, 1))] if self.yields.generations else []
         out += labelled("would expire", (f"{p.name()}: {by_rule(p.expiring)}" for p in self.profiles if p.expiring))
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)

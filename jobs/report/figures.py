@@ -10,6 +10,7 @@ from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
+from lastkey.jobs.report.yields import Yields, total
 from lastkey.jobs.runs import JobRun, by_run
 from lastkey.logformat.names import KAFKAS_OWN
 from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
@@ -26,6 +27,7 @@ def overview(report: ArchiveReport) -> list[Plot]:
     if times is not None:
         out.append(plots.records_by_time("time", "Records by time", times))
     out += [compression("codec", good), tombstones("tombstones", good), hot_keys("hot", good), history(report)]
+    out += yields(report.yields)
     return [plot for plot in out if plot is not None and plot.rows]
 
 
@@ -172,6 +174,59 @@ def history(report: ArchiveReport) -> Plot | None:
         says="the last runs that committed, all their partitions together",
         label="run (UTC)",
         stacked=False,
+    )
+
+
+def yields(made: Yields) -> list[Plot]:
+    """Plot what the last runs expected to drop from the segments that they rewrote, what they dropped, and their I/O;
+    none without a run by yield.
+    """
+    runs = made.by_run()[-_BARS:]
+    if not runs:
+        return []
+    labels = [moment(of[0].now_ms, TO_THE_MINUTE) for of in runs]
+    names = ("expected_dead", "dead_records", "bytes_read", "bytes_written")
+    expected, dead, read, written = ([total(of, name) for of in runs] for name in names)
+    return [
+        plots.horizontal_bars(
+            "yield",
+            "Expected and real yield",
+            labels,
+            [("expected dead", OTHER, expected), ("dead", DEAD, dead)],
+            plots.number,
+            says=f"records of rewritten segments: {sum(expected):,} expected dead by filters, {sum(dead):,} dropped",
+            label="run (UTC)",
+            stacked=False,
+        ),
+        plots.horizontal_bars(
+            "yield-bytes",
+            "Read and written by yield",
+            labels,
+            [("read", OTHER, read), ("written", LIVE, written)],
+            plots.bytes_of,
+            says=f"the last runs: {size(sum(read))} read, {size(sum(written))} written",
+            label="run (UTC)",
+            stacked=False,
+        ),
+    ]
+
+
+def segments_by_age(name: str, made: Yields, topic: str) -> Plot | None:
+    """Plot the records of a topic's segments, the oldest of each partition first; None without a run by yield."""
+    rows = [row for row in made.segments if row.topic == topic]
+    if not rows:
+        return None
+    dead, records = [row.superseded for row in rows], [row.records for row in rows]
+    share = plots.percent(sum(dead) / max(sum(records), 1))
+    return plots.columns(
+        name,
+        "Segments by age",
+        [f"{row.partition}: {row.base_offset:,}" for row in rows],
+        [("live", LIVE, [n - gone for n, gone in zip(records, dead, strict=True)]), ("dead, by filters", DEAD, dead)],
+        plots.number,
+        says=f"records of {counted(len(rows), 'segment')}, oldest first; {share} dead by the filters of runs by yield",
+        label="segment (partition: base offset)",
+        each="segments",
     )
 
 

@@ -29,6 +29,7 @@ from lastkey.jobs.compact.plan_partition import (
 )
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import generation_of, manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -156,7 +157,9 @@ def _of_the_store(
         for run in chain
         if run.anew
     ]
-    return wanted, manifests_of(state, map(generation_of, wanted.values()))
+    manifests = manifests_of(state, map(generation_of, wanted.values()))
+    report.yields = yields_of(state, report.history, manifests)
+    return wanted, manifests
 
 
 def plans_of(

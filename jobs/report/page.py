@@ -19,7 +19,16 @@ from markupsafe import Markup
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import PARTITION_HEADER, ArchiveReport, most_to_gain, partition_row, saved
-from lastkey.jobs.report.figures import compression, dead_by_segment, hot_keys, hottest, overview, runs_of, tombstones
+from lastkey.jobs.report.figures import (
+    compression,
+    dead_by_segment,
+    hot_keys,
+    hottest,
+    overview,
+    runs_of,
+    segments_by_age,
+    tombstones,
+)
 from lastkey.jobs.report.plots import Plot
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import KAFKAS_OWN
@@ -221,6 +230,8 @@ def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: Archi
     if number < _TOPICS_WITH_PLOTS:
         drawn.append(dead_by_segment(f"segments-{number}", "Live and dead bytes by segment", of))
         times = join_times([p.times for p in of])
+        by_age = segments_by_age(f"ages-{number}", report.yields, name)
+        drawn += [by_age] if by_age is not None else []
         if times is not None:
             drawn.append(plots.records_by_time(f"times-{number}", "Records by time", times))
     allowed = max(4, min(40, _SEGMENT_ROWS // max(len(report.profiles), 1)))

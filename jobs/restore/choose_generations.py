@@ -18,7 +18,7 @@ from lastkey.jobs.topics import Key, TopicFilter, of_topics
 from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
 from lastkey.udfs.segments import side_checksums
-from lastkey.udfs.storage import Root
+from lastkey.udfs.storage import Root, absent
 
 _NAMED = 10  # files that an error names
 
@@ -87,24 +87,23 @@ def check_files(
     for target in targets:
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
         here = {info.base_name: info.size for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
-        absent = _absent(store, [s for s in manifests[target.key] if s.root == "store"])
-        absent += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
-        if absent:
+        gone = absent(store, _logs(manifests[target.key], "store"))
+        gone += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
+        if gone:
             chain = tables.histories({target.topic}).get(target.key, [])
             if chain and chain[0].run_id == target.run_id:  # this is the current generation: its files must be there
-                missing += [f"{store.uri}/{path}" for path in absent]
+                missing += [f"{store.uri}/{path}" for path in gone]
                 continue
             raise NoGenerationError(
                 partition=target.name,
                 found=target.generation,
-                reason=f"its files are gone ({absent[0]})",
+                reason=f"its files are gone ({gone[0]})",
                 expected=_listed(_still_there(tables, chain)),
             )
         written = side_checksums(s.side_files for s in manifests[target.key])
         side_files[target.key] = sorted(written or filter(_may_be_ours, here))
         archive = archives[target.archive_uri]
-        archived = [s for s in manifests[target.key] if s.root == "archive"]
-        missing += [f"{archive.uri}/{path}" for path in _absent(archive, archived)]
+        missing += [f"{archive.uri}/{path}" for path in absent(archive, _logs(manifests[target.key], "archive"))]
     if missing:
         raise MissingFileError(
             path=some_of(missing), expected="the files that the generation names", found="no such file"
@@ -135,14 +134,9 @@ def _absent_beside(here: Mapping[str, int], segments: Sequence[Segment]) -> Iter
                 yield name
 
 
-def _absent(root: Root, segments: Sequence[Segment]) -> list[str]:
-    """Return the paths of segments that are missing, or shorter than their rows say."""
-    infos = root.filesystem.get_file_info([root.full(s.path) for s in segments]) if segments else []
-    return [
-        s.path
-        for s, info in zip(segments, infos, strict=True)
-        if info.type != pafs.FileType.File or info.size < s.size_bytes
-    ]
+def _logs(segments: Iterable[Segment], root: str) -> list[tuple[str, int]]:
+    """Return paths and bytes of the segments in the store, or in the archive."""
+    return [(s.path, s.size_bytes) for s in segments if s.root == root]
 
 
 def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
@@ -151,8 +145,7 @@ def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
     there = []
     for run, segments in tables.segments_of(runs).items():
         folder = tables.root.filesystem.get_file_info(tables.root.full(generation_of(runs[run]).folder))
-        ours = [s for s in segments if s.root == "store"]
-        if folder.type == pafs.FileType.Directory and not _absent(tables.root, ours):
+        if folder.type == pafs.FileType.Directory and not absent(tables.root, _logs(segments, "store")):
             there.append(runs[run].generation_after)
     return there
 

@@ -27,6 +27,7 @@ from lastkey.jobs.command.reporting import counted, size
 from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import LogStartError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
+from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
@@ -55,13 +56,21 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"
             raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
+    report = RestoreReport(output.uri)
     manifests = manifests_of(tables, targets)
     archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
     listed = list_apart(output, archives, options)
+    if options.full_clean and (cleaned := clean_first(tables, options, targets, manifests, progress)):
+        done = counted(len(cleaned.generations), "partition")
+        report.notes += [f"first cleaned {done}, in run {cleaned.run_id}", *cleaned.notes]
+        report.work = cleaned.work
+        report.seconds["clean"] = cleaned.seconds["total"]
+        targets = choose(tables, options.topics, None)
+        manifests = manifests_of(tables, targets)
+        archives |= {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
     side_files = check_files(tables, store, archives, targets, manifests)
-    report = RestoreReport(output.uri)
     report.notes += before_resets(tables, targets) if options.generation is not None else []
-    report.seconds["plan"] = round(time.monotonic() - began, 3)
+    report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
     made = Made(output)
     try:
@@ -113,8 +122,17 @@ def _restore_partition(
     made: Made,
     progress: Progress,
 ) -> RestoredPartition:
+    cleaned = [s for s in segments if s.base_offset < target.first_dirty_offset]
+    until = cleaned_until(segments, target.first_dirty_offset)
     out = RestoredPartition(
-        target.topic, target.partition, target.generation, target.log_start_offset, target.next_offset
+        target.topic,
+        target.partition,
+        target.generation,
+        target.log_start_offset,
+        target.next_offset,
+        cleaned_until=until,
+        cleaned_bytes=sum(s.size_bytes for s in cleaned),
+        cleaned_again_bytes=sum(s.size_bytes for s in cleaned if s.next_offset > until),
     )
     output = made.folder(target.name)
     mtimes = {s.base_offset: s.mtime_ms for s in segments}

@@ -19,6 +19,9 @@ class RestoredPartition:
     generation: int
     log_start_offset: int
     next_offset: int
+    cleaned_until: int = 0  # the cleaner checkpoint
+    cleaned_bytes: int = 0  # of the logs: what the runs have cleaned
+    cleaned_again_bytes: int = 0  # of these: what is dirty for a broker
     segments: int = 0
     from_archive: int = 0
     bytes: int = 0
@@ -55,6 +58,9 @@ class RestoreReport(JobReport):
         lines = [table(header, rows, left=(0,)), ""]
         if self.beyond:
             lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]
+        again = [p for p in self.partitions if p.cleaned_again_bytes]
+        if again:
+            lines += ["A broker cleans again (not after --full-clean):", *(f"  {_cleaned_again(p)}" for p in again), ""]
         lines += labelled("note", self.notes)
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
@@ -64,3 +70,8 @@ class RestoreReport(JobReport):
             f"in {seconds(self.seconds.get('total', 0.0))}{shared}"
         )
         return "\n".join(lines)
+
+
+def _cleaned_again(p: RestoredPartition) -> str:
+    share = f"{size(p.cleaned_again_bytes)} of {size(p.cleaned_bytes)}"
+    return f"{p.topic}-{p.partition}: from offset {count(p.cleaned_until)} on, {share}"

@@ -109,6 +109,9 @@ class Jvm:
                     return None
                 time.sleep(_SOON)
             said = path.read_bytes()
+        except BaseException:
+            self.end()  # where it finds no folder to write to, it never ends by itself
+            raise
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
         length = int.from_bytes(said[4:8], "big")

@@ -2,8 +2,8 @@
 
   state/running/<run id>.json    host, pid, since when, which partitions; written again every minute, gone with its run
 
-No result depends on this: of two runs that do not hear of each other, only one can commit. So an announcement that
-cannot be written or read is a note, not an error.
+No result depends on this: of two runs that do not hear of each other, only one can commit, and a run whose files a
+vacuum took cannot. So an announcement that cannot be written or read is a note, not an error.
 
   announce -> list the others -> if one of them is at a partition of ours, and has decided to go on or announced before
   us, take ours back; else write that we have decided
@@ -80,7 +80,7 @@ def announced(root: Root, run_id: str, keys: Collection[Key], notes: list[str]) 
     seen = _written(root, own, notes)
     ended, renewing = threading.Event(), None
     try:
-        others = [a for a in _live(root, notes, own, seen) if a.run_id != run_id and a.common(keys)]
+        others = [a for a in live(root, notes, own, seen) if a.run_id != run_id and a.common(keys)]
         first = [a for a in others if a.decided or (a.mtime_ns, a.run_id) < (seen, run_id)]
         if first:
             raise _refused(root, first[0], keys)
@@ -98,13 +98,13 @@ def announced(root: Root, run_id: str, keys: Collection[Key], notes: list[str]) 
 
 def at_work(root: Root, keys: Collection[Key], notes: list[str]) -> list[str]:
     """Return a sentence for each run that works on one of these partitions now, for a run that announces nothing."""
-    live = _live(root, notes, None, time.time_ns())
-    return [f"{a.label()} works on {_named(a.common(keys))}" for a in live if a.common(keys)]
+    others = live(root, notes, None, time.time_ns())
+    return [f"{a.label()} works on {_named(a.common(keys))}" for a in others if a.common(keys)]
 
 
 def forget_dead(root: Root) -> None:
     """Delete the announcements of runs that died, for a run that has nothing to announce."""
-    for _ in _live(root, [], _own("", ()), time.time_ns()):
+    for _ in live(root, [], _own("", ()), time.time_ns()):
         pass
 
 
@@ -174,8 +174,11 @@ def _renew(root: Root, own: Announcement, ended: threading.Event, notes: list[st
             return
 
 
-def _live(root: Root, notes: list[str], own: Announcement | None, now_ns: int) -> Iterator[Announcement]:
-    """Yield the announcements of runs that may still work. A run that announces itself deletes those of dead runs."""
+def live(root: Root, notes: list[str], own: Announcement | None, now_ns: int) -> Iterator[Announcement]:
+    """Yield the announcements of runs that may still work. A run that announces itself deletes those of dead runs.
+
+    now_ns: the store's time.
+    """
     try:
         listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(RUNNING), allow_not_found=True))
     except OSError as error:

@@ -34,7 +34,7 @@ from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small
 from lastkey.jobs.verify.job import run as verify
 from lastkey.logformat.errors import KINDS, LogFormatError
 from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan
 from lastkey.udfs.compact.split.key_files import remove_key_files
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.compact.plan_partition import inputs_from_archive
-from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
 from tests.bench.make_log import KEYS, RECORDS, SEGMENT_BYTES, make_partition

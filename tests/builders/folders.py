@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import segment_file
-from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.segments import SegmentInput, SideFile
 from tests.golden import Case

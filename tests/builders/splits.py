@@ -13,7 +13,7 @@ import pyarrow as pa
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
 from lastkey.udfs.compact.clean.winners import check_versions
-from lastkey.udfs.compact.one_task import check_null_keys
+from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
 from lastkey.udfs.compact.output.generation import write_generation
 from lastkey.udfs.compact.output.place_segments import join_empty_groups
 from lastkey.udfs.compact.output.result import result_of

@@ -167,6 +167,11 @@ def test_an_argument_of_another_type_is_a_type_error(job, given, said):
         ("reindex", {"archive": "A", "check": True, "exact": True}, "A --check --exact"),
         ("reindex", {"archive": "A", "check": True, "partitions": "x"}, "A --check --partitions x"),
         ("restore", {"store": EXAMPLE, "output": EXAMPLE}, f"--store {EXAMPLE} --output {EXAMPLE}"),
+        (
+            "restore",
+            {"store": "S", "output": "D", "full_clean": True, "generation": 1},
+            "--store S --output D --full-clean --generation 1",
+        ),
     ],
 )
 def test_an_error_has_the_words_of_the_command_line(job, given, words, capsys, tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 
 import pytest
 
@@ -10,6 +12,7 @@ from lastkey.jobs import rollback, vacuum
 from lastkey.jobs.command.options import RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store.folders import run_folders
 from lastkey.jobs.store.manifests import write_manifests
 from lastkey.jobs.store.tables import State
 from tests.builders.stores import StoreMaker, make_commit, run_id
@@ -88,6 +91,33 @@ def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_l
     vacuum.run(VacuumOptions(str(maker.store), grace_hours=grace_hours), Silent())
     assert done
     assert (folder / f"{0:020}.log").read_bytes() == B
+
+
+def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum(maker):
+    """One vacuum of 200 ended with `Directory not empty`: two drivers and two vacuums, started together."""
+    maker.generation("t", 0, 1, {0: A})
+    folder = maker.run_folder("t", 0, 1)
+    [listed] = run_folders(maker.state.root, [])
+    began, ended = threading.Event(), threading.Event()
+
+    def write():
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone
+            for n in itertools.count():
+                (folder / f"{n}").touch()
+                if n == 1000:  # so that the deletion takes a while
+                    began.set()
+                if ended.is_set():
+                    return
+
+    run = threading.Thread(target=write)
+    run.start()
+    began.wait()
+    try:
+        vacuum._clean(maker.state.root, listed, list(listed.files), vacuum.VacuumReport("", dry_run=False))
+    finally:
+        ended.set()
+        run.join()
+    assert not (folder / f"{0:020}.log").exists()
 
 
 def test_a_run_s_folder_that_holds_folders_alone_is_left_alone(maker):

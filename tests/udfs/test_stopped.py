@@ -22,7 +22,7 @@ from lastkey.logformat.dump.log_options import LogOptions
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
@@ -302,7 +302,10 @@ def _inspect(part: Partition) -> Any:
 
 
 PLACES = {
-    "compact": ("lastkey.udfs.compact.one_task.analyse", lambda part: compact_partition(part.plan()).problem),
+    "compact": (
+        "lastkey.udfs.compact.one_task.compact_partition.analyse",
+        lambda part: compact_partition(part.plan()).problem,
+    ),
     "verify": ("lastkey.udfs.verify.partition._check_gaps", lambda part: part.verify().problems[-1]),
     "report": ("lastkey.udfs.report.measure_partition.Walk", lambda part: _profile(part).problem),
     "reindex": (

@@ -43,7 +43,8 @@ class CleanSettings:
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
     compaction_schedule: Schedule = "full"
-    compaction_min_yield: float = 0.25  # share of dead records from which a segment is rewritten
+    compaction_min_yield: float = 0.0  # smallest share of dead records for which a segment is rewritten
+    compaction_dead_byte_price: float = 0.5  # bytes of I/O that it is worth to be rid of a dead byte one run earlier
     compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans everything to the next
 
     @property
@@ -118,6 +119,10 @@ class PartitionPlan:
     partial: bool = False  # clean what is new, and the older segments that pay; False: everything
     applied_until: int | None = None  # `cleaned_until` of the last generation: below `checkpoint` after partial runs
     secret_ms: int = 0  # --now of the run that drew the secret
+    yields: str | None = None  # what runs by yield have learned (`yield_table.to_text`)
+    every: int = 1  # runs' worth of new records that a run by yield takes at once
+    io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
+    only_schedule: bool = False  # a dry run that says what a run by yield would rewrite, and reads none of that
 
     @property
     def name(self) -> str:
@@ -165,7 +170,21 @@ class PartitionPlan:
         return max(self.checkpoint or 0, self.cleaner_checkpoint or 0)
 
 
-Status = Literal["cleaned", "not_due", "set_aside", "too_large", "stopped"]  # stopped: the run ended first
+@dataclass(frozen=True)
+class ScheduledSegment:
+    """Older segment in a run by yield, and what becomes of it."""
+
+    number: int  # of the source
+    base_offset: int
+    size_bytes: int
+    records: int
+    dead_records: int  # as filters show
+    age: float  # in runs' worth of new records
+    reason: str  # kept, must, yield or merged (`schedule.REASONS`)
+
+
+# scheduled: the plan of a run was asked for, no more; stopped: the run ended first
+Status = Literal["cleaned", "scheduled", "not_due", "set_aside", "too_large", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -199,6 +218,8 @@ class PartitionResult:
     bytes_after: int = 0
     recompressed_bytes: int = 0  # part of bytes_after; an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
+    yields: str | None = None  # as in PartitionPlan, with this run in it
+    schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
     splits: int = 1
     several_because: str = ""  # why several tasks did the work; "": one task did
     peak_memory_bytes: int = 0

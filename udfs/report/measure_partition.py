@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean_groups import Clock
-from lastkey.udfs.compact.one_task import clean_everything
+from lastkey.udfs.compact.one_task.clean_groups import Clock
+from lastkey.udfs.compact.one_task.compact_partition import clean_everything
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse

@@ -25,6 +25,14 @@ def filter_of(hashes: np.ndarray) -> np.ndarray:
     return out
 
 
+def count_held(key_filter: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return bool[n] as `holds` does, and the share of other keys that the filter holds too: that of the bits set in
+    each word of a block, multiplied over its words, and the mean of all blocks.
+    """
+    set_bits = np.bitwise_count(key_filter.reshape(-1, WORDS)) / np.float32(32)
+    return holds(key_filter, hashes), float(set_bits.prod(axis=1).mean())
+
+
 def holds(key_filter: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     """Return bool[n] for uint64[n] hashes: whether the filter may hold them; False is certain."""
     out = np.empty(len(hashes), np.bool_)

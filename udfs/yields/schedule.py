@@ -1,16 +1,16 @@
 """Schedules by yield: when a run is worth its reading, and which segments are worth their rewrite.
 
-The model. To rewrite a segment costs its bytes, `reads` times, and its live bytes once more. A dead byte that is kept
-costs `price` a run. Records die at the hazard of their age (yield_table.py), so the cost of one live byte for the rest
-of its life, from age a, just rewritten, is the least over all ages b of the next rewrite:
+The model. To rewrite a segment costs its bytes, `reads` times, and its live bytes, `writes` times. A dead byte that is
+kept costs `price` a run. Records die at the hazard of their age (yield_table.py), so the cost of one live byte for the
+rest of its life, from age a, just rewritten, is the least over all ages b of the next rewrite:
 
-    life(a) = min over b of  price * (dead bytes at a+1, ..., b-1)  +  reads  +  alive(a, b) * (1 + life(b))
+    life(a) = min over b of  price * (dead bytes at a+1, ..., b-1)  +  reads  +  alive(a, b) * (writes + life(b))
 
 This is solved from the oldest age down; beyond the table the hazard is constant and each cycle is like the one before.
 Each new byte costs life(0) in the end, so to pay the least for each life is to pay the least for each run. A segment of
 L live and D dead bytes of age a is rewritten now if that costs less than the best later run:
 
-    gain = min over b of  (price * D * (b - a) + L * wait(a, b))  -  L * (1 + life(a)),    wait: the above without reads
+    gain = min over b of  (price * D * (b - a) + L * wait(a, b))  -  L * (writes + life(a)),    wait: that without reads
 
 Hot records die soon after they were written. While they do, life(a) is large and waiting is cheap, so the segment
 waits; then it holds many dead and few that will die, and is rewritten; later it hardly changes and is left alone. At
@@ -21,7 +21,7 @@ Nothing here reads a file. Segments are arrays, one element a segment, oldest fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,8 @@ REASONS: Final = ("kept", "must", "yield", "merged", "all")
 HORIZON: Final = 512  # runs that a plan looks ahead; whoever waits so long waits
 EVERY: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # runs' worth of new records that one run by yield may take at once
 FAN_IN: Final = 8  # small neighbours that become one: each byte is merged once for every factor of 8 that it grows
-FILTER_BYTES: Final = 1.5  # of a key filter, for each record
+FILTER_BYTES: Final = 2.0  # of a key filter, for each record
+FACTS_SHARE: Final = 0.005  # bytes of a segment's facts, for each of its own
 READS_OF_NEW: Final = 2  # scan and clean
 HASH_BYTES: Final = 16.0  # of a key file, for each distinct new key
 
@@ -63,7 +64,9 @@ class Policy:
     min_yield: float = 0.0  # smallest dead share of a segment that is rewritten for its yield
     io_budget_bytes: int | None = None  # read and written for rewrites in one run; None: no limit. `must` ignores it
     segment_bytes: int = 2**30  # size up to which segments become one
-    reads: int = 2  # times that a rewritten byte is read: scan and clean
+    reads: int = 1  # times that a rewritten byte is read
+    writes: int = 2  # times that a live one is written, or read back
+    reads_of_all: int = 2  # as `reads`, in a run that rewrites the whole log: scan and clean
     min_dirty_ratio: float | None = None  # the broker's rule instead: rewrite all above this ratio
 
 
@@ -85,7 +88,7 @@ class Schedule:
     output: np.ndarray  # int64[n]: rewritten segments with the same number become one; -1: kept
     gain: np.ndarray  # float64[n]: what a rewrite now saves against the best later run, in bytes
     bytes_read: float
-    bytes_written: float
+    bytes_written: float  # and read back
     bytes_freed: float
 
 
@@ -115,7 +118,7 @@ def pace(
         _cost_by_yield(segments, yields, policy, new_bytes),
         _cost_of_all(segments, yields, policy, new_bytes),
     )
-    if policy.io_budget_bytes is not None and (policy.reads + 1) * size > policy.io_budget_bytes:
+    if policy.io_budget_bytes is not None and (policy.reads_of_all + policy.writes) * size > policy.io_budget_bytes:
         of_all = np.full_like(of_all, np.inf)
     rewrite_all = bool(of_all.min() < by_yield.min())
     costs = of_all if rewrite_all else by_yield
@@ -128,7 +131,7 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     """Return the segments that a run by yield rewrites; every: as `pace` said."""
     dead = segments.dead_bytes()
     live = segments.size_bytes - dead
-    cost = policy.reads * segments.size_bytes + live
+    cost = policy.reads * segments.size_bytes + policy.writes * live
     hazard = hazards(yields)
     gain = _gain(dead, live, bin_of(segments.age), _Lives(hazard, policy, every))
     reason = np.where(segments.must, MUST, KEPT).astype(np.int8)
@@ -150,7 +153,7 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
 def choose_all(segments: Segments, policy: Policy) -> Schedule:
     """Return the schedule of a run that rewrites the whole log, as the broker does."""
     reason = np.full(len(segments.records), ALL, np.int8)
-    return _schedule(segments, policy, reason, np.zeros(len(reason)))
+    return _schedule(segments, replace(policy, reads=policy.reads_of_all), reason, np.zeros(len(reason)))
 
 
 def _schedule(segments: Segments, policy: Policy, reason: np.ndarray, gain: np.ndarray) -> Schedule:
@@ -161,7 +164,7 @@ def _schedule(segments: Segments, policy: Policy, reason: np.ndarray, gain: np.n
         output=_outputs(live, chosen, policy.segment_bytes),
         gain=gain,
         bytes_read=float(policy.reads * segments.size_bytes[chosen].sum()),
-        bytes_written=float(live[chosen].sum()),
+        bytes_written=float(policy.writes * live[chosen].sum()),
         bytes_freed=float(dead[chosen].sum()),
     )
 
@@ -174,25 +177,25 @@ class _Lives:
     """
 
     def __init__(self, hazard: np.ndarray, policy: Policy, step: int) -> None:
-        self.price, self.waits = policy.price, np.arange(step, HORIZON + 1, step)
+        self.price, self.writes, self.waits = policy.price, policy.writes, np.arange(step, HORIZON + 1, step)
         ages = np.arange(OLDEST + 1)
         alive = np.cumprod(1 - hazard[np.minimum(ages[:, None] + np.arange(self.waits[-1]), OLDEST)], axis=1)
         dead = np.cumsum(1 - alive, axis=1)
         kept = self.price * np.where(self.waits > 1, dead[:, self.waits - 2], 0.0)  # after 1, ..., wait - 1 runs
         alive = alive[:, self.waits - 1]
-        # of the oldest age each cycle is like the one before: life = kept + reads + alive * (1 + life)
-        oldest = np.min((kept[OLDEST] + policy.reads + alive[OLDEST]) / (1 - alive[OLDEST]))
+        # of the oldest age each cycle is like the one before: life = kept + reads + alive * (writes + life)
+        oldest = np.min((kept[OLDEST] + policy.reads + self.writes * alive[OLDEST]) / (1 - alive[OLDEST]))
         self.life = np.full(len(ages), oldest)
         for age in range(OLDEST - 1, -1, -1):
             later = self.life[np.minimum(age + self.waits, OLDEST)]
-            self.life[age] = np.min(kept[age] + alive[age] * (1 + later)) + policy.reads
-        self.wait = kept + alive * (1 + self.life[np.minimum(ages[:, None] + self.waits, OLDEST)])
+            self.life[age] = np.min(kept[age] + alive[age] * (self.writes + later)) + policy.reads
+        self.wait = kept + alive * (self.writes + self.life[np.minimum(ages[:, None] + self.waits, OLDEST)])
 
 
 def _gain(dead: np.ndarray, live: np.ndarray, row: np.ndarray, lives: _Lives) -> np.ndarray:
     """Return float64[n]: the cost of the best later rewrite less that of one now; the reads are the same."""
     later = lives.price * dead[:, None] * lives.waits + live[:, None] * lives.wait[row]
-    return np.asarray(later.min(axis=1, initial=np.inf) - live * (1 + lives.life[row]))
+    return np.asarray(later.min(axis=1, initial=np.inf) - live * (lives.writes + lives.life[row]))
 
 
 def _worth_their_keys(lost: np.ndarray, unread: np.ndarray, read: np.ndarray) -> np.ndarray:
@@ -255,13 +258,13 @@ def _cost_by_yield(segments: Segments, yields: Yields, policy: Policy, new_bytes
     kept = _new_bytes_kept(yields, new_bytes, EVERY[-1])
     superseded = np.append(0.0, new_bytes * np.arange(1, EVERY[-1]) - kept[:-1])  # in new data that waits, run by run
     length = segments.size_bytes.sum() / max(segments.records.sum(), 1) or 1.0
-    filters = (segments.size_bytes.sum() + kept) * FILTER_BYTES / length
+    filters = (segments.size_bytes.sum() + kept) * (FILTER_BYTES / length + FACTS_SHARE)
     costs = np.empty(len(EVERY))
     for i, every in enumerate(EVERY):
         life = _Lives(hazard, policy, every).life
         later = life[np.minimum(np.arange(OLDEST + 1) + 1, OLDEST)]
         flow = np.maximum(life - (1 - hazard) * later, 0.0)  # what a live byte costs in the run after this age
-        of_run = kept[every - 1] * (1 + 2 * HASH_BYTES / length) + filters[every - 1]
+        of_run = kept[every - 1] * (policy.writes + 2 * HASH_BYTES / length) + filters[every - 1]
         waste = policy.price * superseded[:every].sum()
         costs[i] = (of_run + waste) / every + READS_OF_NEW * new_bytes + live @ flow[row] + kept[0] * flow[0]
     return costs
@@ -280,4 +283,5 @@ def _cost_of_all(segments: Segments, yields: Yields, policy: Policy, new_bytes: 
     kept = _new_bytes_kept(yields, new_bytes, HORIZON)
     dead = new_bytes * runs - kept + old[0] - old[1:]  # that lie there when so many runs' worth wait
     waste = policy.price * np.cumsum(np.append(0.0, dead[:-1]))
-    return np.asarray((policy.reads * old[0] + old[1:] + kept + waste) / runs + READS_OF_NEW * new_bytes)
+    moved = policy.reads_of_all * old[0] + policy.writes * (old[1:] + kept)
+    return np.asarray((moved + waste) / runs + READS_OF_NEW * new_bytes)

@@ -3,11 +3,13 @@
 A record dies when a newer one of its key arrives. Few keys take most updates, so most records die young, and those that
 survived some runs hardly die any more. The table counts, for each age in runs, the records that were there when a run
 began and those that died in it. An age is counted from the run that first cleaned a record; a rewrite does not make it
-younger. Only new records kill, so callers may count volume for time: one run is then the usual number of new bytes.
+younger. Only new records kill, so offsets are the clock: a run's worth is as many new offsets as the first run counted.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +19,7 @@ AGES: Final = 64  # rows of the table; the last one holds all older records too,
 OLDEST: Final = AGES - 1
 MEMORY: Final = 0.97  # weight of a count one run later: the last 30 runs or so decide, so a change of habits is seen
 ENOUGH: Final = 100.0  # records an age must have shown, else its neighbours speak for it
+_TOTALS: Final = ("new_records", "new_survivors", "run_offsets")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Yields:
     deaths: np.ndarray  # float64[AGES]: those that died within one run
     new_records: float = 0.0  # records that arrived
     new_survivors: float = 0.0  # those among them that no record of the same run superseded
+    run_offsets: float = 0.0  # new offsets that are one run's worth; 0: no run was counted yet
 
 
 def no_yields() -> Yields:
@@ -47,30 +51,49 @@ def record_yields(
     *,
     new_records: float,
     new_survivors: float,
-    elapsed: int = 1,
+    elapsed: float = 1.0,
 ) -> Yields:
     """Return the table with one more run in it.
 
     age: float64[n], of each segment at the run before; live_records: float64[n] then; died: float64[n], those of them
-    that the new records supersede. elapsed: runs' worth of new records that this run took at once; their deaths are
-    spread evenly, in proportion, over as many ages.
+    that the new records supersede. elapsed: runs' worth of new records that this run took at once. Deaths of several
+    are spread evenly, in proportion, over as many ages; in a part of a run's worth the records count as that part.
     """
-    steps = np.arange(elapsed)
-    survival = np.clip(1 - died / np.maximum(live_records, 1), 0, 1) ** (1 / elapsed)
+    n, part = max(round(elapsed), 1), min(elapsed, 1.0)
+    steps = np.arange(n)
+    survival = np.clip(1 - died / np.maximum(live_records, 1), 0, 1) ** (1 / n)
     there = live_records[:, None] * survival[:, None] ** steps
     rows = np.minimum(bin_of(age)[:, None] + steps, OLDEST)
     records, deaths = yields.records * MEMORY, yields.deaths * MEMORY
-    np.add.at(records, rows, there)
+    np.add.at(records, rows, there * part)
     np.add.at(deaths, rows, there * (1 - survival[:, None]))
     counted = Yields(records, deaths)
     # the survivors of several runs' worth: those of one, thinned by what came later
-    first = new_survivors / float(survival_curve(hazards(counted), elapsed)[:elapsed].sum()) * elapsed
+    first = new_survivors / float(survival_curve(hazards(counted), n)[:n].sum()) * n
     return Yields(
         records,
         deaths,
         yields.new_records * MEMORY + new_records,
         yields.new_survivors * MEMORY + min(first, new_records),
+        yields.run_offsets,
     )
+
+
+def to_text(yields: Yields) -> str:
+    """Return the table as JSON; counts are rounded to tenths."""
+    seen = int(np.flatnonzero(yields.records).max(initial=-1)) + 1
+    plain = {name: np.round(getattr(yields, name)[:seen], 1).tolist() for name in ("records", "deaths")}
+    return json.dumps(plain | {name: round(getattr(yields, name), 1) for name in _TOTALS})
+
+
+def from_text(text: str | None) -> Yields:
+    """Return the table that `to_text` wrote; an empty one for None, or a text that is no table: runs learn again."""
+    with suppress(ValueError, TypeError, KeyError):
+        told = json.loads(text or "")
+        counts = (np.array(told[name], float) for name in ("records", "deaths"))
+        records, deaths = (np.pad(count, (0, AGES - len(count))) for count in counts)
+        return Yields(records, deaths, *(float(told[name]) for name in _TOTALS))
+    return no_yields()
 
 
 def hazards(yields: Yields) -> np.ndarray:

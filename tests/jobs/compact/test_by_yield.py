@@ -5,91 +5,21 @@ the end leaves what one full run leaves.
 from __future__ import annotations
 
 import random
-import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lastkey.jobs.command.cli import main
-from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.store.rows import Segment
-from lastkey.udfs.segments import cleaned_until
+from lastkey.udfs.yields.schedule import Pace
 from tests.builders.archives import Lab
-from tests.builders.logs import START_MS, write_partition
-from tests.reference.log import Batch, decode_log
-
-KEY = ("t", 0)
-DAY = 86_400_000
-SETTINGS: dict[str, Any] = {
-    "cleanup.policy": "compact", "compaction.schedule": "yield", "compaction.min.yield": 0.3, "index.interval.bytes": 0,
-    "delete.retention.ms": 3 * DAY,
-}  # fmt: skip
+from tests.builders.logs import START_MS
+from tests.builders.nights import DAY, KEY, Nights, last_records
 
 
-@dataclass
-class Nights:
-    """An archive that grows by a segment a night, and its store."""
-
-    root: Path
-    settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
-    segments: list[str] = field(default_factory=list)
-
-    def lab(self, root: Path | None = None) -> Lab:
-        given = {"defaults": self.settings, "job": {"engine": "threads"}}
-        return Lab(None, root or self.root, given, archive_at=self.root / "archive")
-
-    def grow(self, text: str) -> None:
-        """Add a segment; an empty active one follows it."""
-        self.segments.append(text)
-        shutil.rmtree(self.root / "archive", ignore_errors=True)
-        write_partition(self.root / "archive" / "t-0", "||".join([*self.segments, ""]))
-
-    def run(self, **options: Any) -> CompactReport:
-        report = self.lab().run(START_MS + len(self.segments) * DAY, **options)
-        assert [r.problem for r in report.results] == [None], report.results
-        return report
-
-    def job(self, name: str, *options: str, code: int = 0) -> None:
-        """Run another job on the store."""
-        assert main([name, "--store", str(self.lab().store), *options, "--json"]) == code
-
-    def beside(self, pattern: str) -> list[Path]:
-        """Return files of the store below segments/t-0, by path."""
-        return sorted((self.lab().store / "segments" / "t-0").glob(f"*/{pattern}"))
-
-    def rows(self) -> list[Segment]:
-        state = self.lab().state()
-        at = state.checkpoints()[KEY]
-        return state.manifests({KEY: (at.generation, at.run_id)})[KEY]
-
-    def checked(self) -> list[Batch]:
-        """Return the generation's batches, after a look at every key of the archive."""
-        lab, rows = self.lab(), self.rows()
-        current = lab.state().checkpoints()[KEY]
-        if not current.back_to:
-            lab.check_whole(rows)
-        end = current.first_dirty_offset
-        logs = sorted((self.root / "archive" / "t-0").glob("*.log"))
-        wanted = _last([b for log in logs for b in decode_log(log.read_bytes())], end)
-        batches = lab.batches(rows)
-        found = _last(batches, end)
-        for key, (offset, value) in wanted.items():
-            if value is not None:
-                assert found.get(key) == (offset, value), key
-            else:
-                assert found.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
-        assert found.keys() <= wanted.keys()
-        clean = cleaned_until(rows, end)
-        below = [r.key for b in batches if not b.control for r in b.records if r.offset < clean]
-        assert len(below) == len(set(below)), "a key twice below the cleaner checkpoint"
-        return batches
-
-
-def _last(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes | None]]:
-    records = [r for b in batches if not b.control for r in b.records if r.offset < end]
-    return {r.key: (r.offset, r.value) for r in sorted(records, key=lambda r: r.offset)}
+@pytest.fixture(autouse=True)
+def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no run clean everything because that is cheaper: for logs as small as these it is."""
+    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
 
 
 def _drawn(rng: random.Random, cold: int, night: int) -> str:
@@ -102,7 +32,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     nights = Nights(tmp_path)
@@ -129,10 +59,32 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     lab.run(START_MS + 10 * DAY)
     at = lab.state().checkpoints()[KEY]
     rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
-    kept, expected = _last(fully, 2**63), _last(lab.batches(rows), 2**63)
+    kept, expected = last_records(fully, 2**63), last_records(lab.batches(rows), 2**63)
     live = {key: one for key, one in expected.items() if one[1] is not None}
     assert {key: one for key, one in kept.items() if one[1] is not None} == live
     assert kept.keys() <= expected.keys()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
+    rng, nights = random.Random(seed), Nights(tmp_path)
+    nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
+    nights.settings["segment.bytes"] = 1 << 20
+    for night in range(8):
+        nights.grow(_drawn(rng, rng.choice([5, 40]), night).replace("=-", "=v"))
+        nights.run()
+    assert any(row.root == "store" and not row.cleaned for row in nights.rows())
+    nights.run(force=True)
+    once = nights.lab(tmp_path / "at once")
+    once.run(START_MS + 8 * DAY)
+    assert _logs(nights.lab()) == _logs(once)
+
+
+def _logs(lab: Lab) -> dict[str, bytes]:
+    """Return the logs of t-0's current generation by name."""
+    at = lab.state().checkpoints()[KEY]
+    rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+    return {lab.path(row).name: lab.path(row).read_bytes()[: row.size_bytes] for row in rows}
 
 
 COLD = " ".join(f"c{n}=1" for n in range(20))
@@ -151,7 +103,7 @@ def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> No
     nights.settings["compaction.full.ms"] = 0
     nights.grow("h1=4")
     nights.run()
-    assert b"c3" not in _last(nights.checked(), 2**63)
+    assert b"c3" not in last_records(nights.checked(), 2**63)
 
 
 def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
@@ -159,7 +111,7 @@ def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
     for text in (COLD, f"{{horizon={START_MS}}} c3=- h1=1"):
         nights.grow(text)
         nights.run()
-        found = _last(nights.checked(), 2**63)
+        found = last_records(nights.checked(), 2**63)
     assert found[b"c3"][1] is None
 
 
@@ -168,7 +120,7 @@ def test_verify_sees_a_deleted_value_that_came_back(tmp_path: Path, monkeypatch:
     nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
     for text in (COLD, "c3=- h1=1 h2=1 h3=1", "h1=2 h2=2 h3=2"):
         if text.startswith("h1"):
-            monkeypatch.setattr("lastkey.udfs.compact.by_yield._rules_of", _naive)
+            monkeypatch.setattr("lastkey.udfs.compact.one_task.by_yield._rules_of", _naive)
         nights.grow(text)
         nights.run()
     nights.job("verify", code=3)
@@ -271,3 +223,32 @@ def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) 
         if "abort" in text or "h1" in text:  # else the transaction is open, and nothing may be cleaned
             nights.run()
             nights.job("verify")
+
+
+@pytest.mark.parametrize("split_by", ["none", "blocks"])
+def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(tmp_path: Path, split_by: str) -> None:
+    nights = Nights(tmp_path, job_settings={"split.by": split_by, "split.bytes": 600})
+    nights.settings |= {"segment.bytes": 1000}
+    for night in range(4):
+        nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
+    assert (nights.run().results[0].splits > 1) == (split_by == "blocks")
+    rows = [row for row in nights.rows() if row.size_bytes]
+    assert len(rows) > 3
+    assert all(row.facts_bytes for row in rows)
+    nights.grow("k01=2")
+    result = nights.run().results[0]
+    assert [s.reason for s in result.schedule] == ["kept"] * len(rows)
+    nights.checked()
+    nights.job("verify")
+
+
+def test_retention_takes_new_segments_with_their_facts(tmp_path: Path) -> None:
+    nights = Nights(tmp_path)
+    nights.settings |= {"cleanup.policy": "compact,delete", "retention.bytes": 3000, "segment.bytes": 1000}
+    for night in range(6):
+        nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
+        nights.run()
+        nights.job("verify")
+    bases = {path.stem for path in nights.beside("*.log")} | {f"{row.base_offset:020}" for row in nights.rows()}
+    assert {path.stem for path in nights.beside("*.facts")} <= bases
+    assert sum(row.size_bytes for row in nights.rows()) < 6000

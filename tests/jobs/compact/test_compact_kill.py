@@ -13,6 +13,7 @@ from lastkey.jobs import vacuum
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.store.paths import MANIFEST
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
 from tests.builders.stopping import start, wait_until_gone
 from tests.builders.trees import tree
@@ -32,8 +33,9 @@ TOML = """
 
 # (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
 # the switch
+SCANNED = "before lastkey.udfs.compact.one_task.compact_partition:clean_groups"
 STEPS = [
-    ("before lastkey.udfs.compact.one_task:clean_groups", 1, False),  # everything scanned, nothing written
+    (SCANNED, 1, False),  # nothing written
     ("before lastkey.udfs.compact.output.generation:write_indexes", 1, False),  # a log without its indexes
     ("before lastkey.udfs.compact.output.generation:read_back", 1, False),
     ("before lastkey.udfs.compact.output.generation:flush_folder", 1, False),  # all files there, folders not flushed
@@ -240,7 +242,9 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
     assert tree(lab.archive) == archive
 
 
-@pytest.mark.parametrize(("who", "step"), [("JVM", "output.generation:read_back"), ("driver", "one_task:clean_groups")])
+@pytest.mark.parametrize(
+    ("who", "step"), [("JVM", "output.generation:read_back"), ("driver", "one_task.compact_partition:clean_groups")]
+)
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
@@ -259,16 +263,27 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
     _check_next_run(begun, mine, now_ms)
 
 
-def test_a_vacuum_without_grace_leaves_a_run_what_it_has_read(begun, now_ms, tmp_path):
-    """Its files are complete, no generation names them yet, and no generation has read as far."""
+@pytest.mark.parametrize(
+    ("step", "heard"),
+    [
+        ("lastkey.jobs.store.writing:commit_wave", False),  # its files are complete, and no generation has read as far
+        ("lastkey.udfs.compact.split.settle:settle", True),  # files of key hashes
+    ],
+)
+def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
+    """heard: vacuum hears of the run; else it goes by the files alone."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.writing:commit_wave", held=True)
+    arguments = _arguments(mine, tmp_path, now_ms, split="blocks" if heard else "auto", engine="threads")
+    deaf = "" if heard else "lastkey.jobs.store.announcements:_EXPIRES_SECONDS"
+    run = start(tmp_path / "run", arguments, f"before {step}", held=True, constant=deaf)
     run.wait_until_reached()
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
     assert taken.deleted == {}
-    assert {(kept["topic"], kept["partition"]) for kept in taken.kept} == {("grown", 0), ("new", 0), ("new", 1)}
+    if heard:
+        assert [f"(pid {run.process.pid}, " in note for note in taken.notes] == [True], taken.notes
+    else:
+        assert {(kept["topic"], kept["partition"]) for kept in taken.kept} == {("grown", 0), ("new", 0), ("new", 1)}
     run.let_go()
     code, out, err = run.finish()
     assert code == 0, err
@@ -428,11 +443,39 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     _check_next_run(begun, mine, now_ms)
 
 
+@pytest.mark.parametrize(("wave", "kept"), [(64, {}), (1, {("grown", 0): 2})])
+def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, kept):
+    """Another run moves one of three partitions, and neither hears of the other. With waves of one partition, the
+    largest comes first, and stays.
+    """
+    mine = _copy(begun[0], tmp_path.name)
+    arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
+    late = start(
+        tmp_path / "late", arguments, "before lastkey.jobs.store.table:_commit", nth=3 if wave > 1 else 6, held=True,
+        constant="lastkey.jobs.store.announcements:_EXPIRES_SECONDS",
+    )  # fmt: skip
+    late.wait_until_reached()
+    assert mine.run(now_ms, topics=TopicFilter(("new",))).exit_code == 0
+    late.let_go()
+    code, out, err = late.finish()
+    said = json.loads(out)
+    assert code == 4, err
+    assert {(p["topic"], p["partition"]): p["generation"] for p in said["partitions"] if p["generation"]} == kept
+    assert {p["status"] for p in said["partitions"] if not p["generation"]} <= {"conflict", "not_due"}
+    _check_next_run(begun, mine, now_ms)
+
+
 def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    first = start(tmp_path / "one", arguments, "before lastkey.udfs.compact.one_task:clean_groups", held=True, cores=1)
+    first = start(
+        tmp_path / "one",
+        arguments,
+        SCANNED,
+        held=True,
+        cores=1,
+    )
     first.wait_until_reached()
     files = set(tree(mine.store))
 
@@ -464,8 +507,7 @@ def test_runs_of_other_partitions_work_side_by_side(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    step = "before lastkey.udfs.compact.one_task:clean_groups"
-    first = start(tmp_path / "one", [*arguments, "--topics", "grown"], step, held=True)
+    first = start(tmp_path / "one", [*arguments, "--topics", "grown"], SCANNED, held=True)
     first.wait_until_reached()
     code, out, err = start(tmp_path / "two", [*arguments, "--topics", "new"]).finish()
     assert code == 0, err

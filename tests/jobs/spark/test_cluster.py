@@ -50,7 +50,7 @@ def run(name, *words):
     print(name, code)
 
 def origins(paths):
-    import lastkey.udfs.compact.one_task, os, resource
+    import lastkey.udfs.compact.one_task.compact_partition, os, resource
     files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     yield files, [os.access(path, os.R_OK) for path in paths], resource.getrlimit(resource.RLIMIT_AS)[0]
 
@@ -400,7 +400,10 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
 
 def test_a_stopped_executor_that_goes_on_after_its_twin_disturbs_nothing(place, local):
     """A second, speculative try does the work of a task whose executor has stopped; then the first try ends its own."""
-    steps = {"read-back": STAGES["read-back"], "end": "lastkey.udfs.compact.one_task:compact_partition"}
+    steps = {
+        "read-back": STAGES["read-back"],
+        "end": "lastkey.udfs.compact.one_task.compact_partition:compact_partition",
+    }
     holds, store = Holds(place.node.folder / "stops", steps, one=True), place.shared / "twins"
     settings = ("speculation=true", "speculation.interval=100ms", "speculation.task.duration.threshold=1s",
                 "speculation.minTaskRuntime=100ms", f"executorEnv.PYTHONPATH={holds.folder}")  # fmt: skip

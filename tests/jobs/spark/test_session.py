@@ -353,3 +353,21 @@ def _shared_modules():
             yield pa.RecordBatch.from_pydict({"name": ["numba" if "numba" in sys.modules else "none"]})
 
     return modules
+
+
+@pytest.mark.spark
+def test_a_jvm_that_nobody_waits_for_any_more_ends(monkeypatch):
+    """It found no folder for its address, and stayed for ever: a signal had ended the run while Spark started."""
+    user = UserOptions()
+    made = jvm.Jvm(jvm.arguments_for(user), jvm.environment_for(user))
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jvm.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.address()
+    monkeypatch.undo()
+    made.process.stdin.close()  # as at our end
+    made.output.hear()
+    made.process.wait(30)

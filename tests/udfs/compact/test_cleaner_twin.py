@@ -156,7 +156,8 @@ def check_hostile(ours: Outcome) -> None:
         limits = Limits(chunk_bytes=chunk_bytes, task_memory_bytes=0)
         plan = replace(ours.plan, limits=limits, folder=f"hostile{chunk_bytes}")
         with mock.patch(
-            "lastkey.udfs.compact.clean_groups.BodyLoader", functools.partial(BodyLoader, soft_bytes=soft_bytes)
+            "lastkey.udfs.compact.one_task.clean_groups.BodyLoader",
+            functools.partial(BodyLoader, soft_bytes=soft_bytes),
         ):
             again = compact(plan)
         assert again.result.status == "cleaned", again.result.problem

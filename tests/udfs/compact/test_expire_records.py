@@ -318,7 +318,7 @@ def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
 
 
 def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lastkey.udfs.compact import one_task
+    from lastkey.udfs.compact.one_task import compact_partition as one_task
 
     archived = log_of([9, 1], [1, 1], root=tmp_path / "archive")
     path = tmp_path / "archive" / archived.segments[0].listed.path

@@ -18,7 +18,7 @@ from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import checkpoints
-from lastkey.udfs.compact.one_task import compact_partition
+from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.segments import OutputSegment, SegmentInput, SideFile
 from lastkey.udfs.storage import open_root

@@ -61,6 +61,7 @@ class Tally:
     """Counters of `decide_kernels`, and recompressed bytes."""
 
     counters: np.ndarray = field(default_factory=lambda: np.zeros(N_COUNTERS, np.int64))
+    kept: dict[int, int] = field(default_factory=dict)  # records by number of the source, where one task cleans all
     recompressed_bytes: int = 0
 
 

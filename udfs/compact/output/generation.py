@@ -30,17 +30,17 @@ from lastkey.udfs.compact.output.place_segments import (
     write_side_files,
 )
 from lastkey.udfs.compact.output.result import WrittenGeneration
-from lastkey.udfs.compact.output.segment_output import SegmentOutput, manifest_row, read_back
+from lastkey.udfs.compact.output.segment_output import ReadBack, SegmentOutput, manifest_row, read_whole
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
 from lastkey.udfs.compact.scan.read_again import read_again, read_side_file
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
-from lastkey.udfs.compact.scan.segment_facts import write_secret
+from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts, write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
-from lastkey.udfs.segments import OutputSegment, SideFile, side_checksums
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_private, open_root
+from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
+from lastkey.udfs.storage import Root, exists, file_size, flush, flush_folder, make_private, open_root
 
 
 def remove_folder(plan: PartitionPlan) -> None:
@@ -82,14 +82,24 @@ def finish_segment(
     digest: int,
     buffer: ChunkBuffer,
 ) -> OutputSegment:
-    """Close a written segment, write its indexes, and read it back."""
+    """Close a written segment, write its indexes, and read it back; by yield, keep the facts that this shows."""
     rows, offset_index, time_index = output.close()
     inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
     txn_index = transaction_index.write(kept_aborts[inside])
     checksums = write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
-    read_back(store, output.path, rows, output.checksum, digest, plan.settings.max_decompressed_batch_bytes, buffer)
+    found = file_size(store, output.path)
+    if found != output.size:
+        raise LogFormatError("readback", output.path, 0, f"{output.size} bytes", f"{found}")
+    back = ReadBack(output.path, rows, plan.settings.max_decompressed_batch_bytes)
     sizes = (len(offset_index), len(time_index), len(txn_index))
-    return manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
+    row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
+    if not plan.by_yield:
+        read_whole(store, output.path, output.size, buffer, back.see)
+        back.check(output.checksum, digest)
+        return row
+    scan, hashes = scan_written(plan, row, buffer, back.see)
+    back.check(output.checksum, digest)
+    return replace(row, facts_bytes=write_facts(plan, row, scan, hashes))
 
 
 def write_generation(
@@ -201,8 +211,8 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputS
 
 def _remove_segment(plan: PartitionPlan, store: Root, segment: OutputSegment) -> None:
     """Delete a cleaned segment that retention removes, before anybody knows it."""
-    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
-        store.filesystem.delete_file(store.full(f"{plan.folder}/{segment_file(segment.base_offset, kind)}"))
+    for kind in kinds_of(segment):
+        store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
 
 def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:

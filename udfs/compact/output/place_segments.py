@@ -18,7 +18,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
-from lastkey.udfs.segments import OutputSegment, side_checksums
+from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
 from lastkey.udfs.storage import Root, make_private, open_root, opened, read_file, write_file
 
 S = TypeVar("S", Group, OutputSegment)
@@ -107,26 +107,28 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
         write_file(store, path, b"")
         checksums = write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
         return replace(segment, path=path, side_files=json.dumps(checksums))
-    written = segment.path.removesuffix(".log")
+    written, placed = segment.path.removesuffix(".log"), path.removesuffix(".log")
     written_base = int(written.rpartition("/")[2])
     shift = written_base - segment.base_offset
     known, checksums = side_checksums([segment.side_files]), {}
-    for kind in ("log", "index", "timeindex", *(("txnindex",) if segment.txn_index_bytes else ())):
-        name = segment_file(segment.base_offset, kind)
-        old, new = f"{written}.{kind}", f"{plan.folder}/{name}"
+    for kind in kinds_of(segment):
+        if shift and kind in OF_YIELD:  # they hold relative offsets, and cost only time if they are missing
+            continue
+        old, new = f"{written}.{kind}", f"{placed}.{kind}"
         if shift and kind in _SHIFTED:
             data = _shifted(store, old, shift, _SHIFTED[kind])
-            checksums |= write_side_files(store, plan.folder, {name: data})
+            checksums |= write_side_files(store, plan.folder, {segment_file(segment.base_offset, kind): data})
             continue
-        if kind != "log":
-            checksums[name] = known[segment_file(written_base, kind)]
+        if kind not in ("log", *OF_YIELD):
+            checksums[segment_file(segment.base_offset, kind)] = known[segment_file(written_base, kind)]
         if store.is_local:
             store.filesystem.move(store.full(old), store.full(new))  # the very file that was read back
         else:
             store.filesystem.copy_file(store.full(old), store.full(new))
     if not store.is_local:
         check_written(store, path, segment.size_bytes, segment.checksum)
-    return replace(segment, path=path, side_files=json.dumps(checksums))
+    facts_bytes = 0 if shift else segment.facts_bytes
+    return replace(segment, path=path, side_files=json.dumps(checksums), facts_bytes=facts_bytes)
 
 
 def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> bytes:

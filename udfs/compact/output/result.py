@@ -61,8 +61,9 @@ def result_of(
         segments_before=len(analysis.sources),
         counters=counters,
         bytes_read=read + read_again,
-        bytes_written=sum(s.size_bytes for s in cleaned),
+        bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
         bytes_before=before,
         bytes_after=sum(s.size_bytes for s in out),
         recompressed_bytes=recompressed_bytes,
+        yields=plan.yields,
     )

@@ -8,12 +8,12 @@ tasks, `clean_segment.clean_forwards` gets the survivors from outside.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.names import segment_file
@@ -61,47 +61,56 @@ class SegmentOutput:
         return rows, offset_index, time_index
 
 
-def read_back(
-    root: Root, path: str, rows: np.ndarray, checksum: int, digest: int, max_batch_bytes: int, buffer: ChunkBuffer
-) -> None:
-    """Read a written `.log`, and compare checksums, headers, order and the rebuilt records with those meant to be
-    written.
+class ReadBack:
+    """Comparison of a written `.log` with what was meant to be written: checksums, headers, order, rebuilt records."""
 
-    rows: OUT_BATCH[n] in order. Raises LogFormatError kind "readback".
-    """
-    loader = BodyLoader(max_batch_bytes=max_batch_bytes)
-    size = int(rows["size"].sum())
-    seen, crc, found_digest = 0, 0, 0
+    def __init__(self, path: str, rows: np.ndarray, max_batch_bytes: int) -> None:
+        """rows: OUT_BATCH[n] in order."""
+        self._path, self._rows = path, rows
+        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
+        self._seen, self._crc, self._digest = 0, 0, 0
+
+    def see(self, chunk: Chunk) -> None:
+        """Compare the next chunk. Raises LogFormatError kind "readback"."""
+        got = chunk.batches
+        want = self._rows[self._seen : self._seen + len(got)]
+        same = len(want) == len(got)
+        for ours, theirs in (
+            ("size", "size"), ("base_offset", "base_offset"), ("last_offset", "last_offset"),
+            ("max_timestamp", "max_timestamp"), ("n_records", "records_count"),
+        ):  # fmt: skip
+            same = same and bool((want[ours] == got[theirs]).all())
+        if not same:
+            raise LogFormatError(
+                "readback", self._path, chunk.position, "the batches that were written", "other batches"
+            )
+        self._crc = crc32c_extend(self._crc, chunk.raw)
+        for run in self._loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], self._path, backwards=False):
+            all_records = np.ones(len(run.spans), np.bool_)
+            self._digest += int(
+                digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted)
+            )
+        self._seen += len(got)
+
+    def check(self, checksum: int, digest: int) -> None:
+        """Compare the whole. Raises LogFormatError kind "readback"."""
+        found = self._digest & (2**64 - 1)
+        if self._seen != len(self._rows) or self._crc != checksum or found != digest:
+            raise LogFormatError(
+                "readback",
+                self._path,
+                0,
+                f"{len(self._rows)} batches, checksum {checksum:#010x}, records {digest:#018x}",
+                f"{self._seen}, {self._crc:#010x}, {found:#018x}",
+            )
+
+
+def read_whole(root: Root, path: str, size: int, buffer: ChunkBuffer, see: Callable[[Chunk], None]) -> None:
+    """Read a written `.log` of this size, chunk by chunk."""
     tail = Tail()
     with opened(root, path) as file:
-        if file.size() != size:
-            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
         for chunk in read_chunks(file, path, 0, size, buffer, tail):
-            want = rows[seen : seen + len(chunk.batches)]
-            got = chunk.batches
-            same = len(want) == len(got)
-            for ours, theirs in (
-                ("size", "size"), ("base_offset", "base_offset"), ("last_offset", "last_offset"),
-                ("max_timestamp", "max_timestamp"), ("n_records", "records_count"),
-            ):  # fmt: skip
-                same = same and bool((want[ours] == got[theirs]).all())
-            if not same:
-                raise LogFormatError("readback", path, chunk.position, "the batches that were written", "other batches")
-            crc = crc32c_extend(crc, chunk.raw)
-            for run in loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], path, backwards=False):
-                all_records = np.ones(len(run.spans), np.bool_)
-                found_digest += int(
-                    digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted)
-                )
-            seen += len(got)
-    if seen != len(rows) or crc != checksum or found_digest & (2**64 - 1) != digest:
-        raise LogFormatError(
-            "readback",
-            path,
-            0,
-            f"{len(rows)} batches, checksum {checksum:#010x}, records {digest:#018x}",
-            f"{seen}, {crc:#010x}, {found_digest & (2**64 - 1):#018x}",
-        )
+            see(chunk)
 
 
 def least_timestamp(rows: np.ndarray) -> int:

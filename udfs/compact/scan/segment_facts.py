@@ -38,28 +38,51 @@ _SECRET: Final = struct.Struct(">QQq")
 _TRAILER: Final = 4  # bytes of the CRC-32C
 
 
-def keep_facts(plan: PartitionPlan, segment: OutputSegment, buffer: ChunkBuffer) -> int:
-    """Read a segment that this run has written, and write its facts and its filter beside it. Returns their bytes."""
-    store, hashes, horizons = open_root(plan.store_uri), list[np.ndarray](), [-1]
+def scan_written(
+    plan: PartitionPlan, row: OutputSegment, buffer: ChunkBuffer, also: Callable[[Chunk], None]
+) -> tuple[SegmentScan, np.ndarray]:
+    """Read a segment that this run has written; return its scan and the hashes of its keys, uint64[n].
+
+    also: sees every chunk. Raises LogFormatError kind "readback", or "unreadable".
+    """
+    hashes, horizons = [np.empty(0, np.uint64)], [-1]
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
 
     def see(chunk: Chunk) -> None:
+        also(chunk)
         batches = chunk.batches
         data = (batches["attributes"] & CONTROL_MASK) == 0
         has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         horizons.append(int(batches["base_timestamp"][has_horizon].max(initial=-1)))
         for run in loader.runs(
-            chunk.raw, chunk.position, batches, data, segment.path, backwards=False, before=chunk.before
+            chunk.raw, chunk.position, batches, data, row.path, backwards=False, before=chunk.before
         ):
             hashes.append(run.spans["key_high"][~run.spans["null_key"]])
 
-    scan = _scan(plan, segment, buffer, see)
-    facts = _packed(replace(scan, last_horizon_ms=max(horizons)))
-    key_filter = filter_of(np.concatenate(hashes) if hashes else np.empty(0, np.uint64)).tobytes()
-    of_both = files_beside(segment.path)
-    for path, data in zip(of_both, (facts, key_filter), strict=True):
-        _write(store, path, data, _bound(plan, segment))
-    return len(facts) + len(key_filter)
+    listed = ListedSegment(plan.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
+    try:
+        scan = scan_segment(
+            SegmentInput(listed),
+            buffer,
+            next_base_offset=None,
+            index_interval_bytes=plan.settings.index_interval_bytes,
+            max_index_bytes=plan.settings.segment_index_bytes,
+            see=see,
+        )
+    except LogFormatError as error:
+        if error.kind in ("readback", "unreadable"):
+            raise
+        raise LogFormatError("readback", row.path, error.position, "what was written", str(error)) from error
+    return replace(scan, last_horizon_ms=max(horizons)), np.concatenate(hashes)
+
+
+def write_facts(plan: PartitionPlan, row: OutputSegment, scan: SegmentScan, hashes: np.ndarray) -> int:
+    """Write a segment's facts and its filter beside it. Returns their bytes."""
+    store, bound = open_root(plan.store_uri), _bound(plan, row)
+    files = _packed(scan), filter_of(hashes).tobytes()
+    for path, data in zip(files_beside(row.path), files, strict=True):
+        _write(store, path, data, bound)
+    return sum(map(len, files))
 
 
 def scan_by_facts(plan: PartitionPlan, segment: SegmentInput) -> SegmentScan | None:
@@ -98,18 +121,6 @@ def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
         return None
     low, high, at = _SECRET.unpack(data)
     return (low, high), at
-
-
-def _scan(plan: PartitionPlan, row: OutputSegment, buffer: ChunkBuffer, see: Callable[[Chunk], None]) -> SegmentScan:
-    listed = ListedSegment(plan.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
-    return scan_segment(
-        SegmentInput(listed),
-        buffer,
-        next_base_offset=None,
-        index_interval_bytes=plan.settings.index_interval_bytes,
-        max_index_bytes=plan.settings.segment_index_bytes,
-        see=see,
-    )
 
 
 def _bound(plan: PartitionPlan, row: OutputSegment) -> bytes:

@@ -1,1 +1,1 @@
-"""Compaction over several tasks: splits are walked, settled by key hash, and rewritten."""
+"""Compaction in several tasks: splits are walked, settled by key hash, and rewritten."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastkey.udfs.compact.clean_groups import Clock
+from lastkey.udfs.compact.one_task.clean_groups import Clock
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, plan_of

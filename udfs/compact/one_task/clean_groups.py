@@ -16,7 +16,7 @@ from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.place_segments import begin_at, can_begin_at
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
-from lastkey.udfs.compact.verdicts import NULL_KEYS
+from lastkey.udfs.compact.verdicts import NULL_KEYS, RECORDS_KEPT
 from lastkey.udfs.segments import OutputSegment
 
 
@@ -68,9 +68,10 @@ def clean_groups(
     for numbers in reversed(groups):
         stack = PieceStack(plan.limits.task_memory_bytes // 4)
         for number in reversed(numbers):
-            rules = rules_of(number)
+            rules, before = rules_of(number), int(tally.counters[RECORDS_KEPT])
             for piece, chunk in clean_backwards(analysis.sources[number], rules, loader, mark_last, tally, buffer):
                 stack.push(number, piece, chunk)
+            tally.kept[number] = int(tally.counters[RECORDS_KEPT]) - before
         group = analysis.group(numbers)
         if fails and tally.counters[NULL_KEYS]:
             continue  # this partition will not be committed; go on only to count

@@ -14,19 +14,19 @@ from dataclasses import replace
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.by_yield import Cleaned, KeysLost, clean_by_yield, marker
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.winners import find_winners
-from lastkey.udfs.compact.clean_groups import Clock, clean_groups
-from lastkey.udfs.compact.expire_records import expire_records, with_what_is_old
+from lastkey.udfs.compact.one_task.by_yield import Cleaned, KeysLost, clean_by_yield, marker
+from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
+from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
+from lastkey.udfs.compact.one_task.what_pays import learned
 from lastkey.udfs.compact.output.generation import remove_folder, write_generation
-from lastkey.udfs.compact.output.result import WrittenGeneration, result_of
+from lastkey.udfs.compact.output.result import result_of
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
-from lastkey.udfs.compact.scan.segment_facts import keep_facts
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES, NULL_KEYS
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
@@ -52,6 +52,8 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
             return _compact(plan, clock)
         except KeysLost:
             remove_folder(plan)
+            if plan.only_schedule:
+                return PartitionResult(plan.topic, plan.partition, "scheduled", bytes_before=plan.log_bytes)
             return _compact(replace(plan, partial=False), clock)
     except NotDue as reason:
         return reason.result
@@ -74,23 +76,31 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
             cleaned = Cleaned(analysis, clean_everything(plan, analysis, tally, buffer, clock))
+            cleaned = replace(cleaned, yields=_learned_by_cleaning(plan, analysis, tally))
     check_null_keys(plan, tally)
     analysis = cleaned.analysis
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned.segments, cleaned.keys)
-        kept = [keep_facts(plan, row, buffer) for row in new_segments(plan, generation)]
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     result = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
     return replace(
         result,
         bytes_read=result.bytes_read + cleaned.bytes_read,
-        bytes_written=result.bytes_written + cleaned.bytes_written + sum(kept),
+        bytes_written=result.bytes_written + cleaned.bytes_written,
+        yields=cleaned.yields or plan.yields,
+        schedule=cleaned.schedule,
+        status="scheduled" if plan.only_schedule else result.status,
     )
 
 
-def new_segments(plan: PartitionPlan, generation: WrittenGeneration) -> list[OutputSegment]:
-    """Return the segments whose facts a later run by yield wants."""
-    return [row for row in generation.segments if row.cleaned] if plan.by_yield and not plan.dry_run else []
+def _learned_by_cleaning(plan: PartitionPlan, analysis: Analysis, tally: Tally) -> str | None:
+    """Return the table of yields after a run that cleaned everything: it has counted what is left of each segment."""
+    if not plan.by_yield or not analysis.compacts:
+        return plan.yields
+    dirty, sources = plan.checkpoint or 0, analysis.sources
+    rows = {n: row for n in tally.kept if (row := sources[n].segment.row) is not None and row.base_offset < dirty}
+    fresh = sum(kept for n, kept in tally.kept.items() if sources[n].base_offset >= dirty)
+    return learned(plan, analysis, rows, tally.kept, fresh)
 
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:

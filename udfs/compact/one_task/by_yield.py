@@ -3,7 +3,7 @@
   1. walk what is new backwards, as every run does, and write it; its keys are in the table then, and go into a key file
   2. hold these keys against the filters of the older segments, the newest first. A key has one live record: the first
      filter that holds the key shows the segment in which that record has just died
-  3. choose the segments to rewrite; the others are carried over as they are
+  3. choose the segments to rewrite (`what_pays`); the others are carried over as they are
   4. walk the chosen ones backwards, each held against the keys of all later records that it has not met yet
 
 Filters only choose. What goes is decided by exact hashes, as everywhere. Each segment says up to which offset it has
@@ -26,13 +26,12 @@ from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, known_from, pending_of, read_keys, write_keys
-from lastkey.udfs.compact.clean_groups import Clock, clean_groups
 from lastkey.udfs.compact.cleaner import Rules
-from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
+from lastkey.udfs.compact.one_task.what_pays import learned, schedule_of, superseded_by_filters
+from lastkey.udfs.compact.plan import PartitionPlan, ScheduledSegment
 from lastkey.udfs.compact.scan.analyse import Analysis, groups_of
-from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.yields.key_filter import holds
 
 
 class KeysLost(Exception):
@@ -46,6 +45,8 @@ class Cleaned:
     analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
     segments: list[OutputSegment]  # in order
     keys: PendingKeys | None = None  # of what was new
+    yields: str | None = None  # as in PartitionPlan
+    schedule: tuple[ScheduledSegment, ...] = ()
     bytes_read: int = 0  # of filters and key files
     bytes_written: int = 0  # of key files
 
@@ -68,8 +69,10 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
         plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, mark_last, tally, buffer, clock
     )
     keys = table.keys()
-    superseded, filter_bytes = _superseded(plan, rows, keys["high"])
-    chosen = _chosen(plan, analysis, older, superseded)
+    superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
+    schedule = tuple(schedule_of(plan, analysis, rows, superseded, pending))
+    chosen = [] if plan.only_schedule else [one.number for one in schedule if one.reason != "kept"]
+    left = {n: rows[n].records - dead for n, dead in superseded.items()}
     kept = None
     if fresh and len(chosen) < len(older) and not plan.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
@@ -81,6 +84,8 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
         replace(analysis, replaced=frozenset([*fresh, *chosen]), superseded=superseded),
         [*rewritten, *written],
         kept,
+        learned(plan, analysis, rows, left, len(keys)),
+        schedule,
         filter_bytes + before.bytes_read,
         0 if kept is None else keys.nbytes,
     )
@@ -105,11 +110,11 @@ class _KeysBehind:
     def __init__(self, plan: PartitionPlan, table: KeyTable, pending: list[PendingKeys]) -> None:
         self.plan, self.table, self.pending, self.bytes_read = plan, table, pending, 0
 
-    def enter(self, end: int) -> None:
+    def enter(self, first: int) -> None:
         """Enter the keys of all records from an offset on. A segment may meet only keys of records behind it: those of
         its own, or of records before it, would take its live ones.
         """
-        while self.pending and self.pending[-1].first >= end:
+        while self.pending and self.pending[-1].first >= first:
             try:
                 keys = read_keys(self.plan, self.pending.pop())
             except LogFormatError as error:
@@ -117,47 +122,6 @@ class _KeysBehind:
             self.bytes_read += keys.nbytes
             if not self.table.enter(keys):
                 raise TooManyKeys
-
-
-def _superseded(
-    plan: PartitionPlan, rows: Mapping[int, OutputSegment], hashes: np.ndarray
-) -> tuple[dict[int, int], int]:
-    """Return how many records of each older segment newer ones have superseded by now, as far as filters show, and the
-    bytes of these filters.
-
-    rows: by number of the source; hashes: uint64[n], of the keys of new records.
-    """
-    found, n_bytes = {}, 0
-    for number in sorted(rows, reverse=True):
-        row = rows[number]
-        key_filter = filter_beside(plan, row)
-        if key_filter is None:
-            continue
-        n_bytes += key_filter.nbytes
-        held = holds(key_filter, hashes)
-        found[number] = min(row.superseded + int(np.count_nonzero(held)), row.records)
-        hashes = hashes[~held]
-    return found, n_bytes
-
-
-def _chosen(plan: PartitionPlan, analysis: Analysis, older: Sequence[int], superseded: Mapping[int, int]) -> list[int]:
-    """Return the numbers of the older sources to rewrite: those without facts or filter, those whose dead records pay,
-    and those with tombstones past their horizon that may go.
-    """
-    chosen, least = [], MAX_OFFSET
-    for number in older:
-        source = analysis.sources[number]
-        row = source.segment.row
-        known = row is not None and source.facts_bytes > 0 and number in superseded
-        if row is None or not known or superseded[number] >= plan.settings.compaction_min_yield * max(row.records, 1):
-            chosen.append(number)
-            continue
-        passed = row.tombstones > 0 and -1 < source.last_horizon_ms <= plan.now_ms
-        if passed and source.last_offset < least:
-            chosen.append(number)
-            continue
-        least = min(least, row.applied_to)
-    return chosen
 
 
 def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
@@ -176,10 +140,10 @@ def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> 
 def _rules_of(
     analysis: Analysis, applied: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
 ) -> Rules:
-    """Return the rules for a chosen source, when all keys behind it are in the table. If the source behind it stays,
-    the header of its last batch stays too: a segment without batches would mislead searches by time.
+    """Return the rules for a chosen source, when all keys that it has not met are in the table. If the source behind it
+    stays, the header of its last batch stays too: a segment without batches would mislead searches by time.
     """
-    before.enter(analysis.end_of(number))
+    before.enter(applied[number])
     source = analysis.sources[number]
     stays = [offset for n, offset in applied.items() if n < number and n not in chosen]
     rules = replace(analysis.rules, tombstones_from=min(stays, default=MAX_OFFSET))

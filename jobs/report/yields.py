@@ -1,0 +1,99 @@
+"""Runs by yield: the records that each expected to drop from what it rewrote, those that it dropped, and its I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, moment, size
+from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
+
+HEADER: Final = ("run (UTC)", "id", "rewritten", "kept", "expected dead", "dead", "read", "written")
+
+
+@dataclass(frozen=True)
+class GenerationYield:
+    """Generation of a partition with runs by yield. A run that cleaned everything has rewritten and kept nothing."""
+
+    topic: str
+    partition: int
+    generation: int
+    run_id: str
+    now_ms: int
+    rewritten: int  # older segments that became new ones, counted as those
+    kept: int  # older segments that were carried over
+    expected_dead: int  # records of the rewritten ones, by filters
+    dead_records: int  # that went from the rewritten ones
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Yields:
+    """Partitions of a store that runs by yield have made."""
+
+    generations: tuple[GenerationYield, ...] = ()  # by time
+    segments: tuple[Segment, ...] = ()  # of the current generations, by partition and offset: the oldest first
+
+    def to_json(self) -> dict[str, Any]:
+        """Return both for programs."""
+        names = ("topic", "partition", "base_offset", "records", "superseded", "applied_to")
+        segments = [{name: getattr(row, name) for name in names} for row in self.segments]
+        return {"generations": [vars(one) for one in self.generations], "segments": segments}
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a row under HEADER for each run, oldest first, all its partitions together."""
+        return [
+            (
+                moment(of[0].now_ms, TO_THE_MINUTE),
+                of[0].run_id[:8],
+                *(count(total(of, name)) for name in ("rewritten", "kept", "expected_dead", "dead_records")),
+                *(size(total(of, name)) for name in ("bytes_read", "bytes_written")),
+            )
+            for of in self.by_run()
+        ]
+
+    def by_run(self) -> list[list[GenerationYield]]:
+        """Return the generations that each run made, oldest first."""
+        runs: dict[str, list[GenerationYield]] = {}
+        for one in self.generations:
+            runs.setdefault(one.run_id, []).append(one)
+        return list(runs.values())
+
+
+def yields_of(
+    state: State, history: Mapping[Key, Sequence[RunRow]], manifests: Mapping[Key, Sequence[Segment]]
+) -> Yields:
+    """Return what runs by yield did to each partition that has one. history: runs by partition; manifests: current."""
+    runs = {(key, r.generation_after, r.run_id): r for key, of in history.items() for r in of if not r.back_to}
+    scheduled = {at for at, r in runs.items() if json.loads(r.settings or "{}").get("compaction_schedule") == "yield"}
+    made = {}
+    for at, rows in state.segments_of(runs).items():
+        rewritten = [row for row in rows if row.cleaned and row.expected_dead >= 0]
+        kept = [row for row in rows if not row.cleaned and row.applied_to >= 0]
+        made[at] = GenerationYield(
+            *at[0],
+            at[1],
+            at[2],
+            runs[at].now_ms,
+            len(rewritten),
+            len(kept),
+            sum(row.expected_dead for row in rewritten),
+            sum(row.dead_records for row in rewritten),
+            runs[at].bytes_read,
+            runs[at].bytes_written,
+        )
+    by_yield = {at[0] for at, one in made.items() if at in scheduled and (one.rewritten or one.kept)}
+    return Yields(
+        tuple(sorted((one for at, one in made.items() if at[0] in by_yield), key=lambda one: (one.now_ms, one.run_id))),
+        tuple(row for key in sorted(by_yield & manifests.keys()) for row in manifests[key] if row.applied_to >= 0),
+    )
+
+
+def total(of: Sequence[GenerationYield], name: str) -> int:
+    """Sum a column over generations."""
+    return sum(getattr(one, name) for one in of)

@@ -1,0 +1,74 @@
+"""Cleaning before a restore (`--full-clean`): of the partitions of which a broker would clean a part again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lastkey.jobs.command.config import Config, TopicSettings
+from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.options import CompactOptions, RestoreOptions
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.errors import ConflictError, NotCleanedError
+from lastkey.jobs.store.generations import Generation
+from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key, TopicFilter
+from lastkey.udfs.segments import cleaned_until
+
+if TYPE_CHECKING:
+    from lastkey.jobs.compact.report import CompactReport
+
+
+def clean_first(
+    tables: State,
+    options: RestoreOptions,
+    targets: Sequence[Generation],
+    manifests: Mapping[Key, Sequence[Segment]],
+    progress: Progress,
+) -> CompactReport | None:
+    """Commit a new generation, with all cleaned, of each topic with a partition that is not clean as a broker means it;
+    return the report of that run. None: there is no such topic. NotCleanedError: a partition was set aside.
+    """
+    behind = [t for t in targets if cleaned_until(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]
+    if not behind:
+        return None
+    topics = sorted({t.topic for t in behind})
+    cleaned: CompactReport = imported("compact").run(
+        CompactOptions(
+            archive=options.archive or behind[0].archive_uri,  # a store serves one archive
+            store=tables.root.uri,
+            now_ms=time.time_ns() // 1_000_000,
+            config=_with_settings_of_runs(options.config, tables.histories(topics).values()),
+            topics=TopicFilter(tuple(topics)),
+            force=True,
+        ),
+        progress,
+    )
+    if cleaned.conflict:
+        raise ConflictError(path=tables.root.uri, expected="no other run on these topics", found=cleaned.conflict)
+    for problem in cleaned.problems:
+        raise NotCleanedError(**{name: getattr(problem, name) for name in ("path", "position", "expected", "found")})
+    return cleaned
+
+
+def _with_settings_of_runs(config: Config, chains: Iterable[Sequence[RunRow]]) -> Config:
+    """Return settings in which each topic without a cleanup.policy of its own has those of its last run.
+
+    chains: of each partition, newest first.
+    """
+    last = {chain[0].topic: chain[0] for chain in sorted(filter(None, chains), key=lambda chain: chain[0].now_ms)}
+    of_runs = {topic: _settings_of(run) for topic, run in last.items() if not config.topic_settings(topic).compacts}
+    return replace(config, topics={**of_runs, **config.topics})
+
+
+def _settings_of(run: RunRow) -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(run.settings)
+    expires = known["retention_ms"] >= 0 or known["retention_bytes"] >= 0
+    policy = ("compact",) * known["compacts"] + ("delete",) * expires
+    return {name: value for name, value in known.items() if name in TopicSettings.__dataclass_fields__} | {
+        "cleanup_policy": policy
+    }

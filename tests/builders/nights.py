@@ -1,0 +1,88 @@
+"""Archives that grow by a segment a night, and the stores of runs by yield."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.store.rows import Segment
+from lastkey.udfs.segments import cleaned_until
+from tests.builders.archives import Lab
+from tests.builders.logs import START_MS, write_partition
+from tests.reference.log import Batch, decode_log
+
+KEY = ("t", 0)
+DAY = 86_400_000
+SETTINGS: dict[str, Any] = {
+    "cleanup.policy": "compact", "compaction.schedule": "yield", "compaction.min.yield": 0.3, "index.interval.bytes": 0,
+    "delete.retention.ms": 3 * DAY, "compaction.dead.byte.price": 1e9,
+}  # fmt: skip
+
+
+@dataclass
+class Nights:
+    """An archive that grows by a segment a night, and its store."""
+
+    root: Path
+    settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
+    segments: list[str] = field(default_factory=list)
+    job_settings: dict[str, Any] = field(default_factory=dict)
+
+    def lab(self, root: Path | None = None) -> Lab:
+        given = {"defaults": self.settings, "job": {"engine": "threads"} | self.job_settings}
+        return Lab(None, root or self.root, given, archive_at=self.root / "archive")
+
+    def grow(self, text: str) -> None:
+        """Add a segment; an empty active one follows it."""
+        self.segments.append(text)
+        shutil.rmtree(self.root / "archive", ignore_errors=True)
+        write_partition(self.root / "archive" / "t-0", "||".join([*self.segments, ""]))
+
+    def run(self, **options: Any) -> CompactReport:
+        report = self.lab().run(START_MS + len(self.segments) * DAY, **options)
+        assert [r.problem for r in report.results] == [None], report.results
+        return report
+
+    def job(self, name: str, *options: str, code: int = 0) -> None:
+        """Run another job on the store."""
+        assert main([name, "--store", str(self.lab().store), *options, "--json"]) == code
+
+    def beside(self, pattern: str) -> list[Path]:
+        """Return files of the store below segments/t-0, by path."""
+        return sorted((self.lab().store / "segments" / "t-0").glob(f"*/{pattern}"))
+
+    def rows(self) -> list[Segment]:
+        state = self.lab().state()
+        at = state.checkpoints()[KEY]
+        return state.manifests({KEY: (at.generation, at.run_id)})[KEY]
+
+    def checked(self) -> list[Batch]:
+        """Return the generation's batches, after a look at every key of the archive."""
+        lab, rows = self.lab(), self.rows()
+        current = lab.state().checkpoints()[KEY]
+        if not current.back_to:
+            lab.check_whole(rows)
+        end = current.first_dirty_offset
+        logs = sorted((self.root / "archive" / "t-0").glob("*.log"))
+        wanted = last_records([b for log in logs for b in decode_log(log.read_bytes())], end)
+        batches = lab.batches(rows)
+        found = last_records(batches, end)
+        for key, (offset, value) in wanted.items():
+            if value is not None:
+                assert found.get(key) == (offset, value), key
+            else:
+                assert found.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
+        assert found.keys() <= wanted.keys()
+        clean = cleaned_until(rows, end)
+        below = [r.key for b in batches if not b.control for r in b.records if r.offset < clean]
+        assert len(below) == len(set(below)), "a key twice below the cleaner checkpoint"
+        return batches
+
+
+def last_records(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes | None]]:
+    records = [r for b in batches if not b.control for r in b.records if r.offset < end]
+    return {r.key: (r.offset, r.value) for r in sorted(records, key=lambda r: r.offset)}

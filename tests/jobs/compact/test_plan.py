@@ -1,0 +1,177 @@
+"""The schedule of runs by yield: `plan` shows what `compact` then does, budgets hold, and runs learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lastkey.jobs.command.cli import main
+from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.yields.schedule import Pace
+from lastkey.udfs.yields.yield_table import from_text, no_yields
+from tests.builders.logs import START_MS
+from tests.builders.nights import DAY, KEY, SETTINGS, Nights
+from tests.builders.trees import tree
+
+KEYS, HOT = 1500, 30
+
+
+@pytest.fixture
+def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no run wait, or clean everything because that is cheaper."""
+    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
+
+
+def _night(rng: np.random.Generator, n: int = 75, *, hot: float = 0.9) -> str:
+    """Return a night's records: nine of ten of 2 % of the keys. Values are long, as a filter must cost little."""
+    names = np.where(rng.random(n) < hot, rng.integers(0, HOT, n), rng.integers(HOT, KEYS, n))
+    return _batches(names.tolist())
+
+
+def _batches(names: Sequence[int]) -> str:
+    """Return records in batches of 25."""
+    records = [f"k{name}={'x' * 400}" for name in names]
+    return "|".join(" ".join(records[at : at + 25]) for at in range(0, len(records), 25))
+
+
+def _begun(root: Path, nights: int = 6, *, hot: float = 0.9, **settings: Any) -> tuple[Nights, np.random.Generator]:
+    made, rng = Nights(root), np.random.default_rng(1)
+    made.settings = {name: SETTINGS[name] for name in ("cleanup.policy", "compaction.schedule", "index.interval.bytes")}
+    made.settings |= {"segment.bytes": 60_000, "compaction.full.ms": 1000 * DAY} | settings
+    order = rng.permutation(KEYS).tolist()
+    for at in range(0, KEYS, 150):
+        made.segments.append(_batches(order[at : at + 150]))
+    made.grow(made.segments.pop())
+    made.run()
+    for _ in range(nights):
+        made.grow(_night(rng, hot=hot))
+        made.run()
+    made.grow(_night(rng, hot=hot))
+    return made, rng
+
+
+def _plan(nights: Nights, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """Return the partition of `plan --json`."""
+    settings = nights.root / "settings.toml"
+    lines = [f'"{name}" = {json.dumps(value)}' for name, value in nights.settings.items()]
+    settings.write_text("\n".join(["[defaults]", *lines, "[job]", 'engine = "threads"']))
+    lab, now = nights.lab(), START_MS + len(nights.segments) * DAY
+    capsys.readouterr()
+    given = ["plan", str(lab.archive), "--store", str(lab.store), "--config", str(settings), "--now", str(now)]
+    assert main([*given, *options, "--json"]) == 0
+    [partition] = json.loads(capsys.readouterr().out)["partitions"]
+    assert main([*given, *options]) == 0
+    assert ("t-0: " in capsys.readouterr().out) == (partition["status"] == "scheduled")
+    return dict(partition)
+
+
+def _result(nights: Nights, **options: Any) -> PartitionResult:
+    [result] = nights.run(**options).results
+    return result
+
+
+@pytest.mark.parametrize("options", [(), ("--min-yield", "0.2"), ("--io-budget", "100000")])
+def test_compact_rewrites_what_plan_has_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    nights, _ = _begun(tmp_path, **{"compaction.dead.byte.price": 20.0})
+    before = tree(nights.lab().store)
+    planned = _plan(nights, capsys, *options)
+    assert tree(nights.lab().store) == before
+    assert planned["run"] == "yield"
+    given = {
+        name.removeprefix("--").replace("-", "_"): float(value)
+        for name, value in zip(options[::2], options[1::2], strict=True)
+    }
+    result = _result(nights, **given)
+    assert [s["reason"] for s in planned["segments"]] == [s.reason for s in result.schedule]
+    assert [s["dead_records"] for s in planned["segments"]] == [s.dead_records for s in result.schedule]
+    rewritten = {s.base_offset for s in result.schedule if s.reason != "kept"}
+    assert rewritten, "nothing was worth its rewrite: the test shows nothing"
+    untouched = {row.base_offset for row in nights.rows() if row.root == "store" and not row.cleaned}
+    assert untouched == {s.base_offset for s in result.schedule if s.reason == "kept"}
+    if options[:1] == ("--min-yield",):
+        assert all(s.dead_records >= 0.2 * s.records for s in result.schedule if s.reason == "yield")
+    if options[:1] == ("--io-budget",):
+        assert planned["rewritten_bytes"] + 2 * planned["expected_bytes_written"] <= 100_000
+    expected = sum(row.expected_dead for row in nights.rows() if row.cleaned and row.expected_dead >= 0)
+    assert expected == sum(s.dead_records for s in result.schedule if s.reason != "kept")
+    nights.checked()
+
+
+def test_ages_are_offsets_in_runs_worth(tmp_path: Path, always_by_yield: None) -> None:
+    nights, _ = _begun(tmp_path, nights=3, **{"compaction.dead.byte.price": 1e-6})
+    at = nights.lab().state().checkpoints()[KEY]
+    assert from_text(at.yields).run_offsets == 75
+    result = _result(nights)
+    assert [s.reason for s in result.schedule] == ["kept"] * len(result.schedule)
+    assert [s.age for s in result.schedule[-3:]] == [3, 2, 1]
+    assert result.schedule[0].age == round((KEYS + 3 * 75 - 75) / 75 - 0.5) + 1
+
+
+def test_runs_learn_that_young_records_die(tmp_path: Path, always_by_yield: None) -> None:
+    nights, _ = _begun(tmp_path, **{"compaction.dead.byte.price": 1e-6})
+    yields = from_text(nights.lab().state().checkpoints()[KEY].yields)
+    share = yields.deaths / np.maximum(yields.records, 1)
+    assert share[0] > 0.3, "most of a night's records are of hot keys, and die in the next one"
+    assert share[10:].max() < 0.05
+    assert yields.new_survivors < 0.7 * yields.new_records
+    nights.settings["compaction.schedule"] = "full"
+    nights.run(force=True)
+    nights.settings["compaction.schedule"] = "yield"
+    assert nights.lab().state().checkpoints()[KEY].yields is not None
+
+
+def test_a_full_run_learns_as_a_run_by_yield_does(tmp_path: Path, always_by_yield: None) -> None:
+    """The same night, cleaned in both ways; the filters' errors are the difference."""
+    learned = []
+    for force in (False, True):
+        nights, _ = _begun(tmp_path / str(force), nights=2, **{"compaction.dead.byte.price": 1e-6})
+        _result(nights, force=force)
+        learned.append(from_text(nights.lab().state().checkpoints()[KEY].yields))
+    assert learned[0].records == pytest.approx(learned[1].records, abs=3)
+    assert learned[0].deaths == pytest.approx(learned[1].deaths, abs=3)
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"records": 3}', '{"records": [1], "deaths": ["x"]}'])
+def test_a_damaged_table_of_yields_is_as_none(text: str) -> None:
+    found, none = from_text(text), no_yields()
+    assert (found.records == none.records).all()
+    assert found.run_offsets == 0
+
+
+def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights, rng = _begun(tmp_path, hot=0.0)
+    seen = set()
+    for _ in range(12):
+        planned = _plan(nights, capsys)
+        result = _result(nights)
+        seen.add(planned["run"])
+        assert (result.status == "not_due") == (planned["status"] == "not_due")
+        assert bool(result.schedule) == (planned["run"] == "yield")
+        nights.checked()
+        nights.grow(_night(rng, hot=0.0))
+    assert None in seen
+    assert "full" in seen
+    waiting = _result(nights, force=True)
+    assert waiting.status == "cleaned"
+
+
+def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path, always_by_yield: None) -> None:
+    nights, _ = _begun(tmp_path, nights=2, **{"compaction.full.ms": 0})
+    assert _result(nights, io_budget=1000).schedule
+    nights.grow(_night(np.random.default_rng(2)))
+    assert not _result(nights).schedule
+
+
+def test_options_of_yields_are_named_where_they_have_no_effect(tmp_path: Path) -> None:
+    nights, _ = _begun(tmp_path, nights=0, **{"compaction.schedule": "full"})
+    report = nights.run(io_budget=1000)
+    assert any("--io-budget and --min-yield had no effect" in note for note in report.notes)

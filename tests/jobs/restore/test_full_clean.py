@@ -1,0 +1,97 @@
+"""Stores that runs by yield have made: restored as they are, and cleaned first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lastkey
+from lastkey.jobs.errors import NotCleanedError, UsageError
+from lastkey.jobs.store.rows import Segment
+from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
+from tests.builders.archives import Lab
+from tests.builders.trees import files_of
+from tests.builders.yields import BY_YIELD, NIGHTS, run_nights
+
+THREADS = {"job": {"engine": "threads"}}
+KEY = ("t", 0)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return run_nights(tmp_path)
+
+
+def _rows(lab: Lab) -> list[Segment]:
+    at = lab.state().checkpoints()[KEY]
+    return lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
+
+
+def _cleaner_checkpoint(output: Path) -> dict[tuple[str, int], int]:
+    return read_offset_checkpoint((output / "cleaner-offset-checkpoint").read_bytes(), "cleaner-offset-checkpoint")
+
+
+def test_the_report_says_what_a_broker_cleans_again(tmp_path: Path) -> None:
+    lab = run_nights(tmp_path, active="h1=9 a=1")
+    report = lastkey.restore(lab.store, lab.root / "out")
+    met = len(NIGHTS[0].split())  # the first segment met no later key
+    rows = [row for row in _rows(lab) if row.base_offset < lab.state().checkpoints()[KEY].first_dirty_offset]
+    assert [row.applied_to for row in rows if row.base_offset < met] == [met]
+    assert _cleaner_checkpoint(lab.root / "out") == {KEY: met}
+    [told] = report.to_json()["partitions"]
+    again = sum(row.size_bytes for row in rows if row.base_offset >= met)
+    assert (told["cleaned_until"], told["cleaned_again_bytes"]) == (met, again)
+    assert told["cleaned_bytes"] == again + rows[0].size_bytes
+    assert f"  t-0: from offset {met} on, {again} B of {told['cleaned_bytes']} B\n" in report.to_text()
+
+
+def test_full_clean_leaves_a_broker_nothing_to_clean_again(lab: Lab) -> None:
+    before = lab.state().checkpoints()[KEY]
+    report = lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
+    assert (report.exit_code, [p.generation for p in report.partitions]) == (0, [before.generation + 1])
+    assert _cleaner_checkpoint(lab.root / "out") == {KEY: before.first_dirty_offset}
+    assert "cleans again" not in report.to_text()
+    assert "\nnote: first cleaned 1 partition, in run " in report.to_text()
+    assert {row.cleaned for row in _rows(lab)} == {True}
+    keys = [record.key for batch in lab.batches(_rows(lab)) for record in batch.records]
+    assert len(keys) == len(set(keys))
+    stored = files_of(lab.store)
+    again = lastkey.restore(lab.store, lab.root / "again", full_clean=True, config=THREADS)
+    assert [p.generation for p in again.partitions] == [before.generation + 1]
+    assert files_of(lab.store) == stored, "there was nothing to clean"
+    assert again.notes == []
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_full_clean_takes_the_settings_of_the_last_run_unless_the_topic_has_its_own(lab: Lab, named: bool) -> None:
+    own = {"topics": {"t*": BY_YIELD | {"compaction.min.yield": 0.9}}} if named else {}
+    lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS | own)
+    last, before = lab.state().histories()[KEY][:2]
+    assert '"compaction_min_yield": 0.3' in before.settings
+    wanted = before.settings.replace('"compaction_min_yield": 0.3', '"compaction_min_yield": 0.9')
+    assert last.settings == (wanted if named else before.settings)
+
+
+def test_only_topics_that_need_it_are_cleaned(lab: Lab) -> None:
+    clean = run_nights(lab.root, NIGHTS[:1], topic="clean")
+    settings = THREADS | {"topics": {"*": BY_YIELD}}
+    lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=settings)
+    assert {key[0]: row.generation for key, row in clean.state().checkpoints().items()} == {"clean": 1, "t": 5}
+
+
+def test_nothing_is_restored_if_a_partition_cannot_be_cleaned(lab: Lab) -> None:
+    row = next(row for row in _rows(lab) if row.root == "store" and row.records)
+    data = lab.path(row).read_bytes()
+    lab.path(row).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(NotCleanedError, match=row.path) as raised:
+        lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
+    assert raised.value.exit_code == 3
+    assert not (lab.root / "out").exists()
+
+
+def test_an_archive_that_has_moved_is_no_place_to_clean_from(lab: Lab) -> None:
+    moved = lab.archive.rename(lab.root / "moved")
+    with pytest.raises(UsageError, match="this store serves the archive"):
+        lastkey.restore(lab.store, lab.root / "out", full_clean=True, archive=moved, config=THREADS)
+    assert len(lastkey.restore(lab.store, lab.root / "out", archive=moved).partitions) == 1
