@@ -33,7 +33,7 @@ Reason = Literal["", "missing", "torn", "padded", "stale", "wrong", "foreign", "
 
 _OFFSET_SIZE: Final = OFFSET_INDEX_ENTRY.itemsize
 _TIME_SIZE: Final = TIME_INDEX_ENTRY.itemsize
-_ZEROS: Final = bytes(1 << 20)  # so many bytes are compared at once with those of a file
+_PART_BYTES: Final = 1 << 20  # read at once to look for zeros
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def read_bounded(root: Root, path: str, limit: int) -> SideBytes:
         head = file.read(min(size, limit))
         zeros, left = True, size - len(head)
         while zeros and left > 0:
-            part = file.read(min(left, len(_ZEROS)))
-            zeros = bool(part) and part == _ZEROS[: len(part)]
+            part = file.read(min(left, _PART_BYTES))
+            zeros = bool(part) and part.count(0) == len(part)
             left -= len(part)
     return SideBytes(path, size, bytes(head), zeros)
 
