@@ -17,8 +17,10 @@ from tests.attack.summary import chosen, judged
 MEMORY_BYTES = 160 << 20  # beyond the memory of the process before: chunks, key tables, a few batches of up to 1 MiB
 
 
-def all_cases(specimens: dict[str, Specimen], seed: int) -> tuple[Iterator[Case], int]:
-    """Return every damage of every specimen, kinds in turn, and their number."""
+def all_cases(specimens: dict[str, Specimen], seed: int | str) -> tuple[Iterator[Case], int]:
+    """Return every damage of every specimen, kinds in turn, and their number. With a seed for each job, a few cases of
+    each are many different ones.
+    """
     kinds: dict[tuple[str, bool], list[Stream]] = {}
     for specimen in specimens.values():
         for one in streams(specimen):

@@ -119,7 +119,8 @@ def cases(history: History, seed: int) -> list[Case]:
     mishap and kind of operation in turn, so that rare ones come as often as frequent ones.
     """
     made = Counter((one.kind, pattern_of(one.other or one.path)) for one in history.noted)
-    job, rng = history.kind.name, random.Random(seed)
+    job = history.kind.name
+    rng = random.Random(f"{seed}, {job}")
     streams = []
     drawn = [mishap for mishap in MISHAPS.values() if mishap.name.startswith(history.kind.only)]
     for mishap in drawn:

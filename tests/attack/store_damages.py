@@ -51,7 +51,7 @@ def of_store(files: dict[str, bytes]) -> list[Stream]:
     return [s for s in found if s.n]
 
 
-def cases_of(files: dict[str, bytes], seed: int) -> tuple[Iterator[Case], int]:
+def cases_of(files: dict[str, bytes], seed: int | str) -> tuple[Iterator[Case], int]:
     """Return the cases, with kinds of damage in turn and kinds of files in turn within them, and their number."""
     kinds: dict[tuple[str, str], list[Stream]] = {}
     for one in of_store(files):

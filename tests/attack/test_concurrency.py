@@ -13,7 +13,7 @@ from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
-FEW = 4  # rounds
+FEW = 2  # rounds
 
 
 @pytest.mark.parametrize("who", PARTIES)

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
 from tests.attack import store_damages
+from tests.attack.damages import Stream, shuffled
 from tests.attack.store_readers import JOBS
 from tests.attack.warm import Warm
 
-FEW = 8  # damages
+FEW = 4  # damages: other ones for each job
 
 
 def test_each_damage_can_be_done() -> None:
@@ -26,6 +28,13 @@ def test_each_damage_can_be_done() -> None:
     ]
     assert all(changes != {path: files[path] for path in changes} for changes in done[: 8 * len(told)])
     assert len(done) > 10 * len(told)
+
+
+def test_each_case_is_drawn_once_in_any_order() -> None:
+    of = [Stream("s", path, "flip", n, lambda i: (i,)) for path, n in (("a", 3), ("b", 1))]
+    orders = {tuple(map(str, shuffled(of, random.Random(seed)))) for seed in range(1000)}
+    assert len(orders) == 24
+    assert {tuple(sorted(order)) for order in orders} == {("s/a/flip/0", "s/a/flip/1", "s/a/flip/2", "s/b/flip/0")}
 
 
 @pytest.mark.attack

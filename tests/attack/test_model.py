@@ -25,7 +25,7 @@ from tests.reference.log import decode_log, with_timestamps
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
-FEW = 40  # sequences
+FEW = 14  # sequences: each kind of step is among them
 MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
