@@ -175,6 +175,28 @@ def test_a_full_run_draws_a_new_key_and_needs_no_key_files(tmp_path: Path) -> No
     nights.checked()
 
 
+def test_a_run_in_several_tasks_leaves_facts_for_the_next_one(tmp_path: Path) -> None:
+    nights = _five_nights(tmp_path)
+    nights.settings["segment.bytes"] = 400
+    several = {"engine": "threads", "split.by": "blocks"}
+    result = nights.run(settings={"defaults": nights.settings, "job": several}).results[0]
+    assert result.several_because
+    nights.checked()
+    assert all(row.facts_bytes for row in nights.rows()[:-1])
+    nights.grow("h1=5")
+    assert {one.reason for one in nights.run().results[0].schedule} == {"kept"}
+    nights.checked()
+    nights.job("verify")
+
+
+def test_retention_takes_segments_that_the_same_run_has_cleaned(tmp_path: Path) -> None:
+    nights = _five_nights(tmp_path)
+    nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
+    nights.run()
+    assert all(row.root == "archive" or not row.records for row in nights.rows())
+    nights.job("verify")
+
+
 def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.grow("|".join(f"k{n}={'x' * 1000}" for n in range(300)))

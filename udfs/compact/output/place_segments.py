@@ -114,8 +114,8 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     for kind in kinds_of(segment):
         if shift and kind in OF_YIELD:  # they hold relative offsets, and cost only time if they are missing
             continue
-        name = segment_file(segment.base_offset, kind)
-        old, new = f"{written}.{kind}", f"{plan.folder}/{name}"
+        old, new = f"{written}.{kind}", f"{path.removesuffix('.log')}.{kind}"
+        name = new.rpartition("/")[2]
         if shift and kind in _SHIFTED:
             data = _shifted(store, old, shift, _SHIFTED[kind])
             checksums |= write_side_files(store, plan.folder, {name: data})
