@@ -92,7 +92,10 @@ def from_text(text: str | None) -> Yields:
         told = json.loads(text or "")
         counts = (np.array(told[name], float) for name in ("records", "deaths"))
         records, deaths = (np.pad(count, (0, AGES - len(count))) for count in counts)
-        return Yields(records, deaths, *(float(told[name]) for name in _TOTALS))
+        found = Yields(records, deaths, *(float(told[name]) for name in _TOTALS))
+        numbers = np.concatenate([records, deaths, [found.new_records, found.new_survivors, found.run_offsets]])
+        if (np.isfinite(numbers) & (numbers >= 0)).all() and not 0 < found.run_offsets < 1:
+            return found
     return no_yields()
 
 

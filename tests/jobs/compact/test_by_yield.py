@@ -106,6 +106,24 @@ def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> No
     assert b"c3" not in last_records(nights.checked(), 2**63)
 
 
+def test_exact_retention_between_runs_brings_nothing_deleted_back(tmp_path: Path) -> None:
+    nights, late = Nights(tmp_path), f"{{ts={START_MS + 20 * DAY}}}"
+    nights.settings |= {"delete.retention.ms": 0, "compaction.full.ms": 1000 * DAY}
+    for text in (f"old=1|{late} {COLD}", f"{late} c3=- h1=1 h2=1 h3=1", f"{late} h1=2 h2=2 h3=2"):
+        nights.grow(text)
+        nights.run()
+    compacts = dict(nights.settings)
+    nights.settings |= {"cleanup.policy": "delete", "retention.exact": True, "retention.ms": 2 * DAY}
+    nights.grow(f"{late} h4=1")
+    nights.run()
+    assert nights.rows()[0].cleaned
+    assert b"old" not in last_records(nights.lab().batches(nights.rows()), 2**63)
+    nights.settings = compacts | {"compaction.schedule": "full", "min.cleanable.dirty.ratio": 0.0}
+    nights.grow(f"{late} h4=2")
+    nights.run()
+    assert last_records(nights.lab().batches(nights.rows()), 2**63).get(b"c3", (0, None))[1] is None
+
+
 def test_a_new_tombstone_past_its_horizon_waits_too(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     for text in (COLD, f"{{horizon={START_MS}}} c3=- h1=1"):
@@ -142,7 +160,7 @@ def _five_nights(root: Path) -> Nights:
 
 
 @pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
-@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty"])
+@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty", "another"])
 def test_lost_and_damaged_files_cost_time_only(tmp_path: Path, pattern: str, damage: str) -> None:
     nights = _five_nights(tmp_path)
     found = nights.beside(pattern)
@@ -154,6 +172,9 @@ def test_lost_and_damaged_files_cost_time_only(tmp_path: Path, pattern: str, dam
             path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
         if damage in ("cut", "empty"):
             path.write_bytes(data[: len(data) // 2 if damage == "cut" else 0])
+        if damage == "another":
+            [other] = [kind for kind in (".facts", ".filter") if kind != path.suffix][:1]
+            path.write_bytes(beside.read_bytes() if (beside := path.with_suffix(other)).exists() else b"another")
     nights.run()
     nights.checked()
     nights.job("verify")
@@ -196,6 +217,28 @@ def test_a_full_run_draws_a_new_key_and_needs_no_key_files(tmp_path: Path) -> No
     assert all(row.cleaned and row.key_files is None for row in nights.rows()[:-1])
     assert nights.beside("hash.key")[-1].read_bytes() not in first
     nights.checked()
+
+
+def test_a_run_in_several_tasks_leaves_facts_for_the_next_one(tmp_path: Path) -> None:
+    nights = _five_nights(tmp_path)
+    nights.settings["segment.bytes"] = 400
+    several = {"engine": "threads", "split.by": "blocks"}
+    result = nights.run(settings={"defaults": nights.settings, "job": several}).results[0]
+    assert result.several_because
+    nights.checked()
+    assert all(row.facts_bytes for row in nights.rows()[:-1])
+    nights.grow("h1=5")
+    assert {one.reason for one in nights.run().results[0].schedule} == {"kept"}
+    nights.checked()
+    nights.job("verify")
+
+
+def test_retention_takes_segments_that_the_same_run_has_cleaned(tmp_path: Path) -> None:
+    nights = _five_nights(tmp_path)
+    nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
+    nights.run()
+    assert all(row.root == "archive" or not row.records for row in nights.rows())
+    nights.job("verify")
 
 
 def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:

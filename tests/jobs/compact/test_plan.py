@@ -138,11 +138,33 @@ def test_a_full_run_learns_as_a_run_by_yield_does(tmp_path: Path, always_by_yiel
     assert learned[0].deaths == pytest.approx(learned[1].deaths, abs=3)
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", "[1]", '{"records": 3}', '{"records": [1], "deaths": ["x"]}'])
+def _table(**values: str) -> str:
+    names = ("records", "deaths", "new_records", "new_survivors", "run_offsets")
+    return "{" + ", ".join(f'"{name}": {values.get(name, "[9]" if name in names[:2] else "9")}' for name in names) + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "no JSON", "[1]", '{"records": 3}', '{"records": [1], "deaths": ["x"]}', _table(records="[[9]]"),
+        *(_table(**{name: value}) for name in ("new_records", "run_offsets") for value in ("NaN", "Infinity", "-9")),
+        _table(records="[NaN]"), _table(deaths="[-9]"), _table(run_offsets="1e-300"),
+    ],
+)  # fmt: skip
 def test_a_damaged_table_of_yields_is_as_none(text: str) -> None:
     found, none = from_text(text), no_yields()
+    assert from_text(_table()).run_offsets == 9
     assert (found.records == none.records).all()
     assert found.run_offsets == 0
+
+
+def test_a_small_first_run_is_no_measure_of_a_runs_worth(tmp_path: Path, always_by_yield: None) -> None:
+    nights = Nights(tmp_path)
+    for text in (_batches(range(200)), "k1=1", _batches(range(100)), _batches(range(50))):
+        nights.grow(text)
+        nights.run()
+        nights.checked()
+    assert from_text(nights.lab().state().checkpoints()[KEY].yields).run_offsets == 100
 
 
 def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(

@@ -82,8 +82,9 @@ def expire_records(
         for piece, chunk in clean_backwards(source, rules, loader, _mark_all, tally, buffer):
             stack.push(number, piece, chunk)
         if written or tally.counters[DROPPED_EXPIRED] > before:
-            group = analysis.group(range(number, number + 1))
-            written[number] = write_group(plan, analysis, group, stack, buffer)
+            group, row = analysis.group(range(number, number + 1)), source.segment.row
+            one = write_group(plan, analysis, group, stack, buffer)
+            written[number] = one if row is None else replace(one, applied_to=row.applied_to)
         else:
             min_timestamps[number] = least_timestamp(stack.rows())
             stack.close()

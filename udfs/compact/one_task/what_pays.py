@@ -20,7 +20,7 @@ from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.yields.key_filter import count_held
 from lastkey.udfs.yields.schedule import REASONS, Pace, Policy, Segments, choose, pace
-from lastkey.udfs.yields.yield_table import from_text, record_yields, to_text
+from lastkey.udfs.yields.yield_table import AGES, from_text, no_yields, record_yields, to_text
 
 Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of the source
 
@@ -116,7 +116,8 @@ def learned(
     if not numbers or until <= dirty:
         return plan.yields
     yields = from_text(plan.yields)
-    yields = replace(yields, run_offsets=yields.run_offsets or float(until - dirty))
+    if until - dirty > AGES * yields.run_offsets:  # the first run, or that one was no measure: begin anew
+        yields = replace(no_yields(), run_offsets=float(until - dirty))
     live = np.array([rows[n].records - rows[n].superseded for n in numbers], float)
     fresh = [s for s in analysis.sources if dirty <= s.base_offset < until]
     return to_text(

@@ -146,7 +146,7 @@ def write_generation(
     store = make_folder(plan)
     for segment in gone:
         if segment.cleaned:
-            _remove_segment(plan, store, segment)
+            _remove_segment(store, segment)
     side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
     epochs, note = _epochs(plan, analysis)
     if n_gone or plan.expired_until or plan.known_epochs is not None:
@@ -209,7 +209,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputS
     return place_one(plan, manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)))
 
 
-def _remove_segment(plan: PartitionPlan, store: Root, segment: OutputSegment) -> None:
+def _remove_segment(store: Root, segment: OutputSegment) -> None:
     """Delete a cleaned segment that retention removes, before anybody knows it."""
     for kind in kinds_of(segment):
         store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))

@@ -132,14 +132,16 @@ def _bound(plan: PartitionPlan, row: OutputSegment) -> bytes:
     ).encode()
 
 
-def _checksum(data: bytes, bound: bytes) -> bytes:
+def _checksum(data: bytes, path: str, bound: bytes) -> bytes:
+    """Return the CRC-32C of data, of what it is bound to, and of the kind of file that it stands in."""
+    bound += path.rpartition(".")[2].encode()
     crc = crc32c_extend(crc32c_extend(0, np.frombuffer(bound, np.uint8)), np.frombuffer(data, np.uint8))
     return int(crc).to_bytes(_TRAILER, "big")
 
 
 def _write(store: Root, path: str, data: bytes, bound: bytes) -> None:
     make_private(store, path)
-    write_file(store, path, data + _checksum(data, bound))
+    write_file(store, path, data + _checksum(data, path, bound))
 
 
 def _read(store: Root, path: str, bound: bytes) -> bytes | None:
@@ -147,7 +149,7 @@ def _read(store: Root, path: str, bound: bytes) -> bytes | None:
         raw = np.empty(file.size(), np.uint8)
         read_exactly(file, path, 0, raw)
         data = raw[:-_TRAILER].tobytes()
-        if raw[-_TRAILER:].tobytes() == _checksum(data, bound):
+        if raw[-_TRAILER:].tobytes() == _checksum(data, path, bound):
             return data
     return None
 
