@@ -219,20 +219,6 @@ def test_a_full_run_draws_a_new_key_and_needs_no_key_files(tmp_path: Path) -> No
     nights.checked()
 
 
-def test_a_run_in_several_tasks_leaves_facts_for_the_next_one(tmp_path: Path) -> None:
-    nights = _five_nights(tmp_path)
-    nights.settings["segment.bytes"] = 400
-    several = {"engine": "threads", "split.by": "blocks"}
-    result = nights.run(settings={"defaults": nights.settings, "job": several}).results[0]
-    assert result.several_because
-    nights.checked()
-    assert all(row.facts_bytes for row in nights.rows()[:-1])
-    nights.grow("h1=5")
-    assert {one.reason for one in nights.run().results[0].schedule} == {"kept"}
-    nights.checked()
-    nights.job("verify")
-
-
 def test_retention_takes_segments_that_the_same_run_has_cleaned(tmp_path: Path) -> None:
     nights = _five_nights(tmp_path)
     nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
@@ -283,15 +269,3 @@ def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(tmp_path: P
     assert [s.reason for s in result.schedule] == ["kept"] * len(rows)
     nights.checked()
     nights.job("verify")
-
-
-def test_retention_takes_new_segments_with_their_facts(tmp_path: Path) -> None:
-    nights = Nights(tmp_path)
-    nights.settings |= {"cleanup.policy": "compact,delete", "retention.bytes": 3000, "segment.bytes": 1000}
-    for night in range(6):
-        nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
-        nights.run()
-        nights.job("verify")
-    bases = {path.stem for path in nights.beside("*.log")} | {f"{row.base_offset:020}" for row in nights.rows()}
-    assert {path.stem for path in nights.beside("*.facts")} <= bases
-    assert sum(row.size_bytes for row in nights.rows()) < 6000
