@@ -41,10 +41,10 @@ def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
     split = by_size[0].limits.split_by
     if split == "none" or by_size[0].dry_run:  # several tasks would have to meet in the store, and a dry run may not
         return Choice(by_size, ())
-    if split != "auto":
-        return Choice((), by_size, ASKED)
-    partial = tuple(plan for plan in by_size if plan.partial)  # few of their bytes are read
+    partial = tuple(plan for plan in by_size if plan.partial)  # few of their bytes are read; several tasks read all
     rest = tuple(plan for plan in by_size if not plan.partial)
+    if split != "auto":
+        return Choice(partial, rest, ASKED)
     n = several_of([plan.log_bytes for plan in rest], workers.cores, workers.stages_bytes)
     return Choice((*rest[n:], *partial), rest[:n])
 
