@@ -188,7 +188,9 @@ def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(
 
 def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path, always_by_yield: None) -> None:
     nights, _ = _begun(tmp_path, nights=2, **{"compaction.full.ms": 0})
-    assert _result(nights, io_budget=1000).schedule
+    for budget in (1000, 0):
+        assert _result(nights, io_budget=budget).schedule
+        nights.grow(_night(np.random.default_rng(budget)))
     nights.grow(_night(np.random.default_rng(2)))
     assert not _result(nights).schedule
 
