@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lastkey.jobs.archive.listing import Archive, ArchivedPartition
+from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.store.rows import Checkpoint
+from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.cleaner import CleanableRange
 from lastkey.udfs.compact.one_task.what_pays import pace_of, policy_of
 from lastkey.udfs.compact.plan import PartitionPlan
@@ -14,12 +15,11 @@ from lastkey.udfs.storage import open_root
 from lastkey.udfs.yields.schedule import Pace
 
 
-def share_of_budget(io_budget: int | None, archive: Archive, archived: ArchivedPartition) -> int | None:
-    """Return a partition's share of the run's budget: as much as its share of the archive's bytes."""
-    if io_budget is None:
-        return None
-    total = sum(s.size for p in archive.partitions.values() for s in p.segments)
-    return int(io_budget * sum(s.size for s in archived.segments) / max(total, 1))
+def shares_of_budget(io_budget: int | None, archive: Archive) -> dict[Key, int | None]:
+    """Return each partition's share of the run's budget: as much as its share of the archive's bytes."""
+    held = {key: sum(s.size for s in archived.segments) for key, archived in archive.partitions.items()}
+    total = max(sum(held.values()), 1)
+    return {key: None if io_budget is None else io_budget * n // total for key, n in held.items()}
 
 
 def scheduled(plan: PartitionPlan, before: Checkpoint | None) -> PartitionPlan:

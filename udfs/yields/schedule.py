@@ -133,7 +133,7 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     live = segments.size_bytes - dead
     cost = policy.reads * segments.size_bytes + policy.writes * live
     hazard = hazards(yields)
-    gain = _gain(dead, live, bin_of(segments.age), _Lives(hazard, policy, every))
+    gain = _gain(dead, live, bin_of(segments.age), _Lives(_Survival(hazard), policy, every))
     reason = np.where(segments.must, MUST, KEPT).astype(np.int8)
     left = np.inf if policy.io_budget_bytes is None else policy.io_budget_bytes - float(cost[segments.must].sum())
     worth = (gain > 0) & (dead > 0) & (dead >= policy.min_yield * segments.size_bytes) & ~segments.must
@@ -169,6 +169,17 @@ def _schedule(segments: Segments, policy: Policy, reason: np.ndarray, gain: np.n
     )
 
 
+class _Survival:
+    """Shares of the live bytes of each age that are alive after 1, ..., HORIZON runs, and dead bytes summed over these
+    runs: float64[AGES, HORIZON].
+    """
+
+    def __init__(self, hazard: np.ndarray) -> None:
+        rows = np.minimum(np.arange(OLDEST + 1)[:, None] + np.arange(HORIZON), OLDEST)
+        self.alive = np.cumprod((1 - hazard)[rows], axis=1)
+        self.dead = np.cumsum(1 - self.alive, axis=1)
+
+
 class _Lives:
     """Costs of a live byte by its age, where rewrites are `step`, 2 `step`, ... runs apart.
 
@@ -176,11 +187,9 @@ class _Lives:
     living on, without the reads; life: float64[AGES], from a rewrite now on.
     """
 
-    def __init__(self, hazard: np.ndarray, policy: Policy, step: int) -> None:
+    def __init__(self, survival: _Survival, policy: Policy, step: int) -> None:
         self.price, self.writes, self.waits = policy.price, policy.writes, np.arange(step, HORIZON + 1, step)
-        ages = np.arange(OLDEST + 1)
-        alive = np.cumprod(1 - hazard[np.minimum(ages[:, None] + np.arange(self.waits[-1]), OLDEST)], axis=1)
-        dead = np.cumsum(1 - alive, axis=1)
+        ages, alive, dead = np.arange(OLDEST + 1), survival.alive, survival.dead
         kept = self.price * np.where(self.waits > 1, dead[:, self.waits - 2], 0.0)  # after 1, ..., wait - 1 runs
         alive = alive[:, self.waits - 1]
         # of the oldest age each cycle is like the one before: life = kept + reads + alive * (writes + life)
@@ -259,9 +268,9 @@ def _cost_by_yield(segments: Segments, yields: Yields, policy: Policy, new_bytes
     superseded = np.append(0.0, new_bytes * np.arange(1, EVERY[-1]) - kept[:-1])  # in new data that waits, run by run
     length = segments.size_bytes.sum() / max(segments.records.sum(), 1) or 1.0
     filters = (segments.size_bytes.sum() + kept) * (FILTER_BYTES / length + FACTS_SHARE)
-    costs = np.empty(len(EVERY))
+    costs, survival = np.empty(len(EVERY)), _Survival(hazard)
     for i, every in enumerate(EVERY):
-        life = _Lives(hazard, policy, every).life
+        life = _Lives(survival, policy, every).life
         later = life[np.minimum(np.arange(OLDEST + 1) + 1, OLDEST)]
         flow = np.maximum(life - (1 - hazard) * later, 0.0)  # what a live byte costs in the run after this age
         of_run = kept[every - 1] * (policy.writes + 2 * HASH_BYTES / length) + filters[every - 1]
