@@ -67,7 +67,7 @@ def _moved(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
 
 def _summary(r: PartitionResult) -> str:
     if not r.schedule:
-        return f"cleans everything, {size(r.bytes_before)}"
+        return f"cleans everything, {size(r.bytes_before)}, unless its log shows that nothing is due"
     read, written, freed = _moved(r.schedule)
     n = sum(s.reason != "kept" for s in r.schedule)
     return (

@@ -14,6 +14,7 @@ import numpy as np
 from lastkey.udfs.yields.filter_kernels import SALT, enter, look_up
 
 WORDS: Final = 8  # 32-bit words of a block; a key sets one bit in each
+FILTER_BLOCK: Final = 4 * WORDS  # bytes
 _BITS_A_KEY: Final = 16
 
 

@@ -135,17 +135,18 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     hazard = hazards(yields)
     gain = _gain(dead, live, bin_of(segments.age), _Lives(_Survival(hazard), policy, every))
     reason = np.where(segments.must, MUST, KEPT).astype(np.int8)
-    left = np.inf if policy.io_budget_bytes is None else policy.io_budget_bytes - float(cost[segments.must].sum())
+    most = (policy.reads + policy.writes) * segments.size_bytes  # if what is dead should be short records
+    left = np.inf if policy.io_budget_bytes is None else policy.io_budget_bytes - float(most[segments.must].sum())
     worth = (gain > 0) & (dead > 0) & (dead >= policy.min_yield * segments.size_bytes) & ~segments.must
     order = np.flatnonzero(worth)
     order = order[np.argsort(-gain[order] / np.maximum(cost[order], 1), kind="stable")]
-    taken = order[np.cumsum(cost[order]) <= left]  # the best ratio first; the first that does not fit ends it
+    taken = order[np.cumsum(most[order]) <= left]  # the best ratio first; the first that does not fit ends it
     growth = policy.price * live[taken] * hazard[bin_of(segments.age[taken])]
     lost = gain[taken] ** 2 / (2 * np.maximum(growth, 1e-9))
     taken = taken[_worth_their_keys(lost, segments.unread_bytes[taken], segments.unread_bytes[segments.must])]
     reason[taken] = YIELD
     merged = _small_neighbours(live, reason, policy.segment_bytes)
-    if float(cost[merged].sum()) <= left - float(cost[taken].sum()):
+    if float(most[merged].sum()) <= left - float(most[taken].sum()):
         reason[merged] = MERGED
     return _schedule(segments, policy, reason, gain)
 

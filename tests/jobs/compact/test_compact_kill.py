@@ -37,7 +37,7 @@ SCANNED = "before lastkey.udfs.compact.one_task.compact_partition:clean_groups"
 STEPS = [
     (SCANNED, 1, False),  # nothing written
     ("before lastkey.udfs.compact.output.generation:write_indexes", 1, False),  # a log without its indexes
-    ("before lastkey.udfs.compact.output.generation:read_back", 1, False),
+    ("before lastkey.udfs.compact.output.generation:read_whole", 1, False),
     ("before lastkey.udfs.compact.output.generation:flush_folder", 1, False),  # all files there, folders not flushed
 ]
 OF_COMMIT = [
@@ -182,10 +182,10 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
 @pytest.mark.parametrize(
     ("split", "step"),
     [
-        ("auto", "output.generation:read_back"),
+        ("auto", "output.generation:read_whole"),
         ("blocks", "split.walk_split:walk_split"),
         ("blocks", "split.settle:settle"),
-        ("blocks", "output.generation:read_back"),
+        ("blocks", "output.generation:read_whole"),
     ],
 )
 def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_path, split, step):
@@ -243,7 +243,7 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
 
 
 @pytest.mark.parametrize(
-    ("who", "step"), [("JVM", "output.generation:read_back"), ("driver", "one_task.compact_partition:clean_groups")]
+    ("who", "step"), [("JVM", "output.generation:read_whole"), ("driver", "one_task.compact_partition:clean_groups")]
 )
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
     lab, _, _ = begun

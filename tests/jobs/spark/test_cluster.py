@@ -82,7 +82,7 @@ for by in ("none", "blocks"):
 STAGES = {
     "scan": "lastkey.udfs.compact.scan.scan_partition:scan_all",
     "write": "lastkey.udfs.compact.output.generation:write_group",
-    "read-back": "lastkey.udfs.compact.output.segment_output:read_back",
+    "read-back": "lastkey.udfs.compact.output.segment_output:read_whole",
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",

@@ -52,10 +52,11 @@ def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) ->
 
 def read_keys(plan: PartitionPlan, pending: PendingKeys) -> np.ndarray:
     """Return SLOT[n]. Raises LogFormatError if they cannot be read, or are not the written ones."""
-    raw = np.empty(pending.n * SLOT.itemsize, np.uint8)
+    size = pending.n * SLOT.itemsize
     with opened(open_root(plan.store_uri), pending.path) as file:
-        if file.size() != len(raw):
-            raise LogFormatError("readback", pending.path, 0, f"{len(raw)} bytes, as written", f"{file.size()}")
+        if file.size() != size:
+            raise LogFormatError("readback", pending.path, 0, f"{size} bytes, as written", f"{file.size()}")
+        raw = np.empty(size, np.uint8)
         read_exactly(file, pending.path, 0, raw)
     found = crc32c_extend(_seed(plan), raw)
     if found != pending.checksum:

@@ -205,8 +205,9 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputS
     """
     base = analysis.sources[number].base_offset if number >= 0 else analysis.log_end_offset
     end = analysis.end_of(number) if number >= 0 else base
-    group = Group(base, end, analysis.sources[number].mtime_ms, 0, 0)
-    return place_one(plan, manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)))
+    group, row = Group(base, end, analysis.sources[number].mtime_ms, 0, 0), analysis.sources[number].segment.row
+    empty = manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
+    return place_one(plan, empty if row is None or number < 0 else replace(empty, applied_to=row.applied_to))
 
 
 def _remove_segment(store: Root, segment: OutputSegment) -> None:

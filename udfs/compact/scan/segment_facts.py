@@ -31,7 +31,7 @@ from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan, scan_segment
 from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, files_beside
 from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, write_file
-from lastkey.udfs.yields.key_filter import filter_of, hash_key_id
+from lastkey.udfs.yields.key_filter import FILTER_BLOCK, filter_of, hash_key_id
 
 SECRET: Final = "hash.key"
 _SECRET: Final = struct.Struct(">QQq")
@@ -105,7 +105,7 @@ def scan_by_facts(plan: PartitionPlan, segment: SegmentInput) -> SegmentScan | N
 def filter_beside(plan: PartitionPlan, row: OutputSegment) -> np.ndarray | None:
     """Return the filter of a segment's keys: uint32[8 * blocks]; None if it has none that holds for it."""
     data = _read(open_root(plan.store_uri), files_beside(row.path)[1], _bound(plan, row))
-    return None if data is None else np.frombuffer(data, np.uint32)
+    return np.frombuffer(data, np.uint32) if data and len(data) % FILTER_BLOCK == 0 else None
 
 
 def write_secret(store: Root, plan: PartitionPlan) -> None:
