@@ -111,6 +111,7 @@ def test_a_signal_that_another_thread_got_is_heard():
 
     def work():
         asleep = 0
+        started.wait(PATIENCE)
         while asleep < 100:  # each look lets the main thread go on, so that it waits for nothing but the future
             asleep = asleep + 1 if stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S" else 0
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -119,10 +120,11 @@ def test_a_signal_that_another_thread_got_is_heard():
             never.set_result(None)
 
     slept: list[float] = []
-    heard, thread = threading.Event(), threading.Thread(target=work)
+    started, heard, thread = threading.Event(), threading.Event(), threading.Thread(target=work)
     signal.signal(signal.SIGTERM, stopping.terminate)
     thread.start()
     with pytest.raises(TerminatedError):
+        started.set()  # only now, for start() sleeps too
         result_of(never)
     heard.set()
     thread.join(PATIENCE)
