@@ -15,7 +15,7 @@ from tests.attack.warm import Warm
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
-FEW = 2  # mishaps: other ones for each job
+FEW = 4  # mishaps: other ones for each job
 
 
 @pytest.mark.parametrize("job", KINDS)
