@@ -18,7 +18,7 @@ import numpy as np
 from docs.make_pictures import HERE, THEMES, WIDTH, Colours, Drawing
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.yields.schedule import Policy
-from tests.bench.bench_yields import Log, run_job
+from tests.bench.bench_yields import begun, run_job
 from tests.bench.simulate_yields import DRAWS, PRICES, RECORD, SEED, SEGMENTS, broker, simulate
 
 Curve = Sequence[tuple[float, float]]  # space for each live byte, I/O for each new byte; rising by space
@@ -56,18 +56,11 @@ def curves(keys: int = 100_000) -> dict[str, dict[str, Curve]]:
 
 def aged_segments(keys: int = 50_000, nights: int = 20) -> list[AgedSegment]:
     """Run the job night after night, and return the last generation's segments, the oldest first."""
-    per, draw = -(-keys // SEGMENTS), DRAWS["skewed"](np.random.default_rng(SEED), keys)
+    draw = DRAWS["skewed"](np.random.default_rng(SEED), keys)
     last, end = np.arange(keys), keys  # the offset of each key's last record
     with tempfile.TemporaryDirectory() as folder:
-        store, log = Path(folder) / "store", Log(Path(folder), 80)
-        size = sum(log.append(np.arange(at, min(at + per, keys))) for at in range(0, keys, per))
-        settings = {
-            "compaction.schedule": "yield",
-            "compaction.dead.byte.price": 2.0,
-            "compaction.full.ms": 10**15,
-            "segment.bytes": size // SEGMENTS + 1,
-        }
-        run_job(log, store, 0, settings)
+        store, given = Path(folder) / "store", {"compaction.schedule": "yield", "compaction.dead.byte.price": 2.0}
+        log, _, settings = begun(Path(folder), keys, 80, given)
         for night in range(1, nights + 1):
             new = draw()
             log.append(new)

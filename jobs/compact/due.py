@@ -187,8 +187,8 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
         min_compaction_lag_ms=0,
         now_ms=plan.now_ms,
     )
-    pace = paced(plan, cleanable)
     if is_due(cleanable, 0, plan.min_dirty_ratio, plan.settings.min_dirty_bytes, False):
+        pace = paced(plan, cleanable)
         if pace is None:
             return plan
         if pace.due:

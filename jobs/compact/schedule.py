@@ -39,10 +39,7 @@ def scheduled(plan: PartitionPlan, before: Checkpoint | None) -> PartitionPlan:
     known = read_secret(open_root(plan.store_uri), before.folder)
     if known is None:
         return plan
-    policy = policy_of(plan)
-    cost = (policy.reads_of_all + policy.writes) * plan.log_bytes
-    affordable = policy.io_budget_bytes is None or cost <= policy.io_budget_bytes
-    if plan.now_ms - known[1] >= settings.compaction_full_ms and affordable:
+    if plan.now_ms - known[1] >= settings.compaction_full_ms and policy_of(plan).affords_all(plan.log_bytes):
         return plan
     cleaned = [s.row for s in plan.segments if s.row is not None and s.base_offset < before.first_dirty_offset]
     if any(row.applied_to < 0 for row in cleaned):

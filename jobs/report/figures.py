@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import ArchiveReport
-from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
+from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot, Series
 from lastkey.jobs.report.yields import Yields, total
 from lastkey.jobs.runs import JobRun, by_run
 from lastkey.logformat.names import KAFKAS_OWN
@@ -162,19 +162,25 @@ def history(report: ArchiveReport) -> Plot | None:
     runs = runs_of(report)[-_BARS:]
     if not runs:
         return None
-    return plots.horizontal_bars(
+    return _bars_by_run(
         "history",
         "Cleaning history",
-        [moment(run.now_ms, TO_THE_MINUTE) for run in runs],
+        [run.now_ms for run in runs],
         [
             ("before", DEAD, [run.total("bytes_before") for run in runs]),
             ("after", LIVE, [run.total("bytes_after") for run in runs]),
         ],
         plots.bytes_of,
-        says="the last runs that committed, all their partitions together",
-        label="run (UTC)",
-        stacked=False,
+        "the last runs that committed, all their partitions together",
     )
+
+
+def _bars_by_run(
+    name: str, title: str, now_ms: Sequence[int], series: Sequence[Series], shown: Callable[[float], str], says: str
+) -> Plot:
+    """Plot bars of each run beside each other; now_ms: of the runs."""
+    labels = [moment(ms, TO_THE_MINUTE) for ms in now_ms]
+    return plots.horizontal_bars(name, title, labels, series, shown, says=says, label="run (UTC)", stacked=False)
 
 
 def yields(made: Yields) -> list[Plot]:
@@ -184,29 +190,25 @@ def yields(made: Yields) -> list[Plot]:
     runs = made.by_run()[-_BARS:]
     if not runs:
         return []
-    labels = [moment(of[0].now_ms, TO_THE_MINUTE) for of in runs]
+    now_ms = [of[0].now_ms for of in runs]
     names = ("expected_dead", "dead_records", "bytes_read", "bytes_written")
     expected, dead, read, written = ([total(of, name) for of in runs] for name in names)
     return [
-        plots.horizontal_bars(
+        _bars_by_run(
             "yield",
             "Expected and real yield",
-            labels,
+            now_ms,
             [("expected dead", OTHER, expected), ("dead", DEAD, dead)],
             plots.number,
-            says=f"records of rewritten segments: {sum(expected):,} expected dead by filters, {sum(dead):,} dropped",
-            label="run (UTC)",
-            stacked=False,
+            f"records of rewritten segments: {sum(expected):,} expected dead by filters, {sum(dead):,} dropped",
         ),
-        plots.horizontal_bars(
+        _bars_by_run(
             "yield-bytes",
             "Read and written by yield",
-            labels,
+            now_ms,
             [("read", OTHER, read), ("written", LIVE, written)],
             plots.bytes_of,
-            says=f"the last runs: {size(sum(read))} read, {size(sum(written))} written",
-            label="run (UTC)",
-            stacked=False,
+            f"the last runs: {size(sum(read))} read, {size(sum(written))} written",
         ),
     ]
 

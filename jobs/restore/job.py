@@ -58,7 +58,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
     report = RestoreReport(output.uri)
     manifests = manifests_of(tables, targets)
-    archives = {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
+    archives = _archives(options, targets)
     listed = list_apart(output, archives, options)
     if options.full_clean and (cleaned := clean_first(tables, options, targets, manifests, progress)):
         done = counted(len(cleaned.generations), "partition")
@@ -67,7 +67,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         report.seconds["clean"] = cleaned.seconds["total"]
         targets = choose(tables, options.topics, None)
         manifests = manifests_of(tables, targets)
-        archives |= {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
+        archives |= _archives(options, targets)
     side_files = check_files(tables, store, archives, targets, manifests)
     report.notes += before_resets(tables, targets) if options.generation is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
@@ -111,6 +111,11 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report.notes += tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
+
+
+def _archives(options: RestoreOptions, targets: Sequence[Generation]) -> dict[str, Root]:
+    """Open the archives that generations use, by their URIs then."""
+    return {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
 
 
 def _restore_partition(

@@ -27,7 +27,7 @@ from lastkey.udfs.yields.schedule import Policy
 from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, simulate
 
 START_MS, DAY = 1_700_000_000_000, 86_400_000
-KEY_BYTES, BATCH = 12, 500
+BATCH = 500
 
 
 class Log:
@@ -76,13 +76,18 @@ def run_job(log: Log, store: Path, night: int, settings: dict[str, Any]) -> tupl
     return result.bytes_read + result.bytes_written + written_back, result.bytes_after
 
 
-def nights(root: Path, draw: str, keys: int, value_bytes: int, n: int, settings: dict[str, Any]) -> tuple[float, float]:
-    """Return I/O for each new byte and mean space for each live byte, of so many nights after the first full run."""
-    log = Log(root, value_bytes)
-    per = -(-keys // SEGMENTS)
+def begun(root: Path, keys: int, value_bytes: int, settings: dict[str, Any]) -> tuple[Log, int, dict[str, Any]]:
+    """Write a log of so many live keys, and clean it once into `store`. Returns it, its bytes, and all settings."""
+    log, per = Log(root, value_bytes), -(-keys // SEGMENTS)
     size = sum(log.append(np.arange(at, min(at + per, keys))) for at in range(0, keys, per))
     settings = settings | {"segment.bytes": size // SEGMENTS + 1, "compaction.full.ms": 10**15}
     run_job(log, root / "store", 0, settings)
+    return log, size, settings
+
+
+def nights(root: Path, draw: str, keys: int, value_bytes: int, n: int, settings: dict[str, Any]) -> tuple[float, float]:
+    """Return I/O for each new byte and mean space for each live byte, of so many nights after the first full run."""
+    log, size, settings = begun(root, keys, value_bytes, settings)
     night = DRAWS[draw](np.random.default_rng(SEED), keys)
     moved, new, space = 0, 0, list[float]()
     last = (0, 0)

@@ -291,8 +291,9 @@ def compare(draw: Draw, keys: int, skip: int) -> None:
     """Print a line for each price."""
     curve, kafka = broker(draw, keys), broker(draw, keys, kafka=True)
     print(f"\n{keys:,} keys, {draw.__name__}{', settled' if skip else ''}")
-    print("| price | space | I/O | new | rewrites | filters | keys | segments | same rule | share | Kafka | share |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    head = "price | space | I/O | new | rewrites | filters | keys | segments | same rule | share | Kafka | share"
+    print(f"| {head} | clairvoyant, space |")
+    print("|" + "---|" * 13)
     for price in PRICES:
         policy = Policy(price=price, segment_bytes=keys * RECORD // SEGMENTS)
         ours = simulate(draw(np.random.default_rng(SEED), keys), keys, policy, skip=skip)
@@ -300,9 +301,11 @@ def compare(draw: Draw, keys: int, skip: int) -> None:
             break
         theirs, of_kafka = (float(np.interp(ours.space, *one.T)) for one in (curve, kafka))
         parts = " | ".join(f"{part:.2f}" for part in ours.parts)
+        best = clairvoyant(draw, keys, policy) if not skip else None
+        said = f"{best.io:.2f}, {best.space:.3f}" if best else ""
         print(
             f"| {price:g} | {ours.space:.3f} | {ours.io:.2f} | {parts} | {ours.segments} | {theirs:.2f} "
-            f"| {ours.io / theirs:.2f} | {of_kafka:.2f} | {ours.io / of_kafka:.2f} |",
+            f"| {ours.io / theirs:.2f} | {of_kafka:.2f} | {ours.io / of_kafka:.2f} | {said} |",
             flush=True,
         )
 

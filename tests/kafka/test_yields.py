@@ -11,8 +11,7 @@ import pytest
 import lastkey
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY
-from tests.builders.yields import NIGHTS, run_nights
+from tests.builders.nights import DAY, NIGHTS, run_nights
 from tests.kafka_lab import CleanSpec, clean, consume, dump, start_restored
 from tests.kafka_lab.loading import CLEANS
 from tests.kafka_lab.waiting import wait_until

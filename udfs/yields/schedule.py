@@ -69,6 +69,11 @@ class Policy:
     reads_of_all: int = 2  # as `reads`, in a run that rewrites the whole log: scan and clean
     min_dirty_ratio: float | None = None  # the broker's rule instead: rewrite all above this ratio
 
+    def affords_all(self, size_bytes: float) -> bool:
+        """Return whether the budget allows to rewrite a whole log of this size."""
+        cost = (self.reads_of_all + self.writes) * size_bytes
+        return self.io_budget_bytes is None or cost <= self.io_budget_bytes
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -118,7 +123,7 @@ def pace(
         _cost_by_yield(segments, yields, policy, new_bytes),
         _cost_of_all(segments, yields, policy, new_bytes),
     )
-    if policy.io_budget_bytes is not None and (policy.reads_of_all + policy.writes) * size > policy.io_budget_bytes:
+    if not policy.affords_all(size):
         of_all = np.full_like(of_all, np.inf)
     rewrite_all = bool(of_all.min() < by_yield.min())
     costs = of_all if rewrite_all else by_yield

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from lastkey.udfs.yields.schedule import Pace
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY, KEY, Nights, last_records
+from tests.builders.nights import COLD, DAY, KEY, Nights, keep_by_yield, last_records
 
 
 @pytest.fixture(autouse=True)
 def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no run clean everything because that is cheaper: for logs as small as these it is."""
-    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
+    keep_by_yield(monkeypatch)
 
 
 def _drawn(rng: random.Random, cold: int, night: int) -> str:
@@ -85,9 +83,6 @@ def _logs(lab: Lab) -> dict[str, bytes]:
     at = lab.state().checkpoints()[KEY]
     rows = lab.state().manifests({KEY: (at.generation, at.run_id)})[KEY]
     return {lab.path(row).name: lab.path(row).read_bytes()[: row.size_bytes] for row in rows}
-
-
-COLD = " ".join(f"c{n}=1" for n in range(20))
 
 
 def test_a_tombstone_waits_for_an_older_segment_that_stays(tmp_path: Path) -> None:

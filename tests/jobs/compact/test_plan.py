@@ -12,10 +12,9 @@ import pytest
 
 from lastkey.jobs.command.cli import main
 from lastkey.udfs.compact.plan import PartitionResult
-from lastkey.udfs.yields.schedule import Pace
 from lastkey.udfs.yields.yield_table import from_text, no_yields
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY, KEY, SETTINGS, Nights
+from tests.builders.nights import DAY, KEY, SETTINGS, Nights, keep_by_yield
 from tests.builders.trees import tree
 
 KEYS, HOT = 1500, 30
@@ -23,8 +22,7 @@ KEYS, HOT = 1500, 30
 
 @pytest.fixture
 def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no run wait, or clean everything because that is cheaper."""
-    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
+    keep_by_yield(monkeypatch)
 
 
 def _night(rng: np.random.Generator, n: int = 75, *, hot: float = 0.9) -> str:

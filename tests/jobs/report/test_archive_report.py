@@ -26,10 +26,10 @@ from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.report.partition_profile import DAY_MS
 from tests.builders.damage import build
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.nights import NIGHTS, run_nights
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large
 from tests.builders.trees import files_in, files_of
-from tests.builders.yields import NIGHTS, run_nights
 
 pytestmark = pytest.mark.slow
 

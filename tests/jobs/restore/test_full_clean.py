@@ -11,8 +11,8 @@ from lastkey.jobs.errors import NotCleanedError, UsageError
 from lastkey.jobs.store.rows import Segment
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
+from tests.builders.nights import BY_YIELD, NIGHTS, run_nights
 from tests.builders.trees import files_of
-from tests.builders.yields import BY_YIELD, NIGHTS, run_nights
 
 THREADS = {"job": {"engine": "threads"}}
 KEY = ("t", 0)

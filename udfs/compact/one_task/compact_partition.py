@@ -75,8 +75,8 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         elif plan.partial and analysis.compacts:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
-            cleaned = Cleaned(analysis, clean_everything(plan, analysis, tally, buffer, clock))
-            cleaned = replace(cleaned, yields=_learned_by_cleaning(plan, analysis, tally))
+            segments = clean_everything(plan, analysis, tally, buffer, clock)
+            cleaned = Cleaned(analysis, segments, yields=_learned_by_cleaning(plan, analysis, tally))
     check_null_keys(plan, tally)
     analysis = cleaned.analysis
     with clock.phase("write"):

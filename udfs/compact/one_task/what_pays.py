@@ -41,8 +41,8 @@ def pace_of(plan: PartitionPlan, rows: Sequence[OutputSegment], dirty: int, unti
     rows: cleaned ones, by offset; dirty, until: the first new offset, and the end of the new ones; new_bytes: of them.
     """
     yields = from_text(plan.yields)
-    waiting = (until - dirty) / (yields.run_offsets or until - dirty)
-    age = _ages(rows, dirty, yields.run_offsets or until - dirty)
+    of_run = yields.run_offsets or until - dirty
+    waiting, age = (until - dirty) / of_run, _ages(rows, dirty, of_run)
     segments = _segments(rows, [row.superseded for row in rows], age, np.zeros(len(rows), bool), np.zeros(len(rows)))
     return pace(segments, yields, policy_of(plan), new_bytes=round(new_bytes / waiting), waiting=max(round(waiting), 1))
 

@@ -87,16 +87,14 @@ def finish_segment(
     inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
     txn_index = transaction_index.write(kept_aborts[inside])
     checksums = write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
-    found = file_size(store, output.path)
-    if found != output.size:
-        raise LogFormatError("readback", output.path, 0, f"{output.size} bytes", f"{found}")
     back = ReadBack(output.path, rows, plan.settings.max_decompressed_batch_bytes)
     sizes = (len(offset_index), len(time_index), len(txn_index))
     row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
     if not plan.by_yield:
-        read_whole(store, output.path, output.size, buffer, back.see)
+        read_whole(store, output.path, buffer, back)
         back.check(output.checksum, digest)
         return row
+    back.check_size(file_size(store, output.path))
     scan, hashes = scan_written(plan, row, buffer, back.see)
     back.check(output.checksum, digest)
     return replace(row, facts_bytes=write_facts(plan, row, scan, hashes))

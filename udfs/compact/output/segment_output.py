@@ -8,7 +8,7 @@ tasks, `clean_segment.clean_forwards` gets the survivors from outside.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -70,6 +70,12 @@ class ReadBack:
         self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
         self._seen, self._crc, self._digest = 0, 0, 0
 
+    def check_size(self, found: int | None) -> None:
+        """Compare the file's bytes. Raises LogFormatError kind "readback"."""
+        size = int(self._rows["size"].sum())
+        if found != size:
+            raise LogFormatError("readback", self._path, 0, f"{size} bytes", f"{found}")
+
     def see(self, chunk: Chunk) -> None:
         """Compare the next chunk. Raises LogFormatError kind "readback"."""
         got = chunk.batches
@@ -105,12 +111,14 @@ class ReadBack:
             )
 
 
-def read_whole(root: Root, path: str, size: int, buffer: ChunkBuffer, see: Callable[[Chunk], None]) -> None:
-    """Read a written `.log` of this size, chunk by chunk."""
+def read_whole(root: Root, path: str, buffer: ChunkBuffer, back: ReadBack) -> None:
+    """Read a written `.log` back, chunk by chunk."""
     tail = Tail()
     with opened(root, path) as file:
+        size = file.size()
+        back.check_size(size)
         for chunk in read_chunks(file, path, 0, size, buffer, tail):
-            see(chunk)
+            back.see(chunk)
 
 
 def least_timestamp(rows: np.ndarray) -> int:
