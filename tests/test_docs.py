@@ -38,7 +38,13 @@ README, COMMANDS_PAGE, SETTINGS_PAGE, STORE_PAGE, TROUBLESHOOTING = (
         "README.md", "jobs/COMMANDS.md", "conf/SETTINGS.md", "jobs/store/STORE.md", "jobs/TROUBLESHOOTING.md",
     )
 )  # fmt: skip
-COMMANDS = cli.lastkey.commands
+COMMANDS = {
+    f"{group}{name}": command
+    for group, commands in (("", cli.lastkey.commands), ("audit ", cli.lastkey.commands["audit"].commands))
+    for name, command in commands.items()
+    if name != "audit"
+}
+AUDITS = {name for name in COMMANDS if name.startswith("audit ")}  # that have the options of every audit
 CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {"internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version"}
@@ -73,6 +79,8 @@ def test_every_command_and_option_has_help(name):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_its_row_and_every_row_its_option(name):
     common, own = _section(COMMANDS_PAGE, "## Options of every job"), _section(COMMANDS_PAGE, f"## {name}")
+    if name in AUDITS:
+        common += _section(COMMANDS_PAGE, "## audit")
     options = {opt for option in _options(COMMANDS[name]) for opt in (*option.opts, *option.secondary_opts)}
     if name == "pack":  # as the page says
         options |= {"--config", "--topics", "--topics-from", "--exclude"}
@@ -91,7 +99,7 @@ def test_every_option_has_its_row_and_every_row_its_option(name):
 def test_every_command_has_an_example_and_a_line_in_readme():
     for name in COMMANDS:
         assert f"./spark-submit.sh {name} " in _section(COMMANDS_PAGE, f"## {name}")
-    assert {name for name, _ in _jobs_of_readme()} == set(COMMANDS)
+    assert {name for name, _ in _jobs_of_readme()} == set(cli.lastkey.commands)
 
 
 def _jobs_of_readme() -> list[tuple[str, str]]:
@@ -260,7 +268,8 @@ def test_fields_of_an_error():
 
 def test_tables_and_states():
     section, tables = STORE_PAGE, _section(STORE_PAGE, "## Tables")
-    assert set(re.findall(r"^\| `(\w+)` \|", tables, re.MULTILINE)) == set(TABLES)
+    named = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? \|", tables, re.MULTILINE)
+    assert {name for row in named for name in row if name} == set(TABLES)
     row = re.search(r"^\| `cleaner_state` \| (.*)", tables, re.MULTILINE)[1]
     assert set(re.findall(r"`(\w+)`", row)) - {"partition_state"} == set(state_rows.STATES)
     picture = _section(STORE_PAGE, "## States of a partition")
@@ -503,7 +512,8 @@ def test_commands_of_a_page_are_run_or_it_says_why_not(page):
 
 
 def test_examples_of_every_job_are_run():
-    assert {shlex.split(line)[1] for line in _runnable()} == set(COMMANDS)
+    words = [shlex.split(line)[1:3] for line in _runnable()]
+    assert {" ".join(word) if word[0] == "audit" else word[0] for word in words} == set(COMMANDS)
 
 
 def _table(text: str) -> list[tuple[str, ...]]:

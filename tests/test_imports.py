@@ -92,7 +92,8 @@ FLOORS: dict[str, set[str]] = {
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
-    "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.compact", "udfs.lookup"},
+    "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
+    "udfs.audit": {"logformat.jit"} | _LOGS | _TASK | {"udfs.data_source", "udfs.decode"},  # never compact, as verify
     "udfs.report": _LOGS | _TASK | {"udfs.compact"},
     "jobs": set(),
     "jobs.installation": set(),
@@ -100,7 +101,8 @@ FLOORS: dict[str, set[str]] = {
     "jobs.topics": set(),
     "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.compact.retention"},
     "jobs.archive": _BASICS | _TASK,
-    "jobs.store": _BASICS | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes"},
+    "jobs.store": _BASICS
+    | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes", "udfs.audit.rows"},
     "jobs.spark": _SHELL - {"jobs.archive"},
     "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},
@@ -115,6 +117,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
+    "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
     "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are

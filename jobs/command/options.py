@@ -195,6 +195,46 @@ class ReportOptions:
     hide_keys: bool = False  # hashes of keys alone
 
 
+@dataclass(frozen=True)
+class AuditSource:
+    """Source of an audit: an archive, or a generation of a store, whose archive may have moved."""
+
+    archive: str | None = None
+    store: str | None = None
+    generation: int | None = None  # None: the current one
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """Options of every kind of `audit`."""
+
+    audits: str | None = None  # the store that holds the tables; None: the audited one
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
+    hide_keys: bool = False  # hashes of keys alone
+    output: str | None = None  # the page
+    most: int = 20  # rows of a table in the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditKeysOptions(AuditOptions):
+    """Options of `audit keys (ARCHIVE | --store STORE)`."""
+
+    source: AuditSource
+    n_partitions: tuple[tuple[str, int], ...] = ()  # of topics whose last partitions are not there
+
+
+def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:
+    """Return what is audited. UsageError unless exactly one of archive and store is given."""
+    if (archive is None) == (store is None):
+        raise UsageError(message="audit needs either ARCHIVE or --store STORE")
+    if store is None and (generation is not None or moved is not None):
+        raise UsageError(message="--generation and --archive work only with --store")
+    return AuditSource(archive or moved, store, generation)
+
+
 def check_lookup(given: Mapping[str, Any]) -> None:
     """Raise UsageError unless these options of `lookup`, by name, go together."""
     kinds = {

@@ -233,3 +233,14 @@ def unmatched_tables(globs: Iterable[str], known: Iterable[str], settings: str) 
         f'{settings}: [topics."{glob}"] matches no topic of the archive; {nearest(glob, topics)}'
         for glob in (unmatched(globs, topics) if topics else ())
     ]
+
+
+def parse_counts(option: str, given: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Parse TOPIC=N, each a topic and a number above 0. Raise UsageError for anything else."""
+    found = []
+    for text in given:
+        topic, _, number = text.rpartition("=")
+        if not topic or not number.isdecimal() or int(number) < 1:
+            raise UsageError(message=f"{option}: expected TOPIC=N, with N from 1 on, found {text!r}")
+        found.append((topic, int(number)))
+    return tuple(found)

@@ -92,6 +92,33 @@ def engine_option(default: Engine) -> Callable[[Command], Command]:
     )
 
 
+def audited_options(command: Command) -> Command:
+    """Add what an audit of one archive or store takes."""
+    options = (
+        click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now."),
+        click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]"),
+        click.option("--store", metavar="STORE", help="Audit a generation of this store instead of an archive."),
+        click.argument("archive", required=False),
+    )
+    return functools.reduce(lambda made, option: option(made), options, command)
+
+
+def audit_options(command: Command) -> Command:
+    """Add the options of every kind of audit."""
+    where = "The store whose tables audit_* hold what was read.  [default: STORE]"
+    options = (
+        engine_option("spark"),
+        click.option(
+            "--most", type=click.IntRange(min=0), default=20, show_default=True, help="Rows of a table of the report."
+        ),
+        click.option("--output", metavar="FILE", help="Write the report as a page to this file; it needs no other."),
+        click.option("--hide-keys", is_flag=True, help="Keep and show only hashes of keys."),
+        gaps_option,
+        click.option("--audits", metavar="STORE", help=where),
+    )
+    return functools.reduce(lambda made, option: option(made), options, shared(command))
+
+
 def talking(command: Command) -> Command:
     """Add the options of every command: what it says, and how."""
     options = (

@@ -6,16 +6,12 @@ store, the profile of a partition with a generation covers that generation and t
 
 from __future__ import annotations
 
-import errno
-import os
-import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
-from lastkey.jobs.archive.places import Place, check_apart, is_same
+from lastkey.jobs.archive.places import Place, is_same
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.parse import check_topics, unmatched_tables
@@ -29,25 +25,28 @@ from lastkey.jobs.compact.plan_partition import (
 )
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import generation_of, manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
-from lastkey.udfs.storage import normal_uri, open_root, write_file
+from lastkey.udfs.storage import normal_uri
 
 
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archive and write the page."""
     started = time.perf_counter()
-    output = _checked_output(options)
+    output = checked_output(
+        options.output, Place("the archive", options.archive), Place("the store", options.store or "")
+    )
     from lastkey.jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
 
     report = profile_archive(options, progress)
     at = time.perf_counter()
     report.output = output
-    _write_page(output, page_of(report).encode())
+    write_page(output, page_of(report).encode())
     report.seconds["page"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - started
     return report
@@ -92,50 +91,6 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     report.notes += [f"{p.name()}: {note}" for p in report.profiles for note in p.notes]
     report.seconds["profile"] = time.perf_counter() - at
     return report
-
-
-def _checked_output(options: ReportOptions) -> str:
-    """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there."""
-    output = normal_uri(options.output)
-    root = open_root(output.rpartition("/")[0] or "/")
-    name = output.rpartition("/")[2]
-    is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
-    if is_folder or options.output.endswith("/"):
-        raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
-    given = (Place("the archive", options.archive), Place("the store", options.store or ""))
-    check_apart(Place("--output", output), *(place for place in given if place.uri))
-    if root.is_local:
-        there = Path(output)
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
-            raise _unwritable(output, f"that {there} is not {'a folder' if there.is_file() else 'writable'}")
-    return output
-
-
-def _unwritable(output: str, found: str) -> UsageError:
-    return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
-
-
-def _write_page(output: str, page: bytes) -> None:
-    """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then."""
-    root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
-    path = Path(os.path.realpath(output))
-    try:
-        if not root.is_local or (path.exists() and not path.is_file()):  # such as a device or a pipe
-            write_file(root, output.rpartition("/")[2], page)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
-        try:
-            write_file(open_root(str(path.parent)), new.name, page)
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise _unwritable(output, str(error).split(" Detail:")[0]) from error
 
 
 def _of_the_store(

@@ -8,7 +8,6 @@ number of rows, so 1,000 partitions with 100,000 segments give a few MB; `--json
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +28,7 @@ from lastkey.jobs.report.figures import (
     segments_by_age,
     tombstones,
 )
+from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.plots import Plot
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import KAFKAS_OWN
@@ -37,26 +37,6 @@ from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfi
 _TOPICS_WITH_PLOTS: Final = 12  # the topics with the most bytes
 _SEGMENT_ROWS: Final = 4000  # in all partitions together
 _LISTED: Final = 200  # problems and notes
-
-
-@dataclass(frozen=True)
-class Card:
-    """Figure in the summary at the top."""
-
-    label: str
-    value: str
-    more: str = ""
-    kind: str = ""  # good, bad or nothing
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a header; `text`: numbers of the columns that hold text, not figures."""
-
-    label: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text: tuple[int, ...] = ()
 
 
 _TEMPLATES: Final = jinja2.Environment(
@@ -80,17 +60,17 @@ def fragment_of(
     plots: Sequence[Plot | None] = (),
 ) -> str:
     """Return an output of a notebook: the contents of a page without the page."""
-    return _rendered(
+    return rendered(
         "fragment.html",
         title=title,
         cards=cards,
         problems=problems,
         tables=tables,
-        plots=[_drawn(plot) for plot in plots if plot],
+        plots=[shown(plot) for plot in plots if plot],
     )
 
 
-def _rendered(template: str, **values: Any) -> str:
+def rendered(template: str, **values: Any) -> str:
     """Render a template with control characters made visible: escaping leaves them as they are."""
     return visible(_TEMPLATES.get_template(template).render(**values))
 
@@ -129,7 +109,7 @@ def partition_fragment(p: PartitionProfile) -> str:
 def page_of(report: ArchiveReport) -> str:
     """Return the page."""
     good = [p for p in report.profiles if p.problem is None]
-    return _rendered(
+    return rendered(
         "page.html",
         title=f"Archive report: {report.archive}",
         archive=report.archive,
@@ -139,7 +119,7 @@ def page_of(report: ArchiveReport) -> str:
         most_to_gain=most_to_gain(report),
         problems=[str(p) for p in report.problems[:_LISTED]],
         more_problems=max(len(report.problems) - _LISTED, 0),
-        plots=[_drawn(plot) for plot in overview(report)],
+        plots=[shown(plot) for plot in overview(report)],
         partition_header=PARTITION_HEADER,
         segment_header=SEGMENT_HEADER,
         topics=[_topic(name, of, i, report) for i, (name, of) in enumerate(_topics(good))],
@@ -246,7 +226,7 @@ def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: Archi
         "if_compacted": f"would be {size(possible)} if it were" if possible < before else "",
         "records": count(sum(p.total("records") for p in of)),
         "rows": [partition_row(p) for p in of],
-        "plots": [_drawn(plot) for plot in drawn],
+        "plots": [shown(plot) for plot in drawn],
         "partitions": [
             {"name": p.name(), "facts": _facts(p), "segments": segment_rows(p.segments, allowed), "n": len(p.segments)}
             for p in of
@@ -307,7 +287,7 @@ def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[st
 _SEGMENT_COLUMNS: Final = ("size_bytes", "dead_bytes", "records", "dead_records", "tombstones", "out_of_order")
 
 
-def _drawn(plot: Plot) -> dict[str, Any]:
+def shown(plot: Plot) -> dict[str, Any]:
     """Return a plot for the template. Its SVG is ours and escaped already; the template escapes the rest."""
     return {
         "title": plot.title,

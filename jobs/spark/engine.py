@@ -118,10 +118,19 @@ def session_of(
 
     name: of its jobs, in Spark's UI and event logs. brief: as of `jobs.spark.session.start`.
     """
+    with spark_workers(name, options, report, progress, brief=brief) as made, made.spark(name) as spark:
+        yield spark
+
+
+@contextmanager
+def spark_workers(
+    name: str, options: Options, report: JobReport, progress: Progress, *, brief: bool = True
+) -> Iterator[Workers]:
+    """Yield Spark's workers for a job that only Spark can do, as `session_of`. UsageError: threads."""
     if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
-    with workers("spark", 0, options.config, report, progress, brief=brief) as made, made.spark(name) as spark:
-        yield spark
+    with workers("spark", 0, options.config, report, progress, brief=brief) as made:
+        yield made
 
 
 def local_cores() -> int | None:

@@ -30,19 +30,25 @@ _KEY = ("topic", "partition", "segment_base_offset")
 SegmentKey = tuple[str, int, int]
 
 
-def uri_for_spark(root: Root) -> str:
-    """Return the URI of the table for Spark."""
+def uri_for_spark(root: Root, table: str = TIME_INDEX) -> str:
+    """Return the URI of a table for Spark."""
     base = f"file://{root.base}" if root.is_local else as_hadoop_names_it(root.uri)
-    return f"{base}/{table_folder(TIME_INDEX)}"
+    return f"{base}/{table_folder(table)}"
 
 
-def minute_table(spark: SparkSession, root: Root) -> DataFrame:
-    """Return the table; a small one in a session for small data: one partition, no code generation."""
-    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(table_folder(TIME_INDEX))))
-    if sum(file.size or 0 for file in files) < _LARGE_TABLE_BYTES and hasattr(spark, "newSession"):  # not of Connect
+def session_for(spark: SparkSession, n_bytes: int) -> SparkSession:
+    """Return a session for tables of so many bytes: for few, one partition and no code generation."""
+    if n_bytes < _LARGE_TABLE_BYTES and hasattr(spark, "newSession"):  # not of Connect
         spark = spark.newSession()
         for key, value in _SMALL.items():
             spark.conf.set(key, value)
+    return spark
+
+
+def minute_table(spark: SparkSession, root: Root) -> DataFrame:
+    """Return the table."""
+    files = root.filesystem.get_file_info(pafs.FileSelector(root.full(table_folder(TIME_INDEX))))
+    spark = session_for(spark, sum(file.size or 0 for file in files))
     return spark.read.format("delta").load(uri_for_spark(root))
 
 

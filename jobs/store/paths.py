@@ -1,6 +1,7 @@
 """Paths in a store. No other module spells them.
 
 state/<table>                                 a Delta table
+state/audit.key                               key of the hashes in the tables audit_*, for the owner alone
 state/running/<run id>.json                   announcement of a run that is at work
 segments/<topic>-<n>/<generation>-<run id>    files that a run wrote of one partition, never changed, and its manifest
 """
@@ -17,9 +18,16 @@ SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
-TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX)
+# Written by jobs.store.audits; no part of a generation either
+AUDIT_READS: Final = "audit_reads"
+AUDIT_RECORDS: Final = "audit_records"
+AUDIT_RUNS: Final = "audit_runs"
+AUDIT_KEYS: Final = "audit_keys"
+AUDIT_TABLES: Final = (AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, AUDIT_KEYS)
+TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements
+AUDIT_KEY: Final = "state/audit.key"
 PARTITIONS: Final = "segments"  # a folder for each partition is in it
 MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests
 COMMITTED: Final = "committed"  # beside it, written after the commit

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -188,7 +188,13 @@ class Commit:
         return self.checkpoint.own_folder
 
 
-Row = TypeVar("Row", Checkpoint, Segment, PartitionState, RunRow)
+class _Dataclass(Protocol):
+    """Protocol of a dataclass's instances."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Row = TypeVar("Row", bound=_Dataclass)
 _SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read slowly
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 

@@ -89,9 +89,10 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Rows to add (each file's worth a table) and data files to remove."""
+    """Rows to add (each file's worth a table), data files that tasks wrote and flushed, and data files to remove."""
 
-    added: Sequence[pa.Table]
+    added: Sequence[pa.Table] = ()
+    written: Sequence[AddAction] = ()
     removed: Collection[str] = ()
     metadata: dict[str, str] = field(default_factory=dict)
 
@@ -229,7 +230,7 @@ def swap(
         flush_folder(root, version.folder)
         _flush_commit(version, version.number)  # its writer may have died before the flush
         try:
-            _commit(version, schema, added, change, own)
+            _commit(version, schema, [*added, *change.written], change, own)
         except (DeltaError, OSError) as error:
             version = _head_after(error, last)
             if (found := _search(last, version, tried)) is not None:
@@ -335,8 +336,12 @@ def _write(version: Version, table: pa.Table) -> AddAction:
     with version.root.filesystem.open_output_stream(version.root.full(full), compression=None) as stream:
         stream.write(data)
     flush(version.root, full)
-    now_ms = time.time_ns() // 1_000_000
-    return AddAction(path, data.size, {}, now_ms, True, json.dumps({"numRecords": len(table)}))
+    return add_action(path, data.size, len(table))
+
+
+def add_action(path: str, size: int, n_rows: int) -> AddAction:
+    """Return the action that adds a data file; path: below the table's folder."""
+    return AddAction(path, size, {}, time.time_ns() // 1_000_000, True, json.dumps({"numRecords": n_rows}))
 
 
 def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:

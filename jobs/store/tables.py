@@ -196,7 +196,11 @@ class State:
 
     def rows(self, name: str, schema: pa.Schema) -> pa.Table:
         """Return the rows of a table as they are now."""
-        return table.rows(self.head(name), schema, self.held[name])
+        return self.rows_in(self.head(name), schema)
+
+    def rows_in(self, version: Version, schema: pa.Schema) -> pa.Table:
+        """Return the rows of a version of a table."""
+        return table.rows(version, schema, self.held[version.name])
 
     def checkpoint_rows(self) -> pa.Table:
         """Return the rows of `compaction_checkpoints` as they are now."""

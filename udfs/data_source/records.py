@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -38,12 +38,16 @@ from lastkey.udfs.storage import cached_root, opened
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of the columns that a search compares
 
 
-def read_records(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
+RowsOf = Callable[[Run, Piece], Iterator[Any]]
+
+
+def read_records(spec: ReadSpec, pieces: Iterable[Piece], rows_of: RowsOf | None = None) -> Iterator[Any]:
     """Yield the wanted records of all pieces as pa.RecordBatch of spec.schema.
 
-    Raises LogFormatError for what cannot be read; with spec.set_aside it yields a row with the problem instead.
+    rows_of: makes the columns of a run's records that lie in a piece's offsets; None: those of RECORDS. Raises
+    LogFormatError for what cannot be read; with spec.set_aside it yields a row with the problem instead.
     """
-    reader = _Reader(spec)
+    reader = _Reader(spec, rows_of)
     for piece in pieces:
         yield from reader.read(piece)
 
@@ -51,8 +55,9 @@ def read_records(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
 class _Reader:
     """Reader of pieces that uses its buffers again from piece to piece."""
 
-    def __init__(self, spec: ReadSpec) -> None:
+    def __init__(self, spec: ReadSpec, rows_of: RowsOf | None) -> None:
         self.spec = spec
+        self.rows_of = rows_of
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
         self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
         self.buffer = ChunkBuffer(CHUNK_BYTES, spec.max_batch_bytes)
@@ -156,6 +161,10 @@ class _Reader:
 
     def _run(self, piece: Piece, run: Run) -> Iterator[Any]:
         if not len(run.spans):
+            return
+        if self.rows_of is not None:
+            for batch in self.rows_of(run, piece):
+                yield aligned(batch, self.spec.schema, piece)
             return
         keep = self._keep(run) if self.searched.names else None
         if keep is not None and not keep.any():

@@ -1,0 +1,100 @@
+"""Frame of every audit: tables, sources, the reading of what is new, Spark's session, the report and its row."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lastkey.jobs import installation
+from lastkey.jobs.archive.places import Place, check_apart
+from lastkey.jobs.audit.records import Asked, Gathered, gather, records_of
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.sources import Source, archive_source, store_source
+from lastkey.jobs.command.options import AuditOptions, AuditSource
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.report.write_page import checked_output, write_page
+from lastkey.jobs.spark.engine import spark_workers
+from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret
+from lastkey.jobs.store.minutes import session_for
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.udfs.storage import normal_uri
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
+
+
+@dataclass(frozen=True)
+class Audit:
+    """An audit at work: its session, and all records of its sources."""
+
+    spark: SparkSession
+    state: State
+    found: Gathered
+    records: DataFrame  # see records_of
+    report: AuditReport
+
+
+def run_audit(
+    kind: str,
+    options: AuditOptions,
+    sources: Sequence[AuditSource],
+    ask: Callable[[Audit], None],
+    progress: Progress,
+) -> AuditReport:
+    """Read what is new in the sources, let `ask` fill the report, and add the audit to `audit_runs`."""
+    began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
+    state = open_state(options.audits or next(one.store for one in sources if one.store is not None))
+    places = [Place("an archive", normal_uri(one.archive)) for one in sources if one.archive is not None]
+    check_apart(Place("--audits", state.root.uri), *places)
+    output = None if options.output is None else checked_output(options.output, *places)
+    report = AuditReport(kind=kind, audits=state.root.uri, output=output)
+    listed = [source_of(one, options) for one in sources]
+    report.sources = [one.name for one in listed]
+    report.seconds["list"] = time.perf_counter() - began
+    size = sum(s.size for one in listed for partition in one.partitions for s in partition.segments)
+    with spark_workers(f"audit {kind}", options, report, progress, brief=size < _FEW_BYTES) as workers:
+        at = time.perf_counter()
+        asked = Asked(options.config, audit_secret(state), options.hide_keys, options.gaps)
+        found = gather(state, listed, asked, workers, progress)
+        report.seconds["read"] = time.perf_counter() - at
+        report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read
+        report.other_problems += found.all_problems
+        at = time.perf_counter()
+        with workers.spark(f"audit {kind}") as spark:
+            small = session_for(spark, size)
+            ask(Audit(small, state, found, records_of(small, state, found), report))
+        report.seconds["ask"] = time.perf_counter() - at
+    report.notes += state.notes
+    add_run(state, run_row(report, at_ms))
+    if output is not None:
+        from lastkey.jobs.audit.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
+
+        write_page(output, page_of(report, at_ms).encode())
+    report.seconds["total"] = time.perf_counter() - began
+    return report
+
+
+def source_of(source: AuditSource, options: AuditOptions) -> Source:
+    """List an archive, or a generation of a store."""
+    if source.store is None:
+        return archive_source(source.archive or "", options.topics)
+    return store_source(source.store, options.topics, source.generation, source.archive)
+
+
+def run_row(report: AuditReport, at_ms: int) -> AuditRun:
+    """Return the row of `audit_runs`."""
+    return AuditRun(
+        uuid.uuid4().hex,
+        report.kind,
+        json.dumps(report.sources),
+        at_ms,
+        installation.version(),
+        report.exit_code,
+        json.dumps(report.summary),
+    )

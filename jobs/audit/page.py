@@ -1,0 +1,41 @@
+"""The page of an audit, by the templates and plots of `report`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lastkey.jobs.audit.report import AuditReport, Bars
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, moment
+from lastkey.jobs.report import plots
+from lastkey.jobs.report.page import rendered, shown
+from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
+
+_LISTED: Final = 200  # problems and notes
+_COLOURS: Final = (LIVE, DEAD, OTHER)
+_SHOWN: Final = {"count": plots.number, "bytes": plots.bytes_of, "ms": plots.number}
+
+
+def page_of(report: AuditReport, at_ms: int) -> str:
+    """Return the page."""
+    problems = [str(problem) for problem in report.problems]
+    return rendered(
+        "audit.html",
+        title=f"Audit of {report.kind}: {', '.join(report.sources)}",
+        kind=report.kind,
+        sources=report.sources,
+        at=moment(at_ms, TO_THE_MINUTE),
+        cards=report.cards,
+        problems=problems[:_LISTED],
+        more_problems=max(len(problems) - _LISTED, 0),
+        plots=[shown(plot_of(bars)) for bars in report.bars if bars.labels],
+        tables=report.tables,
+        notes=report.notes[:_LISTED],
+    )
+
+
+def plot_of(bars: Bars) -> Plot:
+    """Draw bars."""
+    series = [(name, colour, values) for (name, values), colour in zip(bars.series, _COLOURS, strict=False)]
+    return plots.horizontal_bars(
+        bars.name, bars.title, bars.labels, series, _SHOWN[bars.unit], says=bars.says, label="", stacked=False
+    )

@@ -1,0 +1,52 @@
+"""Sources of an audit: an archive, or a generation of a store, as partitions to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lastkey.jobs.data_source.files import find_partitions
+from lastkey.jobs.data_source.read_options import ReadOptions, Selection
+from lastkey.jobs.data_source.store import generation_partitions
+from lastkey.jobs.topics import TopicFilter
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.storage import normal_uri
+
+KAFKAS_OWN = "__*"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Logs to audit."""
+
+    name: str  # as results call it: the URI; of a generation with "@" and its number, or "@current"
+    partitions: tuple[SourcePartition, ...]
+
+    @property
+    def n_partitions(self) -> dict[str, int]:
+        """Partitions of each topic, by the highest number."""
+        found: dict[str, int] = {}
+        for one in self.partitions:
+            if one.topic is not None and one.partition is not None:
+                found[one.topic] = max(found.get(one.topic, 0), one.partition + 1)
+        return found
+
+
+def archive_source(archive: str, topics: TopicFilter) -> Source:
+    """List an archive. Raise MissingPathError, UsageError as the data source does."""
+    uri = normal_uri(archive)
+    found = find_partitions([uri], Selection(topics=of_users(topics)))
+    return Source(uri, tuple(found))
+
+
+def store_source(store: str, topics: TopicFilter, generation: int | None = None, archive: str | None = None) -> Source:
+    """List a generation of a store; None: the current one of each partition. archive: where it is now, if it moved."""
+    uri = normal_uri(store)
+    selection = Selection(topics=of_users(topics))
+    paths = () if archive is None else (archive,)
+    options = ReadOptions("kafka_log", paths, store=uri, generation=generation, selection=selection)
+    return Source(f"{uri}@{generation or 'current'}", tuple(generation_partitions(options)))
+
+
+def of_users(topics: TopicFilter) -> TopicFilter:
+    """Return the filter without Kafka's own topics, unless the user names topics: their keys are of no application."""
+    return topics if topics.include else replace(topics, exclude=(*topics.exclude, KAFKAS_OWN))

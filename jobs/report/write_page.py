@@ -1,0 +1,57 @@
+"""The file of a page: where it may lie, and how it is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from lastkey.jobs.archive.places import Place, check_apart
+from lastkey.jobs.errors import UsageError
+from lastkey.udfs.storage import normal_uri, open_root, write_file
+
+
+def checked_output(asked: str, *places: Place) -> str:
+    """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there: it
+    may lie in none of the places.
+    """
+    output = normal_uri(asked)
+    root = open_root(output.rpartition("/")[0] or "/")
+    name = output.rpartition("/")[2]
+    is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
+    if is_folder or asked.endswith("/"):
+        raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
+    check_apart(Place("--output", output), *(place for place in places if place.uri))
+    if root.is_local:
+        there = Path(output)
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not os.access(there, os.W_OK) or (str(there) != output and not there.is_dir()):
+            raise _unwritable(output, f"that {there} is not {'a folder' if there.is_file() else 'writable'}")
+    return output
+
+
+def _unwritable(output: str, found: str) -> UsageError:
+    return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
+
+
+def write_page(output: str, page: bytes) -> None:
+    """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then."""
+    root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
+    path = Path(os.path.realpath(output))
+    try:
+        if not root.is_local or (path.exists() and not path.is_file()):  # such as a device or a pipe
+            write_file(root, output.rpartition("/")[2], page)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
+        try:
+            write_file(open_root(str(path.parent)), new.name, page)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise _unwritable(output, str(error).split(" Detail:")[0]) from error

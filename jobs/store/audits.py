@@ -1,0 +1,177 @@
+"""Tables `audit_*` of a store: what audits have read of logs, and their results. They are no part of a generation.
+
+`audit_records` has a row for each record, in files that the tasks write. `audit_reads` is the switch: a row for each
+stretch of a log, whose read_id its records carry. Records that no read counts do not exist: a killed audit leaves such.
+Order: files of records, then their reads; reads that others replace, then the files that no read needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import struct
+import uuid
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812
+
+from lastkey.jobs.store import rows
+from lastkey.jobs.store.minutes import uri_for_spark
+from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS
+from lastkey.jobs.store.table import FILE, Change, Version, add_action, in_files
+from lastkey.jobs.store.tables import State
+from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
+from lastkey.udfs.audit.rows import FileRead, Secret
+from lastkey.udfs.storage import exists, make_folders, make_private, read_file, write_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_KEY: Final = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True)
+class AuditRead:
+    """Row of `audit_reads`: a stretch of one `.log` whose records are in `audit_records`."""
+
+    read_id: int
+    root: str  # URI that path is below
+    path: str
+    size_bytes: int  # of the .log when it was read
+    mtime_ms: int
+    topic: str
+    partition: int
+    start_offset: int  # records in [start_offset, end_offset)
+    end_offset: int
+    end_position: int  # in the .log, where the next stretch begins
+    last_position: int  # of the last batch with records, -1: none, and its checksum
+    last_crc: int
+    n_partitions: int  # of the topic; only hidden keys depend on it
+    keys_hidden: bool
+    secret_id: str
+    records: int
+    problems: str  # JSON: a list of what could not be read
+    file: str  # of `audit_records`; "": no record
+
+
+@dataclass(frozen=True)
+class AuditRun:
+    """Row of `audit_runs`: one audit and its summary."""
+
+    audit_id: str
+    kind: str  # keys, delivery, mirror, ...
+    source: str  # what was audited
+    at_ms: int
+    version: str  # of Lastkey
+    exit_code: int
+    summary: str  # JSON: figures of this kind
+
+
+def audit_secret(state: State) -> Secret:
+    """Return the key of the hashes in the tables; make it once. Without it, what was read before is read again."""
+    root = state.root
+    if not exists(root, AUDIT_KEY):
+        _make_secret(state)
+    data = read_file(root, AUDIT_KEY)
+    low, high = _KEY.unpack(data)
+    return low, high
+
+
+def _make_secret(state: State) -> None:
+    """Write a new key, whole or not at all. Another audit may do the same at the same time: one of the keys stays."""
+    root, data = state.root, secrets.token_bytes(_KEY.size)
+    if not root.is_local:
+        write_file(root, AUDIT_KEY, data)
+        return
+    made = f"{AUDIT_KEY}.{uuid.uuid4().hex}"
+    make_folders(Path(root.full("state")))
+    make_private(root, made)
+    write_file(root, made, data)
+    with contextlib.suppress(FileExistsError):
+        os.link(root.full(made), root.full(AUDIT_KEY))
+    Path(root.full(made)).unlink()
+
+
+def secret_id(secret: Secret) -> str:
+    """Return a name of the key that does not tell it."""
+    return hashlib.sha256(b"lastkey audit key\0" + _KEY.pack(*secret)).hexdigest()[:16]
+
+
+def audit_reads(state: State) -> list[AuditRead]:
+    """Return all reads that count."""
+    return rows.from_arrow(AuditRead, state.rows(AUDIT_READS, rows.arrow_schema(AuditRead)))
+
+
+def commit_reads(
+    state: State, files: Sequence[FileRead], reads: Sequence[AuditRead], replaced: Collection[int]
+) -> None:
+    """Add files of records and their reads; drop the reads with the ids `replaced`, and files that none needs then."""
+    written = [add_action(file.path, file.size, file.records) for file in files if file.path]
+    if written:
+        state.swap(AUDIT_RECORDS, RECORD_COLUMNS, lambda _: Change(written=written))
+    maybe = {read.file for read in audit_reads(state) if read.read_id in replaced} - {""} if replaced else set()
+    state.swap(AUDIT_READS, rows.arrow_schema(AuditRead), lambda version: _with(state, version, reads, replaced))
+    if maybe:
+        gone = maybe - {read.file for read in audit_reads(state)}
+        state.swap(AUDIT_RECORDS, RECORD_COLUMNS, lambda version: Change(removed=gone & set(version.files())))
+
+
+def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: Collection[int]) -> Change:
+    schema = rows.arrow_schema(AuditRead)
+    found = state.rows_in(version, schema)
+    gone = pc.is_in(found["read_id"], pa.array(sorted(replaced), pa.int64()))
+    touched = pc.unique(found.filter(gone)[FILE])
+    kept = found.filter(pc.and_(pc.is_in(found[FILE], touched), pc.invert(gone))).select(schema.names)
+    new = pa.concat_tables([kept, rows.to_arrow(AuditRead, reads)])
+    return Change(added=in_files(new), removed=touched.to_pylist())
+
+
+def records_version(state: State, read_ids: Collection[int]) -> int | None:
+    """Return a version of `audit_records` that holds all records of these reads; None if another audit has replaced
+    some of them meanwhile.
+
+    The reads stood before the version was looked up, so their files were in it; they stand after it, so none has gone.
+    """
+    version = state.head(AUDIT_RECORDS).number
+    return version if {read.read_id for read in audit_reads(state)} >= set(read_ids) else None
+
+
+def records(spark: SparkSession, state: State, version: int) -> DataFrame:
+    """Return a version of `audit_records`; -1: an empty table."""
+    if version < 0:
+        return spark.createDataFrame(RECORD_COLUMNS.empty_table())
+    return spark.read.format("delta").option("versionAsOf", version).load(uri_for_spark(state.root, AUDIT_RECORDS))
+
+
+def replace_results(state: State, name: str, source: str, frame: DataFrame) -> DataFrame:
+    """Put rows in place of those of the last audit of `source` in a table of results, and return them from there.
+
+    frame: its column `source` holds only this one.
+    """
+    uri = uri_for_spark(state.root, name)
+    of_source = F.col("source") == source
+    write = frame.write.format("delta").mode("overwrite").option("mergeSchema", "true")
+    if state.table_exists(name):
+        quoted = source.replace("\\", "\\\\").replace("'", "\\'")
+        write = write.option("replaceWhere", f"source = '{quoted}'")
+    write.save(uri)
+    return frame.sparkSession.read.format("delta").load(uri).where(of_source)
+
+
+def add_run(state: State, run: AuditRun) -> None:
+    """Add a row to `audit_runs`."""
+    schema = rows.arrow_schema(AuditRun)
+    state.swap(AUDIT_RUNS, schema, lambda _: Change(added=[rows.to_arrow(AuditRun, [run])]))
+
+
+def earlier_runs(state: State, kind: str, source: str) -> list[AuditRun]:
+    """Return the audits of one kind and source, the oldest first."""
+    found = rows.from_arrow(AuditRun, state.rows(AUDIT_RUNS, rows.arrow_schema(AuditRun)))
+    return sorted((run for run in found if (run.kind, run.source) == (kind, source)), key=lambda run: run.at_ms)
