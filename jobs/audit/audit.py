@@ -17,9 +17,10 @@ from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditOptions, AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.report.write_page import checked_output, write_page
+from lastkey.jobs.spark import session
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret
-from lastkey.jobs.store.minutes import session_for
+from lastkey.jobs.store.minutes import session_for, uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.udfs.storage import normal_uri
 
@@ -67,6 +68,7 @@ def run_audit(
         report.other_problems += found.all_problems
         at = time.perf_counter()
         with workers.spark(f"audit {kind}") as spark:
+            session.check_connector(spark, uri_for_spark(state.root))
             small = session_for(spark, size)
             ask(Audit(small, state, found, records_of(small, state, found), report))
         report.seconds["ask"] = time.perf_counter() - at

@@ -21,9 +21,8 @@ from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.data_source.plan_tasks import each
-from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.spark.workers import Workers
-from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, records_version, secret_id
+from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, secret_id
 from lastkey.jobs.store.audits import records as all_records
 from lastkey.jobs.store.paths import AUDIT_RECORDS, table_folder
 from lastkey.jobs.store.tables import State
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 _TASK_BYTES: Final = 128 << 20
 _WHOLE: Final = 1 << 62  # a segment is one stretch
-_TRIES: Final = 5
 NO_PROBLEMS: Final = "[]"
 Place = tuple[str, str, int]  # source, topic, partition
 # Which records a source shows: those of a read with offsets in [start_offset, end_offset)
@@ -69,7 +67,6 @@ class Gathered:
     """Parts that the sources hold, and problems of what could not be read."""
 
     parts: list[Part] = field(default_factory=list)
-    version: int = -1  # of `audit_records` that holds all of them
     problems: dict[Place, list[Problem]] = field(default_factory=lambda: defaultdict(list))
     unlisted: list[Problem] = field(default_factory=list)  # folders whose partitions nobody knows
     n_partitions: dict[tuple[str, str], int] = field(default_factory=dict)  # by source and topic
@@ -93,22 +90,15 @@ class Asked:
 
 
 def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Workers, progress: Progress) -> Gathered:
-    """Read what is new in the sources. Raise ConflictError if other audits replace what this one needs."""
-    for _ in range(_TRIES):
-        found, new = _plan(state, sources, asked)
-        if new:
-            _read(state, found, new, asked, workers, progress)
-        for part in found.parts:
-            found.problems[part.source, part.read.topic, part.read.partition] += _problems(part.read)
-        version = records_version(state, {part.read.read_id for part in found.parts})
-        if version is not None:
-            found.version = version
-            return found
-    raise ConflictError(
-        path=f"{state.root.uri}/{table_folder(AUDIT_RECORDS)}",
-        expected="the records that this audit has read",
-        found=f"other audits replaced them {_TRIES} times",
-    )
+    """Read what is new in the sources."""
+    found, new = _plan(state, sources, asked)
+    if new:
+        _read(state, found, new, asked, workers, progress)
+    for part in found.parts:
+        told = [Problem(**problem) for problem in json.loads(part.read.problems)]
+        place = part.source, part.read.topic, part.read.partition
+        found.problems[place] += _counting(told, part.read.topic, asked)
+    return found
 
 
 def _plan(state: State, sources: Sequence[Source], asked: Asked) -> tuple[Gathered, dict[int, Stretch]]:
@@ -151,9 +141,8 @@ def _pieces(source: Source, asked: Asked, found: Gathered) -> Iterator[tuple[Pie
             split_bytes=_WHOLE,
             fail_on_data_loss=False,
             set_aside=True,
-            accept_gaps=(asked.gaps or asked.config.topic_settings(str(one.topic)).gaps) == "accept",
         )
-        for one in source.partitions
+        for _ in source.partitions
     ]
     listed = {(s.root, s.path): s for one in source.partitions for s in one.segments}
     for piece in each(source.partitions, ranges):
@@ -162,7 +151,7 @@ def _pieces(source: Source, asked: Asked, found: Gathered) -> Iterator[tuple[Pie
         elif piece.topic is None or piece.partition is None:
             found.unlisted.append(piece.problem)
         else:
-            found.problems[source.name, piece.topic, piece.partition].append(piece.problem)
+            found.problems[source.name, piece.topic, piece.partition] += _counting([piece.problem], piece.topic, asked)
 
 
 def _offsets(piece: Piece) -> tuple[int, int]:
@@ -260,8 +249,10 @@ def _replaced(state: State, reads: Collection[AuditRead]) -> set[int]:
     return out
 
 
-def _problems(read: AuditRead) -> list[Problem]:
-    return [Problem(**told) for told in json.loads(read.problems)]
+def _counting(problems: Sequence[Problem], topic: str, asked: Asked) -> list[Problem]:
+    """Return the problems that count: gaps are always looked for, because what was read may serve either way."""
+    accepts = (asked.gaps or asked.config.topic_settings(topic).gaps) == "accept"
+    return [problem for problem in problems if not (accepts and problem.kind == "gap")]
 
 
 def records_of(spark: SparkSession, state: State, found: Gathered) -> DataFrame:
@@ -278,5 +269,9 @@ def records_of(spark: SparkSession, state: State, found: Gathered) -> DataFrame:
     )
     shown = F.broadcast(spark.createDataFrame(visible))
     inside = (F.col("offset") >= F.col("start_offset")) & (F.col("offset") < F.col("end_offset"))
-    joined = all_records(spark, state, found.version).join(shown, "read_id").where(inside)
+    joined = (
+        all_records(spark, state, {part.read.file for part in found.parts if part.read.records})
+        .join(shown, "read_id")
+        .where(inside)
+    )
     return joined.drop("read_id", "start_offset", "end_offset")

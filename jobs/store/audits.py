@@ -2,7 +2,10 @@
 
 `audit_records` has a row for each record, in files that the tasks write. `audit_reads` is the switch: a row for each
 stretch of a log, whose read_id its records carry. Records that no read counts do not exist: a killed audit leaves such.
-Order: files of records, then their reads; reads that others replace, then the files that no read needs.
+Order: files of records, then their reads; reads that others replace, then the files that no read needs. Vacuum deletes
+these a week later, so an audit that is at work still finds them.
+
+delta-rs commits (`jobs.store.table`); Spark reads and writes plain Parquet files, and needs no Delta.
 """
 
 from __future__ import annotations
@@ -13,23 +16,26 @@ import os
 import secrets
 import struct
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+from pyarrow import fs as pafs
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.minutes import uri_for_spark
-from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS
+from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, table_folder
 from lastkey.jobs.store.table import FILE, Change, Version, add_action, in_files
 from lastkey.jobs.store.tables import State
 from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
 from lastkey.udfs.audit.rows import FileRead, Secret
-from lastkey.udfs.storage import exists, make_folders, make_private, read_file, write_file
+from lastkey.udfs.storage import exists, flush, flush_folder, make_folders, make_private, read_file, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,36 +139,45 @@ def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: 
     return Change(added=in_files(new), removed=touched.to_pylist())
 
 
-def records_version(state: State, read_ids: Collection[int]) -> int | None:
-    """Return a version of `audit_records` that holds all records of these reads; None if another audit has replaced
-    some of them meanwhile.
-
-    The reads stood before the version was looked up, so their files were in it; they stand after it, so none has gone.
-    """
-    version = state.head(AUDIT_RECORDS).number
-    return version if {read.read_id for read in audit_reads(state)} >= set(read_ids) else None
-
-
-def records(spark: SparkSession, state: State, version: int) -> DataFrame:
-    """Return a version of `audit_records`; -1: an empty table."""
-    if version < 0:
+def records(spark: SparkSession, state: State, files: Collection[str]) -> DataFrame:
+    """Return the rows of files of `audit_records`. A file that a vacuum has taken meanwhile raises in Spark."""
+    if not files:
         return spark.createDataFrame(RECORD_COLUMNS.empty_table())
-    return spark.read.format("delta").option("versionAsOf", version).load(uri_for_spark(state.root, AUDIT_RECORDS))
+    folder = uri_for_spark(state.root, AUDIT_RECORDS)
+    return spark.read.schema(from_arrow_schema(RECORD_COLUMNS)).parquet(*(f"{folder}/{name}" for name in sorted(files)))
 
 
 def replace_results(state: State, name: str, source: str, frame: DataFrame) -> DataFrame:
     """Put rows in place of those of the last audit of `source` in a table of results, and return them from there.
 
-    frame: its column `source` holds only this one.
+    Spark writes the files, and delta-rs commits them: Spark's own first commit takes seconds.
     """
-    uri = uri_for_spark(state.root, name)
-    of_source = F.col("source") == source
-    write = frame.write.format("delta").mode("overwrite").option("mergeSchema", "true")
-    if state.table_exists(name):
-        quoted = source.replace("\\", "\\\\").replace("'", "\\'")
-        write = write.option("replaceWhere", f"source = '{quoted}'")
-    write.save(uri)
-    return frame.sparkSession.read.format("delta").load(uri).where(of_source)
+    of_source = hashlib.sha256(source.encode()).hexdigest()[:16]
+    folder = f"{of_source}/{uuid.uuid4().hex}"
+    uri = f"{uri_for_spark(state.root, name)}/{folder}"
+    frame.write.parquet(uri, compression="zstd")
+    written = list(_written(state, name, folder))
+    schema = to_arrow_schema(frame.schema)
+
+    def plan(version: Version) -> Change:
+        old = [path for path in version.files() if path.startswith(f"{of_source}/")]
+        return Change(written=written, removed=old)
+
+    state.swap(name, schema, plan)
+    return frame.sparkSession.read.schema(frame.schema).parquet(uri)
+
+
+def _written(state: State, name: str, folder: str) -> Iterator[AddAction]:
+    """Yield the files that Spark wrote to a folder of a table, flushed."""
+    root, table = state.root, table_folder(name)
+    for info in root.filesystem.get_file_info(pafs.FileSelector(root.full(f"{table}/{folder}"))):
+        if info.base_name.endswith(".parquet"):
+            path = f"{folder}/{info.base_name}"
+            with root.filesystem.open_input_file(info.path) as file:
+                n_rows = pq.read_metadata(file).num_rows
+            flush(root, f"{table}/{path}")
+            yield add_action(path, info.size, n_rows)
+    flush_folder(root, f"{table}/{folder}")
 
 
 def add_run(state: State, run: AuditRun) -> None:

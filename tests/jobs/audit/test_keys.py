@@ -1,0 +1,183 @@
+"""`audit keys` against plain code over decoded logs; a later audit reads only what is new; nothing unread is absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from lastkey.jobs.audit import records as audit_records
+from lastkey.jobs.audit.keys import run
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.store.audits import audit_reads
+from lastkey.jobs.store.tables import open_state
+from tests.builders.archives import Lab, borders, put
+from tests.builders.logs import START_MS, write_partition
+from tests.builders.pages import needs_nothing_else
+from tests.reference.audit import keys_of, visible_records
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+GOLDEN = ("txn-zstd", "txn-hang", "two-parts", "v0-gzip", "v1-none", "lz4-append", "null-keys", "zstd-headers")
+
+
+def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
+    return run(AuditKeysOptions(source=AuditSource(archive=str(archive)), audits=str(audits), **given), Silent())
+
+
+def table_of(audits: Path, name: str = "audit_keys") -> list[dict[str, Any]]:
+    """Return the rows of a table, by the data files that delta-rs names, without sizes and source."""
+    version = open_state(str(audits)).head(name)
+    rows = [row for path in version.files() for row in pq.read_table(audits / "state" / name / path).to_pylist()]
+    for row in rows:
+        assert row.pop("source") and 0 < row.pop("last_bytes") <= row.pop("bytes")
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["key"]))
+
+
+def expected(archive: Path) -> list[dict[str, Any]]:
+    folders = sorted(folder for folder in archive.iterdir() if folder.is_dir())
+    places = {(f.name.rpartition("-")[0], int(f.name.rpartition("-")[2])): visible_records(f) for f in folders}
+    return keys_of(places)
+
+
+@pytest.fixture
+def archive(tmp_path, cases):
+    for name in GOLDEN:
+        for partition in cases[name].partitions:
+            put(cases[name].input(partition), tmp_path / "archive" / partition)
+    return tmp_path / "archive"
+
+
+def test_logs_of_real_brokers(spark, archive, tmp_path):
+    report = audit(archive, tmp_path / "audits", output=str(tmp_path / "keys.html"))
+    assert report.exit_code == 0, report.to_text()
+    rows = expected(archive)
+    assert table_of(tmp_path / "audits") == rows and len(rows) > 3000
+    assert report.summary["keys"] == len(rows) and report.summary["versions"] == sum(r["versions"] for r in rows)
+    assert report.summary["misplaced"] == sum(r["misplaced"] for r in rows) > 0
+    needs_nothing_else((tmp_path / "keys.html").read_text())
+    assert json.loads(json.dumps(report.to_json()))["findings"] == 0
+    assert 0 < report.bytes_read < sum(log.stat().st_size for log in archive.rglob("*.log"))  # txn-hang ends early
+
+
+def test_later_audits_read_what_is_new(spark, tmp_path, cases):
+    source, archive, audits = cases["txn-zstd"].input("txn-zstd-0"), tmp_path / "archive", tmp_path / "audits"
+    n = len(list(source.glob("*.log")))
+    read = 0
+    for segments, batches in ((1, 3), (1, 9), (3, 2), (n, 0)):
+        put(source, archive / "txn-zstd-0", segments=segments, batches=batches)
+        report = audit(archive, audits)
+        assert report.exit_code == 0, report.to_text()
+        assert table_of(audits) == expected(archive), (segments, batches)
+        assert report.bytes_read > 0
+        read += report.bytes_read
+    size = sum(log.stat().st_size for log in archive.rglob("*.log"))
+    assert read - size < 3 * 16384  # where reading ended in an open transaction, it goes on behind the last data
+    again = audit(archive, audits)
+    assert (again.bytes_read, again.stretches_read, again.exit_code) == (0, 0, 0)
+
+    first = min((archive / "txn-zstd-0").glob("*.log"))
+    for path in (archive / "txn-zstd-0").glob(f"{first.stem}.*"):
+        path.unlink()
+    (archive / "log-start-offset-checkpoint").write_text(
+        f"0\n1\ntxn-zstd 0 {int(sorted((archive / 'txn-zstd-0').glob('*.log'))[0].stem)}\n"
+    )
+    assert audit(archive, audits).exit_code == 0
+    assert table_of(audits) == expected(archive)
+
+
+def test_a_log_that_only_looks_grown_is_read_whole(spark, tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "a=1 b=1 | c=1")
+    assert audit(archive, audits).exit_code == 0
+    shutil.rmtree(archive / "t-0")  # the topic was recreated
+    write_partition(archive / "t-0", "x=1 y=1 | z=1 | w=1 | v=2")
+    assert audit(archive, audits).exit_code == 0
+    assert table_of(audits) == expected(archive)
+    assert {row["key"] for row in table_of(audits)} == {b"x", b"y", b"z", b"w", b"v"}
+    assert len(audit_reads(open_state(str(audits)))) == 1
+
+
+def test_what_cannot_be_read_is_named_every_time(spark, tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    log = write_partition(archive / "t-0", "a=1 b=1 | c=1 | d=1 || e=1").logs[0]
+    data = bytearray(log.read_bytes())
+    whole = bytes(data)
+    data[borders(bytes(data))[1] - 1] ^= 1
+    log.write_bytes(data)
+    for read in (True, False):
+        report = audit(archive, audits)
+        assert report.exit_code == 3 and (report.bytes_read > 0) == read
+        (problem,) = report.problems
+        assert problem.path.endswith(log.name) and problem.position == borders(whole)[0]
+        assert [row["key"] for row in table_of(audits)] == [b"a", b"b", b"d", b"e"]
+    log.write_bytes(whole)  # from a backup: of the same size, with another time
+    report = audit(archive, audits)
+    assert report.exit_code == 0 and len(table_of(audits)) == 5
+
+
+def test_a_missing_segment_is_a_problem(spark, tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    logs = write_partition(archive / "t-0", "a=1 || b=1 || c=1").logs
+    logs[1].unlink()
+    report = audit(archive, audits)
+    assert report.exit_code == 3 and [problem.kind for problem in report.problems] == ["gap"]
+    assert audit(archive, audits, gaps="accept").exit_code == 0
+
+
+def test_hidden_keys_are_in_no_file(spark, tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "secret-key-1=1 secret-key-2=1 secret-key-1=2")
+    write_partition(archive / "t-1", "secret-key-1=3")
+    report = audit(archive, audits, hide_keys=True, output=str(tmp_path / "page.html"))
+    assert report.exit_code == 0 and report.summary["versions"] == 4
+    hidden = table_of(audits)
+    files = [path for path in audits.rglob("*") if path.is_file()]
+    assert not any(b"secret-key" in path.read_bytes() for path in [*files, tmp_path / "page.html"])
+    assert "secret-key" not in report.to_text() + json.dumps(report.to_json())
+    assert audit(archive, audits).exit_code == 0
+    shown = table_of(audits)
+    assert sorted(row["versions"] for row in hidden) == sorted(row["versions"] for row in shown) == [1, 1, 2]
+    names = ("partition", "last_offset", "misplaced", "partitions")
+    figures = [{tuple(row[name] for name in names) for row in rows} for rows in (hidden, shown)]
+    assert figures[0] == figures[1]
+    assert audits.joinpath("state", "audit.key").stat().st_mode & 0o777 == 0o600
+    audits.joinpath("state", "audit.key").unlink()
+    assert audit(archive, audits).bytes_read > 0  # what another secret hashed is of no use
+
+
+def test_generations_share_what_was_read(spark, tmp_path):
+    lab = Lab(None, tmp_path, {"topics": {"t": {"cleanup.policy": "compact"}}, "job": {"engine": "threads"}})
+    write_partition(lab.archive / "t-0", "a=1 b=1 a=2 || c=1 b=2 || d=1")
+    assert lab.run(START_MS).exit_code == 0
+    stored = AuditKeysOptions(source=AuditSource(store=str(lab.store)))
+    report = run(stored, Silent())
+    assert report.exit_code == 0 and report.summary["versions"] == 4
+    assert report.audits == str(lab.store)
+    before = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(lab.archive.rglob("*.log")))).hexdigest()
+    both = run(AuditKeysOptions(source=AuditSource(archive=str(lab.archive)), audits=str(lab.store)), Silent())
+    assert both.summary["versions"] == 6
+    active = sorted((lab.archive / "t-0").glob("*.log"))[-1]
+    assert both.bytes_read == sum(p.stat().st_size for p in lab.archive.rglob("*.log") if p != active)
+    assert before == hashlib.sha256(b"".join(p.read_bytes() for p in sorted(lab.archive.rglob("*.log")))).hexdigest()
+    with pytest.raises(UsageError, match="--audits"):
+        audit(lab.archive, lab.archive / "t-0")
+
+
+def test_a_killed_audit_leaves_records_that_nobody_counts(spark, tmp_path, monkeypatch):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "a=1 b=1 a=2")
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_records, "commit_reads", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            audit(archive, audits)
+    assert list((audits / "state" / "audit_records").glob("*.parquet"))
+    assert audit(archive, audits).summary["versions"] == 3
