@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lastkey.jobs.command.options import AuditKeysOptions, audit_source
+from lastkey.jobs.command.options import AuditCompactionOptions, AuditKeysOptions, audit_source
 from lastkey.jobs.command.parse import parse_counts
 from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options
 
@@ -39,5 +39,14 @@ def audit_group(run: Callable[..., None]) -> click.Group:
     ) -> None:
         """Show what ARCHIVE, or a generation of STORE, holds of each key."""
         run("audit keys", AuditKeysOptions, source=audit_source(archive, store, generation, archive_moved), **given)
+
+    @audit.command()
+    @click.option("--store", metavar="STORE", required=True, help="The store whose generations are audited.")
+    @click.option("--generation", type=click.IntRange(min=1), help="Audit this one.  [default: the current one]")
+    @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
+    @audit_options
+    def compaction(**given: Any) -> None:
+        """Compare generations of STORE with the ones before and with the archive, key by key."""
+        run("audit compaction", AuditCompactionOptions, **given)
 
     return audit

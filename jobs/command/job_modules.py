@@ -21,6 +21,7 @@ JOBS = {
     "rebuild-state": "lastkey.jobs.rebuild_state",
     "vacuum": "lastkey.jobs.vacuum",
     "report": "lastkey.jobs.report.job",
+    "audit compaction": "lastkey.jobs.audit.compaction",
     "audit keys": "lastkey.jobs.audit.keys",
     "pack": "lastkey.jobs.pack",
 }

@@ -226,6 +226,15 @@ class AuditKeysOptions(AuditOptions):
     n_partitions: tuple[tuple[str, int], ...] = ()  # of topics whose last partitions are not there
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditCompactionOptions(AuditOptions):
+    """Options of `audit compaction --store STORE`."""
+
+    store: str
+    generation: int | None = None  # None: the current one
+    archive: str | None = None  # where it is now; None: where it was
+
+
 def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:
     """Return what is audited. UsageError unless exactly one of archive and store is given."""
     if (archive is None) == (store is None):
