@@ -7,7 +7,7 @@ from typing import Final
 from lastkey.jobs.audit.report import AuditReport, Bars
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, moment
 from lastkey.jobs.report import plots
-from lastkey.jobs.report.page import rendered, shown
+from lastkey.jobs.report.page import fragment_of, rendered, shown
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
 
 _LISTED: Final = 200  # problems and notes
@@ -30,6 +30,17 @@ def page_of(report: AuditReport, at_ms: int) -> str:
         plots=[shown(plot_of(bars)) for bars in report.bars if bars.labels],
         tables=report.tables,
         notes=report.notes[:_LISTED],
+    )
+
+
+def fragment(report: AuditReport) -> str:
+    """Return the report for a notebook."""
+    return fragment_of(
+        title=f"audit {report.kind}: {', '.join(report.sources)}",
+        cards=report.cards,
+        problems=[str(problem) for problem in report.problems[:_LISTED]],
+        tables=[table for table in report.tables if table.rows],
+        plots=[plot_of(bars) for bars in report.bars if bars.labels],
     )
 
 

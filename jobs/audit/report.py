@@ -61,6 +61,11 @@ class AuditReport(JobReport):
             engine=self.work_json(),
         )
 
+    def _repr_html_(self) -> str:
+        from lastkey.jobs.audit.page import fragment  # noqa: PLC0415 - the plot library takes a second to load
+
+        return fragment(self)
+
     def to_text(self) -> str:
         """Return the report for people."""
         out = [f"audit {self.kind}: {', '.join(self.sources)}", ""]

@@ -393,6 +393,8 @@ def _run(
     """Run a job that only the command line has."""
     wanted = parse_topics(topics, exclude, topics_from)
     options = kind(config=load_config(config), topics=wanted, **given)
+    if start_ahead is not None:
+        start_ahead(job, vars(options))
     _show(
         lambda progress, _: imported(job).run(options, progress),
         as_json=as_json,
