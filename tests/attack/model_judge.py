@@ -268,9 +268,7 @@ def _missing(made: Generation, log: Log, given: dict[int, Row], told: Told) -> I
 
 
 def _come_back(made: Generation, log: Log) -> Iterator[str]:
-    """Yield each record that a later tombstone of its key deleted, and that would be read again because the tombstone is
-    gone.
-    """
+    """Yield each record that a later tombstone of its key deleted, and that is read again without that tombstone."""
     if log.odd or log.lost or log.cleaned or any(one.strategy != "offset" for one in made.chain()):
         return  # the tombstone was lost with its segment, perhaps, or another order holds
     last: dict[bytes, Record] = {}

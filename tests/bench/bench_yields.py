@@ -118,7 +118,9 @@ def nights(root: Path, draw: str, keys: int, value_bytes: int, n: int, settings:
     return moved / last[0], float(np.mean(space[: last[1]]))
 
 
-def timed(log: Log, store: Path, night: int, engine: str, lines: Sequence[str], *options: str) -> tuple[float, dict[str, Any]]:
+def timed(
+    log: Log, store: Path, night: int, engine: str, lines: Sequence[str], *options: str
+) -> tuple[float, dict[str, Any]]:
     """Compact once by the command line. Returns seconds from its start to its end, and the partition's result."""
     settings = log.archive.parent / "cleaner.toml"
     settings.write_text("\n".join(["[defaults]", '"cleanup.policy" = "compact"', *lines]))
@@ -178,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nights", type=int, default=60)
     parser.add_argument("--value-bytes", type=int, default=80)
     parser.add_argument("--draws", nargs="+", choices=DRAWS, default=["skewed", "uniform"])
-    parser.add_argument("--prices", nargs="+", type=float, default=[10.0, 1.0, 0.5], help="with --seconds: the last one")
+    parser.add_argument(
+        "--prices", nargs="+", type=float, default=[10.0, 1.0, 0.5], help="with --seconds: the last one"
+    )
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.2])
     parser.add_argument("--seconds", action="store_true")
     parser.add_argument("--engines", nargs="+", default=["threads", "spark"])
