@@ -96,6 +96,13 @@ def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split:
     assert choose([plan(4 * GIB, split, dry_run=True)], workers(2)).several == ()
 
 
+def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
+    whole, rest = plan(4 * GIB), SegmentInput(ListedSegment("/none", "t-0/9.log", 9, 7, 0))
+    grown = replace(whole, segments=(*whole.segments, rest), checkpoint=9)
+    assert grown.least_bytes == grown.log_bytes == 4 * GIB + 7
+    assert replace(grown, partial=True).least_bytes == 7
+
+
 def test_a_budget_goes_where_it_gains_most_and_to_whole_runs_that_it_suffices_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
