@@ -5,11 +5,13 @@ the end leaves what one full run leaves.
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lastkey.udfs.segments import cleaned_until
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS
 from tests.builders.nights import COLD, DAY, KEY, Nights, keep_by_yield, last_records
@@ -183,6 +185,18 @@ def test_a_rollback_takes_its_keys_along(tmp_path: Path) -> None:
     nights.checked()
     nights.run()
     nights.checked()
+    nights.job("verify")
+
+
+def test_a_restored_generation_may_take_the_archives_place(tmp_path: Path) -> None:
+    """Its cleaner checkpoint lies below what the last run has cleaned."""
+    nights = _five_nights(tmp_path)
+    nights.grow("h1=5 h1=6")
+    nights.run()
+    assert cleaned_until(nights.rows(), 2**63) < nights.rows()[-1].base_offset
+    nights.job("restore", "--output", str(tmp_path / "restored"))
+    shutil.rmtree(tmp_path / "archive")
+    (tmp_path / "restored").rename(tmp_path / "archive")
     nights.job("verify")
 
 
