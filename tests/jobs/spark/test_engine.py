@@ -211,11 +211,12 @@ JOBS = {
 WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup", "lookup --sizing")
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("job", "asked"),
     [(job, "threads" if job in WITH_ENGINE else "") for job in JOBS if job != "lookup --at"]
-    + [(job, "spark") for job in (*WITH_ENGINE, "lookup --at")],
+    + [
+        pytest.param(job, "spark", marks=[pytest.mark.spark, pytest.mark.slow]) for job in (*WITH_ENGINE, "lookup --at")
+    ],
 )
 def test_no_option_of_spark_s_is_ignored_in_silence(
     job: str, asked: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
