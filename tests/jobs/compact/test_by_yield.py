@@ -195,15 +195,15 @@ def test_a_rollback_takes_its_keys_along(five_nights: Nights) -> None:
     five_nights.job("verify")
 
 
-def test_a_restored_generation_may_take_the_archives_place(tmp_path: Path) -> None:
+def test_a_restored_generation_may_take_the_archives_place(five_nights: Nights) -> None:
     """Its cleaner checkpoint lies below what the last run has cleaned."""
-    nights = _five_nights(tmp_path)
+    nights, root = five_nights, five_nights.root
     nights.grow("h1=5 h1=6")
     nights.run()
     assert cleaned_until(nights.rows(), 2**63) < nights.rows()[-1].base_offset
-    nights.job("restore", "--output", str(tmp_path / "restored"))
-    shutil.rmtree(tmp_path / "archive")
-    (tmp_path / "restored").rename(tmp_path / "archive")
+    nights.job("restore", "--output", str(root / "restored"))
+    shutil.rmtree(root / "archive")
+    (root / "restored").rename(root / "archive")
     nights.job("verify")
 
 
