@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, size, table
 from lastkey.jobs.errors import DONE, PROBLEMS
-from lastkey.jobs.report.parts import Card, Table
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars of a report, one for each label: each series is (name, values)."""
-
-    name: str
-    title: str
-    says: str
-    labels: Sequence[str]
-    series: Sequence[tuple[str, Sequence[float]]]
-    unit: str = "count"  # count, bytes or ms
+from lastkey.jobs.report.parts import Bars, Card, Table
 
 
 @dataclass(kw_only=True)
