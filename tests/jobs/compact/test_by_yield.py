@@ -65,7 +65,7 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     assert kept.keys() <= expected.keys()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
     rng, nights = random.Random(seed), Nights(tmp_path)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
@@ -166,7 +166,9 @@ def five_nights(kept: Kept) -> Nights:
 
 
 @pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
-@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty", "another"])
+@pytest.mark.parametrize(
+    "damage", ["gone", "flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut", "empty", "another"))]
+)
 def test_lost_and_damaged_files_cost_time_only(five_nights: Nights, pattern: str, damage: str) -> None:
     found = five_nights.beside(pattern)
     assert found
