@@ -11,6 +11,7 @@ from lastkey.jobs.report.parts import Bars, Shown
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
 
 _LISTED: Final = 200  # problems and notes
+_BARS: Final = 12
 _COLOURS: Final = (LIVE, DEAD, OTHER)
 _SHOWN: Final = {"count": plots.number, "bytes": plots.bytes_of, "ms": plots.number}
 
@@ -46,7 +47,7 @@ def fragment(report: Shown) -> str:
 
 def plot_of(bars: Bars) -> Plot:
     """Draw bars."""
-    series = [(name, colour, values) for (name, values), colour in zip(bars.series, _COLOURS, strict=False)]
+    series = [(name, colour, values[:_BARS]) for (name, values), colour in zip(bars.series, _COLOURS, strict=False)]
     return plots.horizontal_bars(
-        bars.name, bars.title, bars.labels, series, _SHOWN[bars.unit], says=bars.says, label="", stacked=False
+        bars.name, bars.title, bars.labels[:_BARS], series, _SHOWN[bars.unit], says=bars.says, label="", stacked=False
     )
