@@ -297,5 +297,8 @@ def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     assert threads.returncode == 0, threads.stderr
     assert re.search(r"^engine: \d+ threads?, no Spark$", threads.stdout, re.MULTILINE)
     assert "note: --driver-memory: no effect, because no Spark was needed" in threads.stdout
-    files = [{path.name: path.read_bytes() for path in at.rglob("*.log")} for at in (store, tmp_path / "other")]
+    files = [
+        {(path.parts[-3], path.name): path.read_bytes() for path in at.rglob("*.log")}
+        for at in (store, tmp_path / "other")
+    ]
     assert files[0] == files[1]
