@@ -93,7 +93,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
-    "udfs.audit": {"logformat.jit"} | _LOGS | _TASK | {"udfs.data_source", "udfs.decode"},  # never compact, as verify
+    "udfs.audit": {"logformat.jit"} | _LOGS | _TASK | {"udfs.data_source", "udfs.decode", "udfs.yields"},  # as verify
     "udfs.report": _LOGS | _TASK | {"udfs.compact"},
     "jobs": set(),
     "jobs.installation": set(),
