@@ -138,7 +138,7 @@ THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
-             "matplotlib", "jinja2", "markupsafe", "pandas"},
+             "matplotlib", "jinja2", "markupsafe", "pandas", "cryptography"},
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
@@ -148,6 +148,7 @@ ONLY_IN = {
     "tqdm": "jobs.command.progress",
     "fastavro": "udfs.decode.avro",
     "matplotlib": "jobs.report.plots",
+    "cryptography": "jobs.audit.signing",
     "jinja2": "jobs.report.page",
     "pandas": "jobs.notebook",
 }

@@ -28,6 +28,7 @@ _HAS_WORK: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
     "reindex": lambda _: True,
     "audit keys": lambda _: True,
     "audit compaction": lambda _: True,
+    "audit erasure": lambda _: True,
 }
 
 
