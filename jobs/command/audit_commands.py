@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import click
 
+from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
     KEY_FORMATS,
@@ -17,8 +18,12 @@ from lastkey.jobs.command.options import (
     audit_source,
     check_erasure,
 )
-from lastkey.jobs.command.parse import parse_counts
+from lastkey.jobs.command.parse import parse_counts, parse_topics
+from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options, talking
+from lastkey.jobs.errors import UsageError
+
+OF_PRINTING: Final = ("as_json", "progress", "quiet", "verbose", "show_all")  # what the command line alone needs
 
 
 def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Group:
@@ -91,3 +96,25 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
         show(lambda progress, _: imported("audit check-proof").run(options, progress), **given)
 
     return audit
+
+
+def audit_call(words: Sequence[str], config: Config) -> Callable[[Progress], Any]:
+    """Return the call that a command line of `audit` means, for a program. Raise UsageError if it means none."""
+    calls: list[Callable[[Progress], Any]] = []
+
+    def run(job: str, kind: type[Any], **given: Any) -> None:
+        wanted = parse_topics(given.pop("topics"), given.pop("exclude"), given.pop("topics_from"))
+        told = {name: value for name, value in given.items() if name not in (*OF_PRINTING, "config")}
+        made = kind(config=config, topics=wanted, **told)
+        calls.append(lambda progress: imported(job).run(made, progress))
+
+    def show(function: Callable[[Progress, dict[str, Any]], Any], **_: Any) -> None:
+        calls.append(lambda progress: function(progress, {}))
+
+    try:
+        audit_group(run, show).main(list(words), prog_name="audit", standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(message=error.format_message()) from error
+    if not calls:
+        raise UsageError(message="audit: expected a kind and its options, found a call for help")
+    return calls[0]
