@@ -111,7 +111,7 @@ class World:
         rng = self.rng("world")
         self.snapshots, self.nulls = rng.random() < 0.5, rng.random() < 0.2
         self.strategies = ("offset",) if rng.random() < 0.8 else ("offset", "timestamp", "header")
-        self.by_yield = rng.random() < 0.6
+        self.by_yield = rng.random() < 0.4
         self.logs: dict[str, Log] = {}
         self.current: dict[str, Generation] = {}
         self.archive.mkdir(parents=True)
@@ -728,7 +728,7 @@ _STEPS: Final = {  # step -> weight
     "find": 2, "high_watermark": 3, "side_files": 2, "damage": 2, "wait": 2, "compact": 22, "rollback": 3, "vacuum": 3,
     "rebuild_state": 2, "reindex": 2, "go_on": 2, "move": 1, "read": 2,
 }  # fmt: skip
-_NIGHTS: Final = {"night": 60, "append": 10, "transact": 5, "end": 15, "damage": 5, "compact": 5, "vacuum": 5}
+_NIGHTS: Final = {"night": 40, "append": 10, "transact": 5, "end": 15, "damage": 5, "compact": 5, "vacuum": 5}
 _RETENTION_MS: Final = {"compact": (-1,), "compact,delete": (-1, HOUR_MS, DAY_MS), "delete": (HOUR_MS, DAY_MS)}
 _FIRST: Final = {"append": 4, "transact": 1, "end": 1, "roll": 2}  # weights of the first four steps
 

@@ -32,7 +32,7 @@ def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_by_yield(monkeypatch)
 
 
-FEW = 14  # sequences: each kind of step is among them
+FEW = 9  # sequences: each kind of step is among them
 MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
