@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.compact.window import settle_by_window
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
@@ -87,6 +86,8 @@ def rewrite_by_blocks(
         shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores, slot_of(plan))
         settled = _run(workers, plan, "settle", settle_one, shares)
     else:
+        from lastkey.jobs.compact.window import settle_by_window  # noqa: PLC0415 - threads need no pyspark
+
         settled = [settle_by_window(spark, plan, walked, n_buckets)]
 
     def rewrite(split: Split) -> RewrittenSplit:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lastkey.jobs.command.progress import Counted, Silent
 from lastkey.jobs.compact.choose import KEYS
 from lastkey.jobs.compact.splits import compact_in_splits
-from lastkey.jobs.spark.tasks import folder_of_this_attempt
+from lastkey.jobs.spark.attempts import folder_of_this_attempt
 from lastkey.jobs.spark.workers import InTurn
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.compact.blocks import rewrite_by_blocks
-from lastkey.jobs.spark.tasks import carried_problem, is_sparks
+from lastkey.jobs.spark.attempts import carried_problem, is_sparks
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally

@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.spark.tasks import RESULT, StoppedTask, result_batch
+from lastkey.jobs.spark.attempts import StoppedTask
+from lastkey.jobs.spark.tasks import RESULT, result_batch
 from lastkey.logformat.errors import stopped
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.plan import PartitionPlan

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyspark import SparkContext
 
-from lastkey.jobs.spark.tasks import is_sparks
+from lastkey.jobs.spark.attempts import is_sparks
 
 NAMES: Final = ("bytes_read", "bytes_written", "records_kept")
 _REGISTERING: Final = threading.Lock()

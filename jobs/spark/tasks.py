@@ -7,19 +7,15 @@ RDDs: there rows of a DataFrame do. The functions that the tasks run are those o
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import os
 import pickle
-import re
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -34,8 +30,6 @@ from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.spark.own_jobs import tagged
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
-from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import exists, open_root
 
 if TYPE_CHECKING:
     from lastkey.jobs.spark.running import Spark
@@ -45,7 +39,6 @@ R = TypeVar("R")
 
 _LOG = logging.getLogger("lastkey")
 RESULT = "result binary"
-_CARRIED = "lastkey-problem "
 _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
@@ -249,32 +242,3 @@ def _reading(board: str | None, item: int) -> Iterator[None]:
 def result_batch(value: object) -> pa.RecordBatch:
     """Return a row that carries one value."""
     return pa.record_batch([pa.array([pickle.dumps(value)], pa.binary())], schema=_RESULT_ARROW)
-
-
-class StoppedTask(Exception):
-    """Carrier of a problem out of a task whose rows are no results: Spark passes on only the text of an error."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(f"{_CARRIED}{base64.b64encode(json.dumps(asdict(problem)).encode()).decode()}.")
-
-
-def is_sparks(error: Exception) -> bool:
-    """Return whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
-    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j", "grpc"})
-
-
-def carried_problem(error: BaseException) -> Problem | None:
-    """Return the problem that a task's error carries; None if Spark itself failed, or the machine."""
-    found = re.search(f"{_CARRIED}([A-Za-z0-9+/=]+)\\.", str(error))
-    return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
-
-
-def folder_of_this_attempt(root: str, folder: str) -> str:
-    """Return the folder below `root` that a task writes to. A retry gets one of its own: the first attempt may still
-    be writing.
-    """
-    context: Any = TaskContext.get()
-    if context is None or not (context.attemptNumber() or exists(open_root(root), folder)):
-        return folder
-    return f"{folder}.{context.taskAttemptId()}"

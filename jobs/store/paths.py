@@ -35,8 +35,8 @@ MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests
 COMMITTED: Final = "committed"  # beside it, written after the commit
 
 # The run id may have two suffixes: the attempt, which is part of the run id in a committed folder
-# (jobs.spark.tasks.folder_of_this_attempt, jobs.compact.waves), and one for the folder in which a generation's segments
-# and key files wait (udfs.compact.split.key_files)
+# (jobs.spark.attempts.folder_of_this_attempt, jobs.compact.waves), and one for the folder in which a generation's
+# segments and key files wait (udfs.compact.split.key_files)
 _RUN_FOLDER: Final = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19}){0,2})")
 
 

@@ -231,7 +231,7 @@ def test_a_key_file_that_the_window_reads_otherwise_is_a_problem(spark, cases, n
             path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
         return settle_by_window(spark, plan, walked, n_buckets)
 
-    monkeypatch.setattr("lastkey.jobs.compact.blocks.settle_by_window", damaged)
+    monkeypatch.setattr("lastkey.jobs.compact.window.settle_by_window", damaged)
     whole, bad = lab.run(now_ms).results
     assert (whole.status, bad.status, bad.problem.kind) == ("cleaned", "set_aside", "readback")
     assert {name.partition("/")[0] for name in folders(lab)} == {"t-0"}

@@ -19,8 +19,8 @@ import lastkey
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import JobReport
+from lastkey.jobs.spark.attempts import StoppedTask, carried_problem, is_sparks
 from lastkey.jobs.spark.engine import workers
-from lastkey.jobs.spark.tasks import StoppedTask, carried_problem, is_sparks
 from lastkey.udfs.problem import Problem
 
 
