@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lastkey.jobs.command.options import AuditKeysOptions, audit_source
+from lastkey.jobs.command.options import AuditDeliveryOptions, AuditKeysOptions, audit_source
 from lastkey.jobs.command.parse import parse_counts
 from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options
 
@@ -39,5 +39,36 @@ def audit_group(run: Callable[..., None]) -> click.Group:
     ) -> None:
         """Show what ARCHIVE, or a generation of STORE, holds of each key."""
         run("audit keys", AuditKeysOptions, source=audit_source(archive, store, generation, archive_moved), **given)
+
+    @audit.command()
+    @audited_options
+    @click.option("--group", "groups", metavar="GROUP", multiple=True, help="Only this group. Repeatable.")
+    @click.option(
+        "--offsets-archive", metavar="URI", help="Where __consumer_offsets lies.  [default: in ARCHIVE or STORE]"
+    )
+    @click.option(
+        "--deliveries", metavar="TABLE", help="A table of deliveries by key instead: .parquet, .csv, or Delta."
+    )
+    @click.option(
+        "--keys-as",
+        type=click.Choice(["text", "hex", "base64"]),
+        default="text",
+        show_default=True,
+        help="With --deliveries: how strings show keys.",
+    )
+    @click.option(
+        "--max-age",
+        "max_age_ms",
+        type=click.IntRange(min=0),
+        metavar="MS",
+        help="Exit code 3 if an update waits longer than this.",
+    )
+    @audit_options
+    def delivery(
+        archive: str | None, store: str | None, generation: int | None, archive_moved: str | None, **given: Any
+    ) -> None:
+        """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag."""
+        source = audit_source(archive, store, generation, archive_moved)
+        run("audit delivery", AuditDeliveryOptions, source=source, **given)
 
     return audit

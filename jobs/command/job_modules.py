@@ -22,6 +22,7 @@ JOBS = {
     "vacuum": "lastkey.jobs.vacuum",
     "report": "lastkey.jobs.report.job",
     "audit keys": "lastkey.jobs.audit.keys",
+    "audit delivery": "lastkey.jobs.audit.delivery",
     "pack": "lastkey.jobs.pack",
 }
 

@@ -226,6 +226,18 @@ class AuditKeysOptions(AuditOptions):
     n_partitions: tuple[tuple[str, int], ...] = ()  # of topics whose last partitions are not there
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditDeliveryOptions(AuditOptions):
+    """Options of `audit delivery (ARCHIVE | --store STORE)`."""
+
+    source: AuditSource
+    groups: tuple[str, ...] = ()  # (): all
+    offsets_archive: str | None = None  # where __consumer_offsets lies, if not in the source
+    deliveries: str | None = None  # a table of deliveries by key instead
+    keys_as: str = "text"  # how strings show keys there: text, hex, base64
+    max_age_ms: int | None = None  # a key that waits longer is a finding
+
+
 def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:
     """Return what is audited. UsageError unless exactly one of archive and store is given."""
     if (archive is None) == (store is None):

@@ -23,7 +23,8 @@ AUDIT_READS: Final = "audit_reads"
 AUDIT_RECORDS: Final = "audit_records"
 AUDIT_RUNS: Final = "audit_runs"
 AUDIT_KEYS: Final = "audit_keys"
-AUDIT_TABLES: Final = (AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, AUDIT_KEYS)
+AUDIT_DELIVERIES: Final = "audit_deliveries"
+AUDIT_TABLES: Final = (AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, AUDIT_KEYS, AUDIT_DELIVERIES)
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements

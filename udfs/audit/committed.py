@@ -2,7 +2,7 @@
 groups, __share_group_state.
 
     reads = [read_commits(partition) for partition in partitions]   # a task each
-    found = gather(reads, topic_ids)
+    found = gather(reads)
     found.rows, found.problems, found.notes
 
 `rows` has one row for each (group, topic, partition) with a committed offset at the end of the log. A group lives in
@@ -99,14 +99,14 @@ def read_commits(partition: SourcePartition) -> CommitsRead:
     )
 
 
-def gather(reads: Sequence[CommitsRead], topic_ids: Mapping[str, str] | None = None) -> Committed:
-    """Return what all partitions say together. topic_ids: id -> name, of the topics whose folders say their id."""
+def gather(reads: Sequence[CommitsRead]) -> Committed:
+    """Return what all partitions say together."""
     by_topic = {topic: {read.partition: read for read in reads if read.topic == topic} for topic in TOPICS}
     count = {topic: _count(topic, there) for topic, there in by_topic.items()}
     unread = {topic: _unread(topic, there, count[topic]) for topic, there in by_topic.items()}
     types = {group: kind for read in reads for group, kind in read.group_types.items()}
     shared = [one for read in reads for one in read.shared]
-    names = {**(topic_ids or {}), **{one.topic_id: one.topic for one in shared}}
+    names = {one.topic_id: one.topic for one in shared}
     found, strays = _found(by_topic, count)
     _add_unread_shares(found, shared, count[SHARE_STATE], unread[SHARE_STATE])
     rows = [_row(commit, where, types, names, unread) for commit, where in found.values()]

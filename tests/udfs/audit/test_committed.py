@@ -37,8 +37,8 @@ from tests.reference.committed import GroupCoordinator, SharePartition
 ID = bytes(range(16))
 
 
-def read(root: Path, **options: Any) -> Committed:
-    return gather([read_commits(partition) for partition in find_partitions([str(root)], Selection())], **options)
+def read(root: Path) -> Committed:
+    return gather([read_commits(partition) for partition in find_partitions([str(root)], Selection())])
 
 
 def offsets(found: Committed) -> dict[tuple[str, str, int], Any]:
