@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lastkey.jobs.audit.lags import POSITIONS
-from lastkey.jobs.audit.sources import Source, archive_source, store_source
+from lastkey.jobs.audit.sources import KAFKAS_OWN, Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditSource
-from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
+from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.tasks import run_tasks
 from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_OWN = TopicFilter(TOPICS)
+_KAFKAS_OWN = TopicFilter((KAFKAS_OWN,))
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
     has them.
     """
     place = elsewhere or source.archive or source.store
+    missing = MissingPathError(
+        path=place, expected=f"{CONSUMER_OFFSETS}, or --offsets-archive or --deliveries", found="no such topic"
+    )
     try:
         if elsewhere is not None or source.store is None:
-            found = archive_source(elsewhere or source.archive or "", _OWN)
+            found = archive_source(elsewhere or source.archive or "", _KAFKAS_OWN)
         else:
-            found = store_source(source.store, _OWN, source.generation, source.archive)
-    except (UnknownNameError, UsageError) as error:
-        raise MissingPathError(
-            path=place, expected=f"{TOPICS[0]}, or --offsets-archive or --deliveries", found="no such topic"
-        ) from error
+            found = store_source(source.store, _KAFKAS_OWN, source.generation, source.archive)
+    except UnknownNameError as error:
+        raise missing from error
+    if not any(one.topic == CONSUMER_OFFSETS for one in found.partitions):
+        raise missing
     return found
 
 

@@ -8,7 +8,7 @@ none from `tail` on. A table of deliveries says so for each key by itself.
 |---|---|
 | delivered_offset | largest offset that was delivered; null: none that is left |
 | lag_versions | versions behind it |
-| lag_offsets, lag_ms | from there to the last update; if there is none, from the oldest version that is left |
+| lag_offsets, lag_ms | from there to the last update; if no such version is left, from the oldest one that is |
 | age_ms | from the oldest version that lag_versions counts to the newest timestamp of the partition |
 | verdict | delivered, undelivered (the last update was not), or unknown |
 
@@ -111,6 +111,7 @@ def _by_key(marked: DataFrame, *more: Column) -> DataFrame:
         F.count(F.lit(1)).alias("versions"),
         F.min("offset").alias("first_offset"),
         F.min_by(_time(), "offset").alias("first_ms"),
+        F.count(done).alias("n_delivered"),
         F.max(done).alias("delivered_offset"),
         F.max_by(_time(), done).alias("delivered_timestamp_ms"),
         F.count(behind).alias("lag_versions"),
@@ -137,7 +138,7 @@ def with_lags(of_keys: DataFrame, places: DataFrame, source: str) -> DataFrame:
     """
     lags = F.col("lag_versions") > 0
     since = F.coalesce("delivered_offset", F.col("first_offset") - 1)
-    since_ms = F.when(F.col("delivered_offset").isNull(), F.col("first_ms")).otherwise(F.col("delivered_timestamp_ms"))
+    since_ms = F.when(F.col("n_delivered") == 0, F.col("first_ms")).otherwise(F.col("delivered_timestamp_ms"))
     # a later version may be lost; only where all offsets from a start on are undelivered it is undelivered as well
     sure = F.col("whole") | (lags & (F.col("group_type") != "share"))
     return (
