@@ -57,6 +57,7 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
 
 def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audit) -> None:
     (name,) = audit.report.sources
+    audit.report.details["unknown_groups"] = {}
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
     if coordinators is None:
         of_keys, places = _from_table(options, audit)
@@ -192,12 +193,13 @@ def _fill(
             (1, 2),
         ),
     ]  # fmt: skip
+    labels = [f"{_name(row['group'])} {row['topic']}-{row['partition']} {row['key']}" for row in latest]
     report.bars = [
         Bars(
             "waits",
             "Keys that have waited longest",
             "time from the oldest version that was not delivered to the newest record of the partition",
-            [f"{row['group']} {row['topic']}-{row['partition']} {row['key']}" for row in latest],
+            labels,
             [("waits", [row["age_ms"] or 0 for row in latest])],
             "ms",
         ),
@@ -205,7 +207,7 @@ def _fill(
             "versions",
             "Versions that wait, of the same keys",
             "versions of the key behind its delivered one",
-            [f"{row['group']} {row['topic']}-{row['partition']} {row['key']}" for row in latest],
+            labels,
             [("versions", [row["lag_versions"] for row in latest])],
         ),
     ]
@@ -235,7 +237,7 @@ def _spread(row: Mapping[str, Any], lag: str, show: Any) -> list[str]:
 
 def _group_row(row: Mapping[str, Any]) -> list[str]:
     return [
-        row["group"], row["group_type"], row["topic"],
+        _name(row["group"]), row["group_type"], row["topic"],
         *(count(row[name]) for name in ("keys", "undelivered", "unknown")),
         *_spread(row, "lag_versions", count),
         *_spread(row, "age_ms", duration),
@@ -249,10 +251,15 @@ def _trend_row(row: Mapping[str, Any]) -> list[str]:
 
 def _key_row(row: Mapping[str, Any]) -> list[str]:
     return [
-        row["group"], f"{row['topic']}-{row['partition']}", row["key"], str(row["last_offset"]),
+        _name(row["group"]), f"{row['topic']}-{row['partition']}", row["key"], str(row["last_offset"]),
         "-" if row["delivered_offset"] is None else str(row["delivered_offset"]),
         count(row["lag_versions"]), count(row["lag_offsets"]), duration(row["lag_ms"]), duration(row["age_ms"]),
     ]  # fmt: skip
+
+
+def _name(group: str) -> str:
+    """Return a group's name in one line."""
+    return group if group.isprintable() else repr(group)
 
 
 def duration(ms: int | None) -> str:

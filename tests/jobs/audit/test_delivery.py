@@ -32,8 +32,9 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.audit.committed import partition_for
+from tests.builders.archives import Lab
 from tests.builders.damage import edit
-from tests.builders.groups import commit, share_record, share_topics, write_log
+from tests.builders.groups import commit, end, in_transaction, share_record, share_topics, write_log
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.reference.delivery import Version, lag_of, rank
@@ -80,8 +81,8 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     state = share_record("share", ID, 0, 1, [(3, 3, 2, 1), (4, 4, 0, 2), (6, 6, 4, 5)])
     write_log(archive / "__share_group_state-0", [[state]])
     page = tmp_path / "page.html"
-    report = audit(archive, tmp_path / "audits", output=str(page))
-    assert report.exit_code == 0, report.to_text()
+    report = audit(archive, tmp_path / "audits", output=str(page), max_age_ms=3)
+    assert (report.exit_code, report.findings, report.problems) == (3, 3, []), report.to_text()
     rows = table_of(tmp_path / "audits")
     assert brief(rows, "done") == {
         "a": (4, 4, 0, 0, 0, 0, "delivered"), "b": (5, 5, 0, 0, 0, 0, "delivered"),
@@ -117,7 +118,30 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     (before,) = again.details["trend"]
     assert [(row["group"], row["undelivered"]) for row in before["groups"]] == [("done", 0)]
     assert "Trend" in again.to_text()
-    assert audit(archive, tmp_path / "audits", groups=("late",), max_age_ms=3).exit_code == 3
+
+
+def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
+    """Compaction of both leaves the keys' last updates and the groups' last commits, and so the verdicts."""
+    topics = {name: {"cleanup.policy": "compact"} for name in ("orders", "__consumer_offsets")}
+    lab = Lab(None, tmp_path, {"topics": topics, "job": {"engine": "threads"}})
+    write_partition(lab.archive / "orders-0", "a=1 b=1 a=2 || c=1 b=2 || d=1 a=3")
+    first = [commit("g", "orders", 0, 1), in_transaction(1, commit("g", "orders", 0, 2)), end(1, commit=False)]
+    second = [in_transaction(1, commit("g", "orders", 0, 4)), end(1, commit=True), commit("evil\n\x1b", "orders", 0, 9)]
+    write_log(lab.archive / "__consumer_offsets-0", [first, second, [commit("other", "x", 0, 1)]])
+    assert lab.run(START_MS).exit_code == 0
+    audits = tmp_path / "audits"
+    ends = []
+    for source in (AuditSource(archive=str(lab.archive)), AuditSource(store=str(lab.store))):
+        report = audit(lab.archive, audits, source=source)
+        assert report.exit_code == 0, report.to_text()
+        assert r"'evil\n\x1b'" in report.to_text()
+        rows = [row for row in table_of(audits) if row["source"] == report.sources[0] and row["group"] == "g"]
+        ends.append({row["key"]: (row["last_offset"], row["verdict"]) for row in rows})
+    assert ends[0] == {b"a": (6, "undelivered"), b"b": (4, "undelivered"), b"c": (3, "delivered"),
+                       b"d": (5, "undelivered")}  # fmt: skip
+    assert ends[1] == ends[0]
+    versions = {row["source"]: row["versions"] for row in table_of(audits) if (row["group"], row["key"]) == ("g", b"a")}
+    assert list(versions.values()) == [3, 2]
 
 
 def test_what_a_damaged_coordinator_hides_is_unknown(spark, archive, tmp_path):
