@@ -141,7 +141,7 @@ def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
                        b"d": (5, "undelivered")}  # fmt: skip
     assert ends[1] == ends[0]
     versions = {row["source"]: row["versions"] for row in table_of(audits) if (row["group"], row["key"]) == ("g", b"a")}
-    assert list(versions.values()) == [3, 2]
+    assert sorted(versions.values()) == [2, 3]
 
 
 def test_what_a_damaged_coordinator_hides_is_unknown(spark, archive, tmp_path):
