@@ -12,8 +12,8 @@ none from `tail` on. A table of deliveries says so for each key by itself.
 | age_ms | from the oldest version that lag_versions counts to the newest timestamp of the partition |
 | verdict | delivered, undelivered (the last update was not), or unknown |
 
-One aggregation by (group, topic, partition, key) with buffers of a fixed width. Of share groups, versions between
-`start` and `tail` that are not delivered are joined in a second step: a broker keeps a few thousand at most.
+One aggregation by (group, topic, partition, key) with buffers of a fixed width. Of share groups, records between
+`start` and `tail`, of which a broker allows a few thousand in a partition, are marked before it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ RESULT: Final = (
     "source", "group", "group_type", "topic", "partition", "key", "last_offset", "last_timestamp_ms", "tombstone",
     "versions", "delivered_offset", "delivered_timestamp_ms", "oldest_undelivered_offset", *LAGS, "verdict",
 )  # fmt: skip
-_KEY: Final = ["group", "topic", "partition", "key"]
+_PLACE: Final = ["group", "topic", "partition"]
+_KEY: Final = [*_PLACE, "key"]
 _SHARES: Final = [0.5, 0.9, 0.99]
 _ACCURACY: Final = 10_000  # of percentile_approx: a rank is off by at most a ten thousandth of the keys
 PERCENTILES: Final = ("p50", "p90", "p99", "max")
@@ -53,33 +54,36 @@ PERCENTILES: Final = ("p50", "p90", "p99", "max")
 
 def by_positions(records: DataFrame, positions: DataFrame) -> DataFrame:
     """Return what each group of `positions` was delivered of each key. positions: rows of POSITIONS."""
-    said = F.broadcast(positions.select("group", "topic", "partition", "start", "tail", "ranges"))
+    said = F.broadcast(positions.select(*_PLACE, "start", "tail"))
     joined = records.where(F.col("key").isNotNull()).join(said, ["topic", "partition"])
     offset = F.col("offset")
-    in_range = F.exists("ranges", lambda r: (offset >= r["first"]) & (offset <= r["last"]))
-    delivered = (offset < F.col("start")) | ((offset < F.col("tail")) & in_range)
-    marked = joined.withColumn("delivered", delivered).withColumn("behind", offset >= F.col("tail"))
-    of_keys = _by_key(marked)
-    held = marked.where(~F.col("delivered") & ~F.col("behind")).select(*_KEY, "offset", "timestamp_ms")
-    first = of_keys.select(*_KEY, "delivered_offset")
-    newer = F.col("delivered_offset").isNull() | (F.col("offset") > F.col("delivered_offset"))
-    held = held.join(first, _KEY).where(newer).groupBy(*_KEY).agg(
-        F.count(F.lit(1)).alias("held"),
-        F.min("offset").alias("held_offset"),
-        F.min_by(_time(), "offset").alias("held_ms"),
-    )  # fmt: skip
-    return (
-        of_keys.join(held, _KEY, "left")
-        .withColumn("lag_versions", F.col("lag_versions") + F.coalesce("held", F.lit(0)))
-        .withColumn("oldest_ms", F.when(F.col("held").isNull(), F.col("oldest_ms")).otherwise(F.col("held_ms")))
-        .withColumn("oldest_undelivered_offset", F.coalesce("held_offset", "oldest_undelivered_offset"))
-        .drop("held", "held_offset", "held_ms")
+    within = (offset >= F.col("start")) & (offset < F.col("tail"))
+    outside = joined.where(~within).withColumn("delivered", offset < F.col("start"))
+    outside = outside.withColumn("behind", ~F.col("delivered"))
+    inside = _in_ranges(joined.where(within), positions)
+    last = F.max(F.when(F.col("delivered"), offset)).over(Window.partitionBy(*_KEY))
+    inside = inside.withColumn("behind", ~F.col("delivered") & (last.isNull() | (offset > last)))
+    return _by_key(outside.unionByName(inside))
+
+
+def _in_ranges(records: DataFrame, positions: DataFrame) -> DataFrame:
+    """Add the column `delivered`: whether a range of its group and partition holds a record.
+
+    Ranges lie apart, so the last one that begins at or before an offset decides: one sort, however many there are.
+    """
+    ranges = positions.select(*_PLACE, F.explode("ranges").alias("range")).select(
+        *_PLACE, F.col("range.first").alias("offset"), F.col("range.last").alias("until"), F.lit(0).alias("is_record")
     )
+    both = records.withColumn("is_record", F.lit(1)).unionByName(ranges, allowMissingColumns=True)
+    in_order = Window.partitionBy(*_PLACE).orderBy("offset", "is_record").rowsBetween(Window.unboundedPreceding, 0)
+    until = F.last("until", ignorenulls=True).over(in_order)
+    marked = both.withColumn("delivered", F.coalesce(F.col("offset") <= until, F.lit(False)))
+    return marked.where(F.col("is_record") == 1).drop("is_record", "until")
 
 
 def by_starts(records: DataFrame, positions: DataFrame) -> DataFrame:
     """Return the same as `by_positions` for groups to which nothing above `start` is delivered, in one step."""
-    said = F.broadcast(positions.select("group", "topic", "partition", "start"))
+    said = F.broadcast(positions.select(*_PLACE, "start"))
     joined = records.where(F.col("key").isNotNull()).join(said, ["topic", "partition"])
     delivered = F.col("offset") < F.col("start")
     return _by_key(joined.withColumn("delivered", delivered).withColumn("behind", ~delivered))
@@ -142,7 +146,7 @@ def with_lags(of_keys: DataFrame, places: DataFrame, source: str) -> DataFrame:
     # a later version may be lost; only where all offsets from a start on are undelivered it is undelivered as well
     sure = F.col("whole") | (lags & (F.col("group_type") != "share"))
     return (
-        of_keys.join(F.broadcast(places), ["group", "topic", "partition"])
+        of_keys.join(F.broadcast(places), _PLACE)
         .withColumn("source", F.lit(source))
         .withColumn("lag_offsets", F.when(lags, F.col("last_offset") - since).otherwise(0))
         .withColumn("lag_ms", F.when(lags, _not_below_0(F.col("last_timestamp_ms") - since_ms)).otherwise(0))

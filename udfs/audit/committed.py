@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -217,6 +218,7 @@ def _home(topic: str, commit: Commit, count: int) -> int:
     return partition_for(f"{commit.group}:{commit.topic_id}:{commit.partition}", count)
 
 
+@lru_cache(maxsize=1 << 14)
 def partition_for(name: str, count: int) -> int:
     """Return the partition of a coordinator's topic that a group, or a share partition's key, lives in: Utils.abs of
     String.hashCode.

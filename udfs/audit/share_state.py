@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 BATCH: Final = np.dtype([("first", "i8"), ("last", "i8"), ("state", "i8"), ("count", "i8")])
 _DELIVERED: Final = (2, 4)
 _STATES: Final = 256  # of an int8
+_LAST: Final = 2**63 - 2  # so that the next offset is one, whatever bytes say
 NO_OFFSET: Final = -1
 Range = tuple[int, int]  # [first, last]
 
@@ -65,9 +66,10 @@ def _cut(changes: Sequence[Change]) -> tuple[NDArray[np.int64], NDArray[np.int64
     batches = np.concatenate([np.empty(0, BATCH), *(change.batches for change in changes)])
     floor = np.repeat(floors, [len(change.batches) for change in changes])
     firsts = np.maximum(batches["first"], floor)
-    kept = firsts <= batches["last"]
+    lasts = np.minimum(batches["last"], _LAST)
+    kept = firsts <= lasts
     ranks = batches["count"] * _STATES + batches["state"]
-    return firsts[kept], batches["last"][kept], ranks[kept]
+    return firsts[kept], lasts[kept], ranks[kept]
 
 
 def _largest(
