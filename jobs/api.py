@@ -320,10 +320,11 @@ def _partitions(value: object) -> tuple[range, ...] | None:
 
 def _shared(topics: Globs, exclude: Globs, topics_from: object, config: object) -> dict[str, Any]:
     """Return the options that every job has."""
-    return {"topics": _topics(topics, exclude, topics_from), "config": _config(config)}
+    return {"topics": _topics(topics, exclude, topics_from), "config": settings_of(config)}
 
 
-def _config(value: object) -> Config:
+def settings_of(value: object) -> Config:
+    """Return settings: checked ones as they are, tables as dictionaries, or a file's."""
     if isinstance(value, Config):
         return value
     if isinstance(value, Mapping):

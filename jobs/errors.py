@@ -226,6 +226,15 @@ class RunningError(ConflictError):
     )
 
 
+class RunningMeanwhileError(RunningError):
+    """Another run works on partitions that a job wants to compact first, and that job has no --wait."""
+
+    hint = (
+        "nothing was done; run again when that run has ended. If it died on another host, its announcement counts for "
+        "{reason} after it was last renewed"
+    )
+
+
 class LogDirectoryInUseError(ConflictError):
     """A log directory with files to replace that somebody else holds."""
 

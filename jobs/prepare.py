@@ -2,9 +2,9 @@
 
 spark-submit.sh runs it; after `pip install` you can. In a checkout it compiles the kernels of every job.
 
-It fetches Delta's jars through Spark's resolver, then does what every job does (a session, a commit, a read) in a JVM
-that leaves an archive of its loaded classes beside the environment's packages. A JVM that finds the archive unfit
-(another Java, other jars) runs without it: nothing depends on it but time.
+Meanwhile it fetches Delta's jars through Spark's resolver, then does what every job does (a session, a commit, a read)
+in a JVM that leaves an archive of its loaded classes beside the environment's packages. A JVM that finds the archive
+unfit (another Java, other jars) runs without it: nothing depends on it but time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,21 +39,30 @@ _WITHOUT_SPARK = (
 
 
 def main() -> int:
-    """Compile kernels, fetch jars, train a JVM that writes the archive. Return 0, even if no archive could be made."""
+    """Compile kernels, and prepare Spark beside: each of the two leaves a processor idle. Return 0, even if no archive
+    could be made.
+    """
     java = jvm.find_java()
-    compile_kernels()
+    with ThreadPoolExecutor(1) as beside:
+        kernels = beside.submit(compile_kernels)
+        _prepare_spark(java)
+    kernels.result()
+    return 0
+
+
+def _prepare_spark(java: Path) -> None:
+    """Fetch jars, and train a JVM that writes the archive of its classes."""
     if not jvm.cached_jars(Path("~/.ivy2.5.2").expanduser()):
         subprocess.run([sys.executable, "-c", "from lastkey.jobs.spark import session; session.start()"], check=False)
     archive = jvm.class_archive(java)
     if archive is None or archive.is_file():
-        return 0
+        return
     archive.parent.mkdir(exist_ok=True)
     part = archive.with_suffix(f".{os.getpid()}")
     code = f"from lastkey.jobs.prepare import train; train({str(part)!r})"
     subprocess.run([sys.executable, "-c", code], check=False)
     if part.is_file():
         part.replace(archive)  # whole or not at all
-    return 0
 
 
 def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:

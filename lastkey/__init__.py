@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lastkey.jobs.api import compact, reindex, restore, verify
+    from lastkey.jobs.api_audit import audit
+    from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.data_source.source import register
     from lastkey.jobs.errors import JobError
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
     from lastkey.logformat.writing.segment_writer import SegmentWriter
 
 __all__ = [
-    "CompactReport", "JobError", "LogFormatError", "ReindexReport", "RestoreReport", "SegmentWriter", "VerifyReport",
-    "compact", "open_archive", "open_partition", "open_segment", "register", "reindex", "restore", "verify",
+    "AuditReport", "CompactReport", "JobError", "LogFormatError", "ReindexReport", "RestoreReport", "SegmentWriter",
+    "VerifyReport", "audit", "compact", "open_archive", "open_partition", "open_segment", "register",
+    "reindex", "restore", "verify",
 ]  # fmt: skip
 
 _HERE = Path(__file__).resolve().parent
@@ -35,6 +38,8 @@ if not (_HERE / "jobs").is_dir():  # a checkout: its folders lie beside this one
 
 _HOMES = {
     **dict.fromkeys(("compact", "reindex", "restore", "verify"), "lastkey.jobs.api"),
+    "audit": "lastkey.jobs.api_audit",
+    "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",
     "ReindexReport": "lastkey.jobs.reindex.report",
     "RestoreReport": "lastkey.jobs.restore.report",

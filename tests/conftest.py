@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.attack.summary import pytest_addoption, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.golden import Case, golden
 from tests.machine_load import MachineLoad
+from tests.memory_files import keep_files_in_memory
 from tests.unit import pytest_itemcollected, pytest_runtest_call, pytest_runtest_setup  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBot
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that prints the summary
         config.pluginmanager.register(MachineLoad())
+        keep_files_in_memory()
 
 
 def pytest_collection() -> None:

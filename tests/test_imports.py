@@ -93,9 +93,9 @@ FLOORS: dict[str, set[str]] = {
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
-    "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode"}
+    "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
-    | _TASK,  # never compact, as verify
+    | _TASK,  # as verify
     "udfs.report": _LOGS | _TASK | {"udfs.compact"},
     "jobs": set(),
     "jobs.installation": set(),
@@ -122,6 +122,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
+    "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
     "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
     "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files
     "jobs.__main__": {"jobs.command", "jobs.spark"},
@@ -140,7 +141,7 @@ THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
-             "matplotlib", "jinja2", "markupsafe", "pandas"},
+             "matplotlib", "jinja2", "markupsafe", "pandas", "cryptography"},
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
@@ -150,6 +151,7 @@ ONLY_IN = {
     "tqdm": "jobs.command.progress",
     "fastavro": "udfs.decode.avro",
     "matplotlib": "jobs.report.plots",
+    "cryptography": "jobs.audit.signing",
     "jinja2": "jobs.report.page",
     "pandas": "jobs.notebook",
 }

@@ -47,17 +47,22 @@ def run_audit(
     sources: Sequence[AuditSource],
     ask: Callable[[Audit], None],
     progress: Progress,
+    listed_by: Callable[[AuditReport], list[Source]] | None = None,
 ) -> AuditReport:
-    """Read what is new in the sources, let `ask` fill the report, and add the audit to `audit_runs`."""
+    """Read what is new in the sources, let `ask` fill the report, and add the audit to `audit_runs`.
+
+    listed_by: lists what is read for the sources; None: themselves.
+    """
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     state = open_state(options.audits or next(one.store for one in sources if one.store is not None))
     places = [Place("an archive", normal_uri(one.archive)) for one in sources if one.archive is not None]
-    check_apart(Place("--audits", state.root.uri), *places)
     output = None if options.output is None else checked_output(options.output, *places)
     report = AuditReport(kind=kind, audits=state.root.uri, output=output)
-    listed = [source_of(one, options) for one in sources]
+    listed = [source_of(one, options) for one in sources] if listed_by is None else listed_by(report)
     report.sources = [one.name for one in listed]
     report.seconds["list"] = time.perf_counter() - began
+    roots = {s.root for one in listed for partition in one.partitions for s in partition.segments} - {state.root.uri}
+    check_apart(Place("--audits", state.root.uri), *(Place("what is audited", root) for root in sorted(roots)))
     size = sum(s.size for one in listed for partition in one.partitions for s in partition.segments)
     with spark_workers(f"audit {kind}", options, report, progress, brief=size < _FEW_BYTES) as workers:
         at = time.perf_counter()

@@ -30,12 +30,12 @@ from lastkey.jobs.audit.lags import (
     with_lags,
     worst_keys,
 )
-from lastkey.jobs.audit.report import AuditReport, Bars
+from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment
-from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
 
@@ -103,7 +103,7 @@ def _from_commits(
 def _from_table(options: AuditDeliveryOptions, audit: Audit) -> tuple[DataFrame, DataFrame]:
     """Return (what each group was delivered of each key, its places), by a table of deliveries."""
     secret = audit_secret(audit.state) if options.hide_keys else None
-    told = read_deliveries(audit.spark, options.deliveries or "", options.keys_as, secret)
+    told = read_deliveries(audit.spark, options.deliveries or "", options.key_format, secret)
     if options.groups:
         told = told.where(F.col("group").isin(*options.groups))
     of_keys = by_table(audit.records, told)
@@ -198,7 +198,7 @@ def _fill(
         Bars(
             "waits",
             "Keys that have waited longest",
-            "time from the oldest version that was not delivered to the newest record of the partition",
+            "milliseconds from the oldest version that was not delivered to the newest record of the partition",
             labels,
             [("waits", [row["age_ms"] or 0 for row in latest])],
             "ms",

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegralType, StringType
 
+from lastkey.jobs.command.options import KeyFormat
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.spark import session
 from lastkey.jobs.store.audits import delta_table
@@ -24,15 +25,14 @@ from lastkey.udfs.storage import exists, normal_uri, open_root
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-KEYS_AS: Final = ("text", "hex", "base64")
 NO_GROUP: Final = "(table)"  # of a table without the column
 _NEEDED: Final = ("topic", "key", "offset")
 
 
-def read_deliveries(spark: SparkSession, uri: str, keys_as: str, secret: Secret | None) -> DataFrame:
+def read_deliveries(spark: SparkSession, uri: str, key_format: KeyFormat, secret: Secret | None) -> DataFrame:
     """Return group, topic, key (binary), told, and partition if the table has it; each key of a group once.
 
-    keys_as: how a column of strings shows keys. secret: hash the keys by it, as the tables of audits do. Raise
+    key_format: how a column of strings shows keys. secret: hash the keys by it, as the tables of audits do. Raise
     UsageError for a table that has not these columns, or rows without values.
     """
     found = _loaded(spark, normal_uri(uri))
@@ -45,13 +45,13 @@ def read_deliveries(spark: SparkSession, uri: str, keys_as: str, secret: Secret 
     columns = {
         "group": F.col(names["group"]).cast("string") if "group" in names else F.lit(NO_GROUP),
         "topic": F.col(names["topic"]).cast("string"),
-        "key": _key(F.col(names["key"]), types["key"], keys_as, uri),
+        "key": _key(F.col(names["key"]), types["key"], key_format, uri),
         "told": _integer(F.col(names["offset"]), types["offset"], "long", "offset", uri),
     }
     if "partition" in names:
         columns["partition"] = _integer(F.col(names["partition"]), types["partition"], "int", "partition", uri)
     rows = found.select(*(column.alias(name) for name, column in columns.items()))
-    _check_values(rows, uri, keys_as)
+    _check_values(rows, uri, key_format)
     if secret is not None:
         rows = rows.mapInArrow(partial(_hashed, secret), rows.schema)
     by = [name for name in rows.columns if name != "told"]
@@ -73,12 +73,12 @@ def _loaded(spark: SparkSession, uri: str) -> DataFrame:
     return reader.format(kind).load(place)
 
 
-def _key(column: Column, kind: object, keys_as: str, uri: str) -> Column:
+def _key(column: Column, kind: object, key_format: KeyFormat, uri: str) -> Column:
     if isinstance(kind, BinaryType):
         return column
     if not isinstance(kind, StringType):
         raise UsageError(message=f"--deliveries {uri}: column key: expected binary or strings, found {kind}")
-    return F.encode(column, "UTF-8") if keys_as == "text" else F.try_to_binary(column, F.lit(keys_as))
+    return F.encode(column, "UTF-8") if key_format == "text" else F.try_to_binary(column, F.lit(key_format))
 
 
 def _integer(column: Column, kind: object, wanted: str, name: str, uri: str) -> Column:
@@ -87,13 +87,13 @@ def _integer(column: Column, kind: object, wanted: str, name: str, uri: str) -> 
     return column.try_cast(wanted)
 
 
-def _check_values(rows: DataFrame, uri: str, keys_as: str) -> None:
+def _check_values(rows: DataFrame, uri: str, key_format: KeyFormat) -> None:
     """Raise UsageError for rows in which a value is missing, or could not be read."""
     bad = rows.agg(*(F.count_if(F.col(name).isNull()).alias(name) for name in rows.columns)).toArrow().to_pylist()[0]
     told = {"told": "offset"}
     wrong = [f"{n:,} rows without a readable {told.get(name, name)}" for name, n in bad.items() if n]
     if wrong:
-        hint = f"; keys are read as {keys_as} (--keys-as)" if bad["key"] else ""
+        hint = f"; keys are read as {key_format} (--key-format)" if bad["key"] else ""
         raise UsageError(message=f"--deliveries {uri}: {', '.join(wrong)}{hint}")
 
 

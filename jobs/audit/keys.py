@@ -15,12 +15,12 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lastkey.jobs.audit.audit import Audit, run_audit
-from lastkey.jobs.audit.report import AuditReport, Bars
+from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
-from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import replace_results
 from lastkey.jobs.store.paths import AUDIT_KEYS
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from lastkey.jobs.audit.report import AuditReport, Bars
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, moment
 from lastkey.jobs.report import plots
-from lastkey.jobs.report.page import rendered, shown
+from lastkey.jobs.report.page import fragment_of, rendered, shown
+from lastkey.jobs.report.parts import Bars, Shown
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
 
 _LISTED: Final = 200  # problems and notes
+_BARS: Final = 12
 _COLOURS: Final = (LIVE, DEAD, OTHER)
 _SHOWN: Final = {"count": plots.number, "bytes": plots.bytes_of, "ms": plots.number}
 
 
-def page_of(report: AuditReport, at_ms: int) -> str:
+def page_of(report: Shown, at_ms: int) -> str:
     """Return the page."""
     problems = [str(problem) for problem in report.problems]
     return rendered(
@@ -33,9 +34,20 @@ def page_of(report: AuditReport, at_ms: int) -> str:
     )
 
 
+def fragment(report: Shown) -> str:
+    """Return the report for a notebook."""
+    return fragment_of(
+        title=f"audit {report.kind}: {', '.join(report.sources)}",
+        cards=report.cards,
+        problems=[str(problem) for problem in report.problems[:_LISTED]],
+        tables=[table for table in report.tables if table.rows],
+        plots=[plot_of(bars) for bars in report.bars if bars.labels],
+    )
+
+
 def plot_of(bars: Bars) -> Plot:
     """Draw bars."""
-    series = [(name, colour, values) for (name, values), colour in zip(bars.series, _COLOURS, strict=False)]
+    series = [(name, colour, values[:_BARS]) for (name, values), colour in zip(bars.series, _COLOURS, strict=False)]
     return plots.horizontal_bars(
-        bars.name, bars.title, bars.labels, series, _SHOWN[bars.unit], says=bars.says, label="", stacked=False
+        bars.name, bars.title, bars.labels[:_BARS], series, _SHOWN[bars.unit], says=bars.says, label="", stacked=False
     )

@@ -48,6 +48,7 @@ _VISIBLE: Final = pa.schema(
         pa.field("read_id", pa.int64()),
         pa.field("start_offset", pa.int64()),
         pa.field("end_offset", pa.int64()),
+        pa.field("mtime_ms", pa.int64()),
     ]
 )
 
@@ -256,17 +257,15 @@ def _counting(problems: Sequence[Problem], topic: str, asked: Asked) -> list[Pro
 
 
 def records_of(spark: SparkSession, state: State, found: Gathered) -> DataFrame:
-    """Return a row for each record that the sources show: source, topic, partition, offset, timestamp_ms, key, murmur2,
-    size_bytes, tombstone, digest_low, digest_high.
+    """Return a row for each record that the sources show: source, the columns of AUDIT_RECORDS without read_id, and
+    mtime_ms of its file.
     """
-    visible = pa.Table.from_pylist(
-        [
-            {"source": p.source, "read_id": p.read.read_id, "start_offset": p.start_offset, "end_offset": p.end_offset}
-            for p in found.parts
-            if p.read.records
-        ],
-        _VISIBLE,
-    )
+    rows = [
+        (part.source, part.read.read_id, part.start_offset, part.end_offset, part.read.mtime_ms)
+        for part in found.parts
+        if part.read.records
+    ]
+    visible = pa.Table.from_pylist([dict(zip(_VISIBLE.names, row, strict=True)) for row in rows], _VISIBLE)
     shown = F.broadcast(spark.createDataFrame(visible))
     inside = (F.col("offset") >= F.col("start_offset")) & (F.col("offset") < F.col("end_offset"))
     joined = (

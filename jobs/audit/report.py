@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, size, table
 from lastkey.jobs.errors import DONE, PROBLEMS
-from lastkey.jobs.report.parts import Card, Table
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars of a report, one for each label: each series is (name, values)."""
-
-    name: str
-    title: str
-    says: str
-    labels: Sequence[str]
-    series: Sequence[tuple[str, Sequence[float]]]
-    unit: str = "count"  # count, bytes or ms
+from lastkey.jobs.report.parts import Bars, Card, Table
 
 
 @dataclass(kw_only=True)
@@ -60,6 +47,11 @@ class AuditReport(JobReport):
             output=self.output,
             engine=self.work_json(),
         )
+
+    def _repr_html_(self) -> str:
+        from lastkey.jobs.audit.page import fragment  # noqa: PLC0415 - the plot library takes a second to load
+
+        return fragment(self)
 
     def to_text(self) -> str:
         """Return the report for people."""

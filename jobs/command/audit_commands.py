@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import click
 
-from lastkey.jobs.command.options import AuditDeliveryOptions, AuditKeysOptions, audit_source
-from lastkey.jobs.command.parse import parse_counts
-from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.options import (
+    KEY_FORMATS,
+    AuditCompactionOptions,
+    AuditDeliveryOptions,
+    AuditErasureOptions,
+    AuditKeysOptions,
+    CheckProofOptions,
+    audit_source,
+    check_erasure,
+)
+from lastkey.jobs.command.parse import parse_counts, parse_topics
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options, talking
+from lastkey.jobs.errors import UsageError
+
+OF_PRINTING: Final = ("as_json", "progress", "quiet", "verbose", "show_all")  # what the command line alone needs
 
 
-def audit_group(run: Callable[..., None]) -> click.Group:
-    """Return the group. run: runs a job by its name, the type of its options, and their values."""
+def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Group:
+    """Return the group. run: runs a job by its name, the type of its options, and their values; show: prints the report
+    of a function.
+    """
 
     @click.group(cls=Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
     def audit() -> None:
@@ -50,8 +67,8 @@ def audit_group(run: Callable[..., None]) -> click.Group:
         "--deliveries", metavar="TABLE", help="A table of deliveries by key instead: .parquet, .csv, or Delta."
     )
     @click.option(
-        "--keys-as",
-        type=click.Choice(["text", "hex", "base64"]),
+        "--key-format",
+        type=click.Choice(KEY_FORMATS),
         default="text",
         show_default=True,
         help="With --deliveries: how strings show keys.",
@@ -71,4 +88,65 @@ def audit_group(run: Callable[..., None]) -> click.Group:
         source = audit_source(archive, store, generation, archive_moved)
         run("audit delivery", AuditDeliveryOptions, source=source, **given)
 
+    @audit.command()
+    @click.option("--store", metavar="STORE", required=True, help="The store whose generations are audited.")
+    @click.option("--generation", type=click.IntRange(min=1), help="Audit this one.  [default: the current one]")
+    @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
+    @audit_options
+    def compaction(**given: Any) -> None:
+        """Compare generations of STORE with the ones before and with the archive, key by key."""
+        run("audit compaction", AuditCompactionOptions, **given)
+
+    @audit.command()
+    @click.argument("archive", required=False)
+    @click.option("--store", metavar="STORE", help="Search this store, and the archive that it was made of.")
+    @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
+    @click.option("--no-archive", is_flag=True, help="With --store: search the store alone.")
+    @click.option("--keys", metavar="FILE", help="Look for the keys in this file, one a line.")
+    @click.option("--key", metavar="KEY", multiple=True, help="Look for this key too; repeatable.")
+    @click.option(
+        "--key-format", type=click.Choice(KEY_FORMATS), default="text", show_default=True, help="How keys are written."
+    )
+    @click.option("--hmac-key", metavar="FILE", help="With --hide-keys: name keys by HMAC-SHA256 with this key.")
+    @click.option("--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256.")
+    @click.option("--sign-with", metavar="KEY.pem", help="Sign the proof with this Ed25519 key, in FILE.sig.")
+    @click.option("--password-env", metavar="NAME", help="The environment variable with the password of KEY.pem.")
+    @audit_options
+    def erasure(archive: str | None, store: str | None, archive_moved: str | None, **given: Any) -> None:
+        """Show where each of some keys still is, and prove it."""
+        check_erasure(archive, store, archive_moved, no_archive=given["no_archive"])
+        run("audit erasure", AuditErasureOptions, archive=archive or archive_moved, store=store, **given)
+
+    @audit.command("check-proof")
+    @click.argument("proof", metavar="FILE")
+    @click.option("--public-key", metavar="PUB.pem", help="Check that this key has signed the proof.")
+    @click.option("--signature", metavar="FILE", help="The signature.  [default: FILE.sig]")
+    @talking
+    def check_proof(proof: str, public_key: str | None, signature: str | None, **given: Any) -> None:
+        """Check the chain of a proof, and its signature: say which lines were changed, removed, added or moved."""
+        options = CheckProofOptions(proof, public_key, signature)
+        show(lambda progress, _: imported("audit check-proof").run(options, progress), **given)
+
     return audit
+
+
+def audit_call(words: Sequence[str], config: Config) -> Callable[[Progress], Any]:
+    """Return the call that a command line of `audit` means, for a program. Raise UsageError if it means none."""
+    calls: list[Callable[[Progress], Any]] = []
+
+    def run(job: str, kind: type[Any], **given: Any) -> None:
+        wanted = parse_topics(given.pop("topics"), given.pop("exclude"), given.pop("topics_from"))
+        told = {name: value for name, value in given.items() if name not in (*OF_PRINTING, "config")}
+        made = kind(config=config, topics=wanted, **told)
+        calls.append(lambda progress: imported(job).run(made, progress))
+
+    def show(function: Callable[[Progress, dict[str, Any]], Any], **_: Any) -> None:
+        calls.append(lambda progress: function(progress, {}))
+
+    try:
+        audit_group(run, show).main(list(words), prog_name="audit", standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(message=error.format_message()) from error
+    if not calls:
+        raise UsageError(message="audit: expected a kind and its options, found a call for help")
+    return calls[0]

@@ -75,6 +75,7 @@ program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
 start_ahead: Callable[[str, dict[str, Any]], None] | None = None  # set by who has the process to itself
 spark_options: Sequence[str] = ()  # names of those that the user gave: typed, in PYSPARK_SUBMIT_ARGS, in files
 
+_OF_KEYS = ("--filter", "--key")  # options with a key, which may look like a URI
 _OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 
 
@@ -393,6 +394,8 @@ def _run(
     """Run a job that only the command line has."""
     wanted = parse_topics(topics, exclude, topics_from)
     options = kind(config=load_config(config), topics=wanted, **given)
+    if start_ahead is not None:
+        start_ahead(job, vars(options))
     _show(
         lambda progress, _: imported(job).run(options, progress),
         as_json=as_json,
@@ -425,7 +428,7 @@ def _show(
     raise click.exceptions.Exit(report.exit_code)
 
 
-_audit = audit_group(_run)
+_audit = audit_group(_run, _show)
 lastkey.add_command(_audit)
 for _command in (*lastkey.commands.values(), *_audit.commands.values()):
     _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
@@ -478,9 +481,9 @@ def _no_such_option(error: click.NoSuchOption) -> Failure:
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Raise SecretInUriError before any error, click's too, can repeat a secret; --filter's key may look like a URI."""
+    """Raise SecretInUriError before any error, click's too, can repeat a secret."""
     for before, argument in itertools.pairwise(["", *arguments]):
-        if before != "--filter" and not argument.startswith("--filter="):
+        if before not in _OF_KEYS and not argument.startswith(tuple(f"{option}=" for option in _OF_KEYS)):
             refuse_secrets(argument)
     check_text(arguments)
 

@@ -21,8 +21,11 @@ JOBS = {
     "rebuild-state": "lastkey.jobs.rebuild_state",
     "vacuum": "lastkey.jobs.vacuum",
     "report": "lastkey.jobs.report.job",
+    "audit compaction": "lastkey.jobs.audit.compaction",
     "audit keys": "lastkey.jobs.audit.keys",
     "audit delivery": "lastkey.jobs.audit.delivery",
+    "audit erasure": "lastkey.jobs.audit.erasure",
+    "audit check-proof": "lastkey.jobs.audit.check_proof",
     "pack": "lastkey.jobs.pack",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from lastkey.jobs.command.config import Config, Engine
 from lastkey.jobs.errors import UsageError
@@ -226,6 +226,10 @@ class AuditKeysOptions(AuditOptions):
     n_partitions: tuple[tuple[str, int], ...] = ()  # of topics whose last partitions are not there
 
 
+KeyFormat = Literal["text", "hex", "base64"]
+KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditDeliveryOptions(AuditOptions):
     """Options of `audit delivery (ARCHIVE | --store STORE)`."""
@@ -234,8 +238,52 @@ class AuditDeliveryOptions(AuditOptions):
     groups: tuple[str, ...] = ()  # (): all
     offsets_archive: str | None = None  # where __consumer_offsets lies, if not in the source
     deliveries: str | None = None  # a table of deliveries by key instead
-    keys_as: str = "text"  # how strings show keys there: text, hex, base64
+    key_format: KeyFormat = "text"  # how strings show keys there
     max_age_ms: int | None = None  # a key that waits longer is a finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCompactionOptions(AuditOptions):
+    """Options of `audit compaction --store STORE`."""
+
+    store: str
+    generation: int | None = None  # None: the current one
+    archive: str | None = None  # where it is now; None: where it was
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditErasureOptions(AuditOptions):
+    """Options of `audit erasure (ARCHIVE | --store STORE [--archive URI])`."""
+
+    archive: str | None = None  # with `store`: where the archive is now
+    store: str | None = None
+    no_archive: bool = False  # with `store`: search the store alone
+    keys: str | None = None  # a file, a key a line
+    key: tuple[str, ...] = ()
+    key_format: KeyFormat = "text"
+    hmac_key: str | None = None  # a file; with hide_keys
+    proof: str | None = None  # a file to write
+    sign_with: str | None = None  # a private key in PEM
+    password_env: str | None = None  # the variable that holds its password
+
+
+@dataclass(frozen=True)
+class CheckProofOptions:
+    """Options of `audit check-proof FILE`."""
+
+    proof: str
+    public_key: str | None = None  # in PEM; None: the chain alone
+    signature: str | None = None  # None: FILE.sig
+
+
+def check_erasure(archive: str | None, store: str | None, moved: str | None, *, no_archive: bool) -> None:
+    """Raise UsageError unless these options of `audit erasure` go together."""
+    if (archive is None) == (store is None):
+        raise UsageError(message="audit erasure needs either ARCHIVE or --store STORE")
+    if store is None and (moved is not None or no_archive):
+        raise UsageError(message="--archive and --no-archive work only with --store")
+    if moved is not None and no_archive:
+        raise UsageError(message="--archive contradicts --no-archive: give only one of them")
 
 
 def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:

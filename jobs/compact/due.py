@@ -20,7 +20,7 @@ from lastkey.jobs.compact.plan_partition import (
     plan_partition,
 )
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.compact.schedule import paced, scheduled, shares_of_budget
+from lastkey.jobs.compact.schedule import paced, scheduled, whole_if_overdue, with_shares
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key
@@ -77,7 +77,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
         force=options.force,
         dry_run=options.dry_run,
     )
-    budgets = shares_of_budget(options.io_budget, start.archive)
+    plans = []
     for key, archived in sorted(start.archive.partitions.items()):
         checkpoint, settings = start.checkpoints.get(key), start.settings[key[0]]
         report.notes += archived.notes
@@ -102,12 +102,10 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             inputs = inputs_from_archive(archived) | {"anew": True}
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
-        plan = replace(
-            plan_partition(run, archived, settings, inputs, folder),
-            io_budget_bytes=budgets[key],
-            only_schedule=options.only_schedule,
-        )
-        found = _if_due(scheduled(plan, checkpoint), start.manifests.get(key, ()))
+        plan = plan_partition(run, archived, settings, inputs, folder)
+        plans.append(scheduled(replace(plan, only_schedule=options.only_schedule), checkpoint))
+    for plan in with_shares(options.io_budget, plans):
+        found = _if_due(whole_if_overdue(plan, run.secret), start.manifests.get((plan.topic, plan.partition), ()))
         if isinstance(found, PartitionResult):
             report.results.append(found)
         else:

@@ -111,7 +111,7 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
                 raise _Overtaken
             at = time.perf_counter()
             brief = options.config.job.split_by != "window"
-            n_bytes = sum(plan.log_bytes for plan in plans)
+            n_bytes = sum(plan.least_bytes for plan in plans)
             with workers(engine, n_bytes, options.config, report, progress, brief=brief) as made:
                 run_waves(made, state, start, plans, progress)
             report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)

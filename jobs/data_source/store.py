@@ -46,7 +46,10 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
         generations = _at(state, wanted, options.generation)
     manifests = manifests_of(state, generations)
     archive = normal_uri(options.paths[0]) if options.paths else None
-    return [_partition(store, one, manifests[one.key], archive) for one in sorted(generations, key=lambda one: one.key)]
+    return [
+        generation_partition(store, one, manifests[one.key], archive)
+        for one in sorted(generations, key=lambda one: one.key)
+    ]
 
 
 def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
@@ -64,7 +67,8 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
     return [generation_of(run) for run in runs.values()]
 
 
-def _partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:
+def generation_partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:
+    """Return a generation to read. Raise NoGenerationError if its files are gone. archive: where it is, if it moved."""
     folder = one.folder
     beside = one.files(store)
     for segment in manifest:

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import CompactOptions, RestoreOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.errors import ConflictError, NotCleanedError
+from lastkey.jobs.errors import ConflictError, NotCleanedError, RunningError, RunningMeanwhileError, UsageError
 from lastkey.jobs.store.generations import Generation
 from lastkey.jobs.store.rows import RunRow, Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.udfs.segments import cleaned_until
+from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
     from lastkey.jobs.compact.report import CompactReport
@@ -32,22 +34,29 @@ def clean_first(
 ) -> CompactReport | None:
     """Commit a new generation, with all cleaned, of each topic with a partition that is not clean as a broker means it;
     return the report of that run. None: there is no such topic. NotCleanedError: a partition was set aside.
+    UsageError: the archive has moved.
     """
     behind = [t for t in targets if cleaned_until(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]
     if not behind:
         return None
-    topics = sorted({t.topic for t in behind})
-    cleaned: CompactReport = imported("compact").run(
-        CompactOptions(
-            archive=options.archive or behind[0].archive_uri,  # a store serves one archive
-            store=tables.root.uri,
-            now_ms=time.time_ns() // 1_000_000,
-            config=_with_settings_of_runs(options.config, tables.histories(topics).values()),
-            topics=TopicFilter(tuple(topics)),
-            force=True,
-        ),
-        progress,
+    archive, topics = behind[0].archive_uri, sorted({t.topic for t in behind})  # a store serves one archive
+    if options.archive is not None and not is_same(normal_uri(options.archive), archive):
+        raise UsageError(
+            message=f"--full-clean compacts from {archive}, which this store serves, and --archive says it is now "
+            f"at {options.archive}: move it back, or leave out --full-clean, and the broker cleans"
+        )
+    asked = CompactOptions(
+        archive=archive,
+        store=tables.root.uri,
+        now_ms=time.time_ns() // 1_000_000,
+        config=_with_settings_of_runs(options.config, tables.histories(topics).values()),
+        topics=TopicFilter(tuple(topics)),
+        force=True,
     )
+    try:
+        cleaned: CompactReport = imported("compact").run(asked, progress)
+    except RunningError as error:
+        raise RunningMeanwhileError(**error.fields) from error
     if cleaned.conflict:
         raise ConflictError(path=tables.root.uri, expected="no other run on these topics", found=cleaned.conflict)
     for problem in cleaned.problems:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from lastkey.jobs.errors import DamagedTableError
@@ -35,3 +36,8 @@ def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:
             raise
         found = in_one_line(str(error))
         raise DamagedTableError(path=f"{root.uri}/state/{name}/_delta_log", expected=READABLE, found=found) from error
+
+
+def data_files(root: Root, name: str) -> set[str]:
+    """Return the data files of a table's newest version, as paths below the table's folder."""
+    return {unquote(path) for path in pa.table(open_table(root, name).get_add_actions())["path"].to_pylist()}

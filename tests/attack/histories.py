@@ -23,6 +23,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from lastkey.jobs.command import cli, job_modules
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store.tables import open_state
@@ -48,6 +50,16 @@ _TOML: Final = """
 "split.by" = "{way}"
 "split.bytes" = {split}
 "task.memory.bytes" = {memory}
+"""
+_BY_YIELD: Final = """
+[defaults]
+"cleanup.policy" = "compact"
+"compaction.schedule" = "yield"
+"compaction.min.yield" = 0.3
+"compaction.dead.byte.price" = 1e9
+"index.interval.bytes" = 0
+[job]
+"engine" = "threads"
 """
 _KEY = tuple[str, int]
 _LARGE_BYTES: Final = 7 << 19  # six exceed the quarter of task.memory.bytes that may wait in memory
@@ -172,7 +184,8 @@ class Kind:
     damaged: bool = False  # indexes of the archive are damaged
     generations: int = 1  # generations in the store
     keeps: bool = False  # the job must keep everything below segments/
-    only: str = ""  # only mishaps whose names begin so; with others it acts as another kind does
+    only: str | tuple[str, ...] = ""  # only mishaps whose names begin so; with others it acts as another kind does
+    by_yield: bool = False  # runs by yield: segments of the store stay, and others are rewritten
     spills: bool = False  # more output waits than fits in a task's memory
 
     @property
@@ -211,6 +224,14 @@ KINDS: Final = {
         Kind("first compact", compact, generations=0),
         Kind("compact by blocks", lambda root: compact(root, "blocks")),
         Kind("compact that spills", lambda root: compact(root, "spilling"), generations=0, spills=True),
+        # files that cannot be read cost it time only: it then leaves other files than undisturbed
+        Kind(
+            "compact by yield",
+            lambda root: compact(root, "yield"),
+            generations=4,
+            only=("killed", "power cut"),
+            by_yield=True,
+        ),
         Kind("reindex", _reindex, damaged=True),
         Kind("restore", restore, generations=2),
         Kind("vacuum", VACUUM, generations=2),
@@ -223,7 +244,9 @@ KINDS: Final = {
 
 
 EPOCHS: Final = "leader-epoch-checkpoint"
-COMPACTIONS: Final = ("compact", "first compact", "compact by blocks", "compact that spills", "compact by the clock")
+COMPACTIONS: Final = (
+    "compact", "first compact", "compact by blocks", "compact that spills", "compact by yield", "compact by the clock",
+)  # fmt: skip
 
 
 def grow(archive: Path, number: int) -> None:
@@ -237,6 +260,15 @@ def grow(archive: Path, number: int) -> None:
             (folder / f"{base:020}.log").write_bytes(data)
 
 
+def grow_by_yield(archive: Path, number: int) -> None:
+    """Add a segment to both partitions: many keys that stay at first, then a few that come again each time."""
+    base = (4 + number) * SEGMENT_OFFSETS
+    for partition in (0, 1):
+        keys = [b"cold %d" % n for n in range(12)] if number == 0 else [b"hot", b"warm", b"cold %d" % number] * 4
+        records = [(START_MS + base + n, key, b"value %d" % (base + n)) for n, key in enumerate(keys)]
+        (archive / f"t-{partition}" / f"{base:020}.log").write_bytes(data_batch(base, records, leader_epoch=3).data)
+
+
 def write_settings(work: Path) -> None:
     """Write settings for the ways of `compact`."""
     for name, way, split, memory in (
@@ -244,6 +276,7 @@ def write_settings(work: Path) -> None:
         ("spilling", "auto", 1 << 30, 64 << 20),
     ):  # fmt: skip
         (work / f"{name}.toml").write_text(_TOML.format(way=way, split=split, memory=memory))
+    (work / "yield.toml").write_text(_BY_YIELD)
 
 
 class History:
@@ -263,6 +296,9 @@ class History:
         self.said, self.noted = self.attacked(None, noting=True)
         if self.said.code:
             raise AssertionError(f"{kind.name}, undisturbed: {self.said}")
+        reasons = {one["reason"] for p in self.said.report.get("partitions", ()) for one in p.get("schedule", ())}
+        if reasons != ({"kept", "yield"} if kind.by_yield else set()):
+            raise AssertionError(f"{kind.name}: segments are {reasons}")
         self.after = files_of(self.root)
         self.restored = restored(self.root / "output")
         self.stood: Stands = self.child(lambda: stands(self.root / "store"))
@@ -279,9 +315,9 @@ class History:
         if self.kind.spills:
             self._grow_large()
         for number in range(self.kind.generations):
-            self.ended(compact(self.root))
+            self.ended(self.kind.words(self.root) if self.kind.by_yield else compact(self.root))
             if number + 1 < self.kind.generations or self.kind.grown:
-                grow(self.root / "archive", number)
+                (grow_by_yield if self.kind.by_yield else grow)(self.root / "archive", number)
         if self.kind.damaged:
             index = self.root / "archive" / "t-0" / f"{SEGMENT_OFFSETS:020}.index"
             index.write_bytes(index.read_bytes()[:-3])
@@ -615,7 +651,9 @@ def warm() -> None:
     import pandas  # noqa: F401 - pyarrow imports it with the first table
 
     from tests.attack import readers
+    from tests.builders.nights import keep_by_yield
 
+    keep_by_yield(pytest.MonkeyPatch())  # for good: this process does nothing else
     for module in job_modules.JOBS.values():
         importlib.import_module(module)
     import pyarrow as pa

@@ -95,6 +95,8 @@ class Tally:
     steps: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)  # sequences that ended at one of KNOWN
     generations: int = 0
+    by_yield: int = 0  # generations of runs by yield
+    carried: int = 0  # those of them that carry segments over
     records: int = 0
 
 
@@ -109,6 +111,7 @@ class World:
         rng = self.rng("world")
         self.snapshots, self.nulls = rng.random() < 0.5, rng.random() < 0.2
         self.strategies = ("offset",) if rng.random() < 0.8 else ("offset", "timestamp", "header")
+        self.by_yield = rng.random() < 0.4
         self.logs: dict[str, Log] = {}
         self.current: dict[str, Generation] = {}
         self.archive.mkdir(parents=True)
@@ -129,7 +132,7 @@ class World:
         """Play all steps. Raises Failed with the whole story."""
         for step in self.case.steps:
             rng = self.rng(step)
-            names = _FIRST if step < len(_FIRST) else _STEPS
+            names = _FIRST if step < len(_FIRST) else _STEPS | (_NIGHTS if self.by_yield else {})
             name = rng.choices(list(names), list(names.values()))[0]
             said = f"{step} {name}"
             self.told.append(said)
@@ -262,6 +265,19 @@ class World:
         self.snapshots = rng.random() < 0.5
         self.tell(f"{log.topic} without {' '.join(kinds)}")
 
+    def damage(self, rng: random.Random) -> None:
+        """Damage or remove what runs by yield have left beside the logs of the store."""
+        kind = rng.choice(("*.facts", "*.filter", "*.keys", "hash.key"))
+        found = sorted((self.store / "segments").rglob(kind))
+        for path in found if rng.random() < 0.5 else rng.sample(found, min(len(found), 1)):
+            data, how = path.read_bytes(), rng.randrange(4)
+            if how == 0:
+                path.unlink()
+            else:
+                at = rng.randrange(max(len(data), 1))
+                path.write_bytes((data[:at], data[:at] + b"?" + data[at + 1 :], b"")[how - 1])
+        self.tell(f"{len(found)} {kind}")
+
     def wait(self, rng: random.Random) -> None:
         self.clock_ms += rng.choice((HOUR_MS, 6 * HOUR_MS, 2 * DAY_MS))
 
@@ -318,7 +334,7 @@ class World:
     def compacted(self, rng: random.Random, *, free: bool = False) -> tuple[Said, Told]:
         """Compact and judge the run. free: use the options that help against everything that sets a partition aside."""
         now_ms = self.clock_ms + rng.choice((0, 0, 0, HOUR_MS, 2 * DAY_MS, 4 * DAY_MS, -DAY_MS))
-        policy = rng.choice(("compact",) * 6 + ("compact,delete", "delete"))
+        policy = rng.choice(("compact",) * 6 + ("compact,delete",) * (3 if self.by_yield else 1) + ("delete",))
         told = Told(
             now_ms=now_ms,
             policy=policy,
@@ -329,7 +345,7 @@ class World:
             retention_bytes=rng.choice((-1, 600, 2000)) if "delete" in policy else -1,
             delete_retention_ms=rng.choice((0, HOUR_MS, DAY_MS)),
             sealed=rng.random() < 0.3,
-            force=rng.random() < 0.4,
+            force=rng.random() < (0.1 if self.by_yield else 0.4),
             accept=free or rng.random() < 0.1,
         )
         words: list[object] = ["compact", self.archive, "--store", self.store, "--config", self.settings(rng, told)]
@@ -338,6 +354,7 @@ class World:
         reset = "*" if free or self.has_moved() else rng.choice((*TOPICS, "*")) if rng.random() < 0.1 else ""
         words += ["--reset", reset] if reset else []
         words += ["--topics", rng.choice(TOPICS)] if rng.random() < 0.2 and not free else []
+        words += ["--io-budget", rng.choice((0, 2000, 10_000))] if rng.random() < 0.2 else []
         said = self.command(*words, codes=(0, 3))
         made: list[str] = []
         for p in said.report["partitions"]:
@@ -354,6 +371,15 @@ class World:
         self.check_contents(made, said.report)
         return said, told
 
+    def night(self, rng: random.Random) -> None:
+        """Append some batches to both logs, and roll them; then compact."""
+        for log in self.logs.values():
+            for _ in range(rng.randint(0, 3)):
+                self.clock_ms += HOUR_MS
+                log.append(drawn_records(rng, log, self.clock_ms, nulls=self.nulls), codec=drawn_codec(rng))
+            log.roll(self.snapshots)
+        self.compact(rng)
+
     def settings(self, rng: random.Random, told: Told) -> Path:
         """Write a file with the run's settings."""
         path = self.root / "settings.toml"
@@ -367,6 +393,10 @@ class World:
             "min.cleanable.dirty.ratio": rng.choice((0.0, 0.0, 0.4)),
             "retention.ms": told.retention_ms,
             "retention.bytes": told.retention_bytes,
+            "compaction.schedule": "yield" if self.by_yield and rng.random() < 0.9 else "full",
+            "compaction.dead.byte.price": rng.choice((0.01, 1.0, 1e9)),
+            "compaction.min.yield": rng.choice((0.0, 0.0, 0.5)),
+            "compaction.full.ms": rng.choice((DAY_MS, *(1 << 62,) * 5)),
             **({"compaction.strategy.header": "v"} if told.strategy == "header" else {}),
         }
         job = {"split.by": rng.choice(("auto", "none", "blocks")), "split.bytes": rng.choice((200, 1 << 30))}
@@ -391,7 +421,7 @@ class World:
         made = Generation(
             p["generation"], report["run_id"], p["log_start_offset"], p["next_offset"], p["first_dirty_offset"],
             told.now_ms, self.archive, log, contents, in_archive, parent, before,
-            frozenset(row.record for row in given.values()),
+            frozenset(row.record for row in given.values()), told.strategy,
         )  # fmt: skip
         if wrong := list(wrongs(made, log, given, told)):
             raise Failed(
@@ -400,6 +430,8 @@ class World:
             )
         self.current[topic] = made
         self.tally.generations += 1
+        self.tally.by_yield += bool(p["schedule"])
+        self.tally.carried += any(segment["reason"] == "kept" for segment in p["schedule"])
         self.tally.records += len(contents.rows)
         if p["anew"] or parent is None or told.accept:
             log.odd -= {"hole", "came back", "created again", "restored", "begins later, and no checkpoint says so"}
@@ -693,9 +725,10 @@ class World:
 
 _STEPS: Final = {  # step -> weight
     "append": 22, "transact": 11, "end": 10, "roll": 9, "retention": 5, "delete_records": 3, "recreate": 1, "lose": 2,
-    "find": 2, "high_watermark": 3, "side_files": 2, "wait": 2, "compact": 22, "rollback": 3, "vacuum": 3,
+    "find": 2, "high_watermark": 3, "side_files": 2, "damage": 2, "wait": 2, "compact": 22, "rollback": 3, "vacuum": 3,
     "rebuild_state": 2, "reindex": 2, "go_on": 2, "move": 1, "read": 2,
 }  # fmt: skip
+_NIGHTS: Final = {"night": 40, "append": 10, "transact": 5, "end": 15, "damage": 5, "compact": 5, "vacuum": 5}
 _RETENTION_MS: Final = {"compact": (-1,), "compact,delete": (-1, HOUR_MS, DAY_MS), "delete": (HOUR_MS, DAY_MS)}
 _FIRST: Final = {"append": 4, "transact": 1, "end": 1, "roll": 2}  # weights of the first four steps
 

@@ -71,6 +71,7 @@ class Generation:
     parent: Generation | None  # generation that it was made from; None: from the archive alone
     before: Generation | None  # generation that was current before
     given: frozenset[Record] = field(default_factory=frozenset)
+    strategy: str = "offset"
 
     def line(self) -> Iterator[Generation]:
         """Yield this generation, and those that were current before."""
@@ -152,6 +153,7 @@ def wrongs(made: Generation, log: Log, given: dict[int, Row], told: Told) -> Ite
     yield from _wrongly_ended(made, log)
     yield from _bounds(made, log, told)
     yield from _missing(made, log, given, told)
+    yield from _come_back(made, log)
     yield from _last_batches(made, log, given)
     if told.compacts:
         yield from _left_over(made, log, told)
@@ -263,6 +265,27 @@ def _missing(made: Generation, log: Log, given: dict[int, Row], told: Told) -> I
             why = "it is the last of its key"
         if why:
             yield f"lost: {record}: {why}"
+
+
+def _come_back(made: Generation, log: Log) -> Iterator[str]:
+    """Yield each record that a later tombstone of its key deleted, and that is read again without that tombstone."""
+    if log.odd or log.lost or log.cleaned or any(one.strategy != "offset" for one in made.chain()):
+        return  # the tombstone was lost with its segment, perhaps, or another order holds
+    last: dict[bytes, Record] = {}
+    for offset, entry in sorted(log.entries.items()):
+        txn = entry.txn
+        ended = txn is None or (txn.end is not None and txn.end < made.next and not txn.aborted)
+        if offset < made.next and entry.record.key is not None and not entry.batch.control and ended:
+            last[entry.record.key] = entry.record
+    for offset, row in made.contents.rows.items():
+        record, txn = row.record, log.entries[offset].txn if offset in log.entries else None
+        if offset < made.start or row.batch.control or record.key is None or (txn is not None and txn.aborted):
+            continue
+        tombstone = last.get(record.key)
+        if tombstone is None or tombstone.value is not None or record.offset >= tombstone.offset:
+            continue
+        if record.value is not None and tombstone.offset not in made.contents.rows:
+            yield f"came back: {record}, which the tombstone at {tombstone.offset} deleted"
 
 
 def _may_expire(row: Row, left_bytes: int, told: Told) -> bool:

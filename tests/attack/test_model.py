@@ -21,11 +21,18 @@ from tests.attack import model
 from tests.attack.histories import Said
 from tests.attack.model import KNOWN, Case, Tally, failure, shrunk
 from tests.attack.summary import again, chosen, tell
+from tests.builders.nights import keep_by_yield
 from tests.reference.log import decode_log, with_timestamps
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
-FEW = 14  # sequences: each kind of step is among them
+
+@pytest.fixture(autouse=True)
+def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_by_yield(monkeypatch)
+
+
+FEW = 9  # sequences: each kind of step is among them
 MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
@@ -47,7 +54,8 @@ def test_months_of_commands_lose_nothing(request: pytest.FixtureRequest, tmp_pat
     steps = ", ".join(f"{n:,} {name}" for name, n in tally.steps.most_common())
     ended = "".join(f"; {n:,} ended at what is known, {name}" for name, n in sorted(tally.known.items()))
     line = (
-        f"model over time: {tried:,} sequences, {tally.generations:,} generations of {tally.records:,} records judged: "
+        f"model over time: {tried:,} sequences, {tally.generations:,} generations ({tally.by_yield:,} "
+        f"by yield, {tally.carried:,} carry segments over) of {tally.records:,} records judged: "
         f"{f'{len(found)} failed' if found else 'nothing lost'}{ended}; {tally.steps.total():,} steps: {steps}"
     )
     tell(request, line)

@@ -3,12 +3,23 @@
 
 The log holds `keys` live records in 40 segments at first; each night adds 5 % (`simulate_yields.NEW`) as one segment.
 Every run is `lastkey.compact` on threads; the bytes are those that its report counts, and those that are read back.
+
+With `--seconds` it times whole runs of the command line instead, in processes of their own, on threads and on Spark:
+a first run that cleans everything, with and without filters; nights of 1 % new data, nine tenths of it to 2 % of the
+keys; and one with --force. `--keys 10000000 --value-bytes 1000 --segment-bytes 1073741824` makes a log of 10 GB.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +32,15 @@ from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job
-from lastkey.logformat.schemas import HEADERS
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.yields.schedule import Policy
 from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, simulate
 
 START_MS, DAY = 1_700_000_000_000, 86_400_000
-BATCH = 500
+BATCH_BYTES = 50_000
+PART = 100_000  # records made at a time
+DIGITS = 10 ** np.arange(11, -1, -1)  # of a key
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Log:
@@ -48,20 +61,24 @@ class Log:
         return written
 
     def _write(self, keys: np.ndarray) -> int:
-        rng = np.random.default_rng(self.end)
+        value = np.frombuffer(np.random.default_rng(self.end).bytes(self.value), np.uint8)
         with SegmentWriter(self.folder, self.end) as writer:
-            for at in range(0, len(keys), BATCH):
-                some = keys[at : at + BATCH]
+            for at in range(0, len(keys), PART):
+                some = keys[at : at + PART]
                 offsets = np.arange(self.end + at, self.end + at + len(some))
                 columns: dict[str, Any] = {
                     "offset": pa.array(offsets, pa.int64()),
                     "timestamp_ms": pa.array(np.full(len(some), START_MS), pa.int64()),
-                    "key": pa.array([b"%012d" % key for key in some.tolist()], pa.binary()),
-                    "value": pa.array([rng.bytes(self.value)] * len(some), pa.binary()),
-                    "headers": pa.array([None] * len(some), HEADERS),
+                    "key": _binary((some[:, None] // DIGITS % 10 + ord("0")).astype(np.uint8)),
+                    "value": _binary(np.tile(value, (len(some), 1))),
                 }
-                writer.append_records(pa.table(columns).to_batches()[0])
+                writer.append_records(pa.table(columns).to_batches()[0], max_batch_bytes=BATCH_BYTES)
             return writer.size
+
+
+def _binary(rows: np.ndarray) -> pa.Array:
+    ends = pa.py_buffer(np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(rows), [None, ends, pa.py_buffer(np.ascontiguousarray(rows))])
 
 
 def run_job(log: Log, store: Path, night: int, settings: dict[str, Any]) -> tuple[int, int]:
@@ -101,15 +118,84 @@ def nights(root: Path, draw: str, keys: int, value_bytes: int, n: int, settings:
     return moved / last[0], float(np.mean(space[: last[1]]))
 
 
+def timed(
+    log: Log, store: Path, night: int, engine: str, lines: Sequence[str], *options: str
+) -> tuple[float, dict[str, Any]]:
+    """Compact once by the command line. Returns seconds from its start to its end, and the partition's result."""
+    settings = log.archive.parent / "cleaner.toml"
+    settings.write_text("\n".join(["[defaults]", '"cleanup.policy" = "compact"', *lines]))
+    at = ["--now", str(START_MS + night * DAY), "--config", str(settings), "--engine", engine]
+    command = [sys.executable, "-m", "lastkey", "compact", str(log.archive), "--store", str(store), *at, "--json"]
+    os.sync()  # what the last step wrote is not this one's work
+    begin = time.perf_counter()
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - begin
+    [result] = json.loads(done.stdout)["partitions"]
+    return seconds, result
+
+
+def seconds_of_nights(
+    root: Path, engine: str, keys: int, value_bytes: int, segment_bytes: int, n: int, price: float
+) -> None:
+    """Print what whole runs cost on an engine: first ones, nights, and one with --force."""
+    log, per, rng = Log(root, value_bytes), segment_bytes // (value_bytes + 32), np.random.default_rng(SEED)
+    size = sum(log.append(np.arange(at, min(at + per, keys))) for at in range(0, keys, per))
+    print(f"{engine}: {size / 1e9:.2f} GB", flush=True)
+    by_yield = ['"compaction.schedule" = "yield"', f'"compaction.dead.byte.price" = {price}']
+
+    def run(what: str, lines: Sequence[str], store: Path, night: int, *options: str) -> tuple[float, float]:
+        seconds, result = timed(log, store, night, engine, lines, *options)
+        phases = ", ".join(f"{name} {value:.2f}" for name, value in result["seconds"].items())
+        read = result["bytes_read"] / size
+        print(
+            f"{engine}: {what}: {result['status']}, {seconds:.2f} s ({phases}), read {read:.4f} of the log, "
+            f"written {result['bytes_written'] / size:.4f}, peak memory {result['peak_memory_bytes'] / 1e6:.0f} MB",
+            flush=True,
+        )
+        return seconds, read
+
+    store, names = root / "store", rng.permutation(keys)
+    without, _ = run("first run, full", ['"compaction.schedule" = "full"'], store, 0)
+    shutil.rmtree(store)
+    first, _ = run("first run, yield", by_yield, store, 0)
+    nights = []
+    for night in range(1, n + 1):
+        new, hot = keys // 100, keys // 50
+        drawn = np.where(rng.random(new) < 0.9, rng.integers(0, hot, new), rng.integers(hot, keys, new))
+        log.append(names[drawn])
+        nights.append(run(f"night {night}", by_yield, store, night))
+    nights = [one for one in nights if one[1]]  # the others waited for more new records
+    seconds, read = (statistics.median(column) for column in zip(*nights, strict=True))
+    whole, _ = run("--force", by_yield, store, n, "--force")
+    print(
+        f"{engine}: {len(nights)} nights of {n} ran, median: {seconds / whole:.3f} of the time of --force, {read:.4f} "
+        f"of the log read; worst {max(s for s, _ in nights) / whole:.3f}, {max(r for _, r in nights):.4f}; first run "
+        f"with filters {first / without:.3f} of the time without"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--nights", type=int, default=60)
     parser.add_argument("--value-bytes", type=int, default=80)
     parser.add_argument("--draws", nargs="+", choices=DRAWS, default=["skewed", "uniform"])
-    parser.add_argument("--prices", nargs="+", type=float, default=[10.0, 1.0, 0.5])
+    parser.add_argument(
+        "--prices", nargs="+", type=float, default=[10.0, 1.0, 0.5], help="with --seconds: the last one"
+    )
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.2])
+    parser.add_argument("--seconds", action="store_true")
+    parser.add_argument("--engines", nargs="+", default=["threads", "spark"])
+    parser.add_argument("--segment-bytes", type=int, default=1 << 30)
     given = parser.parse_args(arguments)
+    if given.seconds:
+        for engine in given.engines:
+            with tempfile.TemporaryDirectory() as root:
+                size = given.segment_bytes
+                seconds_of_nights(
+                    Path(root), engine, given.keys, given.value_bytes, size, given.nights, given.prices[-1]
+                )
+        return
     print("| updates | rule | job: I/O | space | simulated: I/O | space | job / simulated |")
     print("|---|---|---|---|---|---|---|")
     for draw in given.draws:

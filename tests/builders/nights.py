@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,22 @@ class Nights:
 def last_records(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes | None]]:
     records = [r for b in batches if not b.control for r in b.records if r.offset < end]
     return {r.key: (r.offset, r.value) for r in sorted(records, key=lambda r: r.offset)}
+
+
+class Kept:
+    """Copy of both places of some nights, from which several tests go on. A store stays with its archive's path, so
+    each of them goes on in the same folder.
+    """
+
+    def __init__(self, nights: Nights, copy: Path) -> None:
+        self.nights, self.copy = nights, copy
+        shutil.copytree(nights.root, copy)
+
+    def again(self) -> Nights:
+        """Return the nights as they were kept."""
+        shutil.rmtree(self.nights.root)
+        shutil.copytree(self.copy, self.nights.root)
+        return replace(self.nights, settings=dict(self.nights.settings), segments=list(self.nights.segments))
 
 
 def run_nights(root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", active: str = "", **settings: Any) -> Lab:

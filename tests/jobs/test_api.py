@@ -327,3 +327,21 @@ def test_an_archive_that_is_missing():
         lastkey.open_archive("/nope")
     with pytest.raises(TypeError, match="path_or_uri: expected a path or URI, found 5"):
         lastkey.open_archive(5)
+
+
+@pytest.mark.parametrize(
+    ("places", "given", "said"),
+    [
+        (("key",), {}, "No such command 'key'"),
+        (("keys", "archive"), {"partition_count": "t"}, "--partition-count: expected TOPIC=N"),
+        (("keys",), {}, "audit needs either ARCHIVE or --store STORE"),
+        (("keys", "archive"), {"hidekeys": True}, "No such option '--hidekeys'"),
+        (("keys", "archive"), {"help": True}, "found a call for help"),
+    ],
+)
+def test_an_audit_has_the_words_of_its_command(places, given, said):
+    with pytest.raises(UsageError) as raised:
+        lastkey.audit(*places, **given)
+    assert said in raised.value.line()
+    with pytest.raises(TypeError, match="--most: expected text, a number"):
+        lastkey.audit("keys", "archive", most=object())

@@ -48,9 +48,11 @@ AUDIT_RECORDS: Final = pa.schema(
         pa.field("tombstone", pa.bool_()),  # the value is null
         pa.field("digest_low", pa.int64()),
         pa.field("digest_high", pa.int64()),
+        pa.field("delete_horizon_ms", pa.int64()),  # of the batch; null: not set
+        pa.field("magic", pa.int8()),  # of the batch
     ]
 )
-_READ: Final = select(RECORDS, ["offset", "timestamp_ms", "key"])
+_READ: Final = select(RECORDS, ["offset", "timestamp_ms", "key", "delete_horizon_ms", "magic"])
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,7 @@ def _rows(task: ReadTask, stretch: Stretch, found: StretchRead, run: Run, piece:
             "read_id": pa.repeat(pa.scalar(stretch.read_id, pa.int64()), len(batch)),
             "topic": pa.repeat(pa.scalar(piece.topic, pa.string()), len(batch)),
             "partition": pa.repeat(pa.scalar(piece.partition, pa.int32()), len(batch)),
-            "offset": batch.column("offset"),
-            "timestamp_ms": batch.column("timestamp_ms"),
+            **{name: batch.column(name) for name in ("offset", "timestamp_ms", "delete_horizon_ms", "magic")},
             "key": keys,
             "murmur2": hashes,
             "size_bytes": pa.array(sizes[part]),

@@ -135,6 +135,12 @@ class PartitionPlan:
         return sum(s.listed.size for s in self.segments)
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes of logs that the run reads whatever it finds: by yield, those of what is new."""
+        dirty = self.checkpoint or 0
+        return sum(s.listed.size for s in self.segments if not self.partial or s.base_offset >= dirty)
+
+    @property
     def clean_from(self) -> int | None:
         """First dirty offset of this run; None: nothing was cleaned before."""
         return self.checkpoint if self.partial or self.applied_until is None else self.applied_until

@@ -71,8 +71,11 @@ class Policy:
 
     def affords_all(self, size_bytes: float) -> bool:
         """Return whether the budget allows to rewrite a whole log of this size."""
-        cost = (self.reads_of_all + self.writes) * size_bytes
-        return self.io_budget_bytes is None or cost <= self.io_budget_bytes
+        return self.io_budget_bytes is None or self.cost_of_all(size_bytes) <= self.io_budget_bytes
+
+    def cost_of_all(self, size_bytes: float) -> float:
+        """Return the bytes that a run moves at most which rewrites a whole log of this size."""
+        return (self.reads_of_all + self.writes) * size_bytes
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     worth = (gain > 0) & (dead > 0) & (dead >= policy.min_yield * segments.size_bytes) & ~segments.must
     order = np.flatnonzero(worth)
     order = order[np.argsort(-gain[order] / np.maximum(cost[order], 1), kind="stable")]
+    order = order[most[order] <= left]  # else one that never fits would keep all others waiting
     taken = order[np.cumsum(most[order]) <= left]  # the best ratio first; the first that does not fit ends it
     growth = policy.price * live[taken] * hazard[bin_of(segments.age[taken])]
     lost = gain[taken] ** 2 / (2 * np.maximum(growth, 1e-9))
@@ -154,6 +158,16 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     if float(most[merged].sum()) <= left - float(most[taken].sum()):
         reason[merged] = MERGED
     return _schedule(segments, policy, reason, gain)
+
+
+def wish_of(segments: Segments, yields: Yields, policy: Policy) -> tuple[float, float, float]:
+    """Return the gain of what a run would rewrite without a budget, the bytes that it could move at most, and the most
+    of these for one segment.
+    """
+    chosen = choose(segments, yields, replace(policy, io_budget_bytes=None))
+    taken = chosen.reason != KEPT
+    most = (policy.reads + policy.writes) * segments.size_bytes[taken]
+    return float(chosen.gain[taken].sum()), float(most.sum()), float(most.max(initial=0))
 
 
 def choose_all(segments: Segments, policy: Policy) -> Schedule:

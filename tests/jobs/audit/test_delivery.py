@@ -203,7 +203,7 @@ def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
         keys = pa.array([key.encode() for key in TOLD["key"]], pa.binary())
         pq.write_table(table.set_column(1, "key", keys).append_column("partition", pa.array([0, 0, 0])), path)
     elif kind == "csv":
-        options = {"keys_as": "base64"}
+        options = {"key_format": "base64"}
         table = table.set_column(1, "key", pa.array([base64.b64encode(key.encode()).decode() for key in TOLD["key"]]))
         pa.csv.write_csv(table.append_column("group", pa.array(["x", "x", "x"])), path)
     else:
@@ -233,7 +233,7 @@ def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
 def test_tables_that_say_nothing(spark, archive, tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "told.parquet")
     with pytest.raises(UsageError, match=message):
-        audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), keys_as="hex")
+        audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), key_format="hex")
 
 
 # -- drawn logs

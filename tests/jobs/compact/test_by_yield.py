@@ -5,14 +5,16 @@ the end leaves what one full run leaves.
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lastkey.udfs.segments import cleaned_until
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS
-from tests.builders.nights import COLD, DAY, KEY, Nights, keep_by_yield, last_records
+from tests.builders.nights import COLD, DAY, KEY, Kept, Nights, keep_by_yield, last_records
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     nights = Nights(tmp_path)
@@ -63,7 +65,7 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     assert kept.keys() <= expected.keys()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
     rng, nights = random.Random(seed), Nights(tmp_path)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
@@ -145,20 +147,30 @@ def _naive(analysis: Any, applied: Any, chosen: Any, before: Any, number: int) -
     return analysis.rules
 
 
-def _five_nights(root: Path) -> Nights:
-    nights = Nights(root)
-    for text in (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=3"):
-        nights.grow(text)
-        nights.run()
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """Keep four nights by yield, and the segment of a fifth one."""
+    nights = Nights(tmp_path_factory.mktemp("nights") / "now")
+    with pytest.MonkeyPatch.context() as patch:
+        keep_by_yield(patch)
+        for text in (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=3"):
+            nights.grow(text)
+            nights.run()
     nights.grow("h1=4 h2=4 c4=4 c5=4 c6=4 c7=4 c8=4 c9=4")
-    return nights
+    return Kept(nights, tmp_path_factory.mktemp("nights") / "kept")
+
+
+@pytest.fixture
+def five_nights(kept: Kept) -> Nights:
+    return kept.again()
 
 
 @pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
-@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty", "another"])
-def test_lost_and_damaged_files_cost_time_only(tmp_path: Path, pattern: str, damage: str) -> None:
-    nights = _five_nights(tmp_path)
-    found = nights.beside(pattern)
+@pytest.mark.parametrize(
+    "damage", ["gone", "flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut", "empty", "another"))]
+)
+def test_lost_and_damaged_files_cost_time_only(five_nights: Nights, pattern: str, damage: str) -> None:
+    found = five_nights.beside(pattern)
     assert found
     for path in found:
         data = path.read_bytes()
@@ -170,56 +182,64 @@ def test_lost_and_damaged_files_cost_time_only(tmp_path: Path, pattern: str, dam
         if damage == "another":
             [other] = [kind for kind in (".facts", ".filter") if kind != path.suffix][:1]
             path.write_bytes(beside.read_bytes() if (beside := path.with_suffix(other)).exists() else b"another")
-    nights.run()
-    nights.checked()
-    nights.job("verify")
+    five_nights.run()
+    five_nights.checked()
+    five_nights.job("verify")
 
 
-def test_a_rollback_takes_its_keys_along(tmp_path: Path) -> None:
-    nights = _five_nights(tmp_path)
+def test_a_rollback_takes_its_keys_along(five_nights: Nights) -> None:
+    five_nights.run()
+    five_nights.job("rollback", "--generation", "3")
+    five_nights.job("vacuum", "--grace-hours", "0")
+    five_nights.checked()
+    five_nights.run()
+    five_nights.checked()
+    five_nights.job("verify")
+
+
+def test_a_restored_generation_may_take_the_archives_place(five_nights: Nights) -> None:
+    """Its cleaner checkpoint lies below what the last run has cleaned."""
+    nights, root = five_nights, five_nights.root
+    nights.grow("h1=5 h1=6")
     nights.run()
-    nights.job("rollback", "--generation", "3")
-    nights.job("vacuum", "--grace-hours", "0")
-    nights.checked()
-    nights.run()
-    nights.checked()
+    assert cleaned_until(nights.rows(), 2**63) < nights.rows()[-1].base_offset
+    nights.job("restore", "--output", str(root / "restored"))
+    shutil.rmtree(root / "archive")
+    (root / "restored").rename(root / "archive")
     nights.job("verify")
 
 
 def test_files_of_keys_are_private_and_nothing_tells_the_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    five_nights: Nights, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nights = _five_nights(tmp_path)
-    for path in nights.beside("*"):
+    for path in five_nights.beside("*"):
         if path.suffix in (".facts", ".filter", ".keys", ".key"):
             assert path.stat().st_mode & 0o077 == 0, path
-    secret = nights.beside("hash.key")[-1].read_bytes()[:16]
+    secret = five_nights.beside("hash.key")[-1].read_bytes()[:16]
     told = {text for half in (secret[:8], secret[8:]) for text in (half.hex(), str(int.from_bytes(half, "big")))}
-    nights.job("runs")
+    five_nights.job("runs")
     files = [
-        path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.suffix in (".json", ".parquet")
+        path for path in five_nights.lab().store.rglob("*") if path.is_file() and path.suffix in (".json", ".parquet")
     ]
     seen = capsys.readouterr().out + "".join(path.read_bytes().decode("latin-1") for path in files)
     assert not any(text in seen for text in told)
 
 
-def test_a_full_run_draws_a_new_key_and_needs_no_key_files(tmp_path: Path) -> None:
-    nights = _five_nights(tmp_path)
-    first = {path.read_bytes() for path in nights.beside("hash.key")}
+def test_a_full_run_draws_a_new_key_and_needs_no_key_files(five_nights: Nights) -> None:
+    first = {path.read_bytes() for path in five_nights.beside("hash.key")}
     assert len(first) == 1
-    nights.settings["compaction.full.ms"] = DAY
-    nights.run()
-    assert all(row.cleaned and row.key_files is None for row in nights.rows()[:-1])
-    assert nights.beside("hash.key")[-1].read_bytes() not in first
-    nights.checked()
+    five_nights.settings["compaction.full.ms"] = DAY
+    five_nights.run()
+    assert all(row.cleaned and row.key_files is None for row in five_nights.rows()[:-1])
+    assert five_nights.beside("hash.key")[-1].read_bytes() not in first
+    five_nights.checked()
 
 
-def test_retention_takes_segments_that_the_same_run_has_cleaned(tmp_path: Path) -> None:
-    nights = _five_nights(tmp_path)
-    nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
-    nights.run()
-    assert all(row.root == "archive" or not row.records for row in nights.rows())
-    nights.job("verify")
+def test_retention_takes_segments_that_the_same_run_has_cleaned(five_nights: Nights) -> None:
+    five_nights.settings |= {"cleanup.policy": "compact,delete", "retention.ms": 0}
+    five_nights.run()
+    assert all(row.root == "archive" or not row.records for row in five_nights.rows())
+    five_nights.job("verify")
 
 
 def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.compact.choose import ASKED, CORES_IDLE, choose, several_of
+from lastkey.jobs.compact.schedule import with_shares
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
@@ -93,3 +94,31 @@ def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
 @pytest.mark.parametrize("split", ["auto", "blocks", "window"])
 def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split: SplitBy) -> None:
     assert choose([plan(4 * GIB, split, dry_run=True)], workers(2)).several == ()
+
+
+def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
+    whole, rest = plan(4 * GIB), SegmentInput(ListedSegment("/none", "t-0/9.log", 9, 7, 0))
+    grown = replace(whole, segments=(*whole.segments, rest), checkpoint=9)
+    assert grown.least_bytes == grown.log_bytes == 4 * GIB + 7
+    assert replace(grown, partial=True).least_bytes == 7
+
+
+def test_a_budget_goes_where_it_gains_most_and_to_whole_runs_that_it_suffices_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In equal parts, 25 bytes for each, it would suffice for nothing."""
+    wishes = {0: (10.0, 60.0, 60.0), 1: (30.0, 60.0, 60.0), 2: (1.0, 10.0, 10.0), 3: (0.0, 0.0, 0.0)}
+    monkeypatch.setattr("lastkey.jobs.compact.schedule.wish_before", lambda plan: wishes[plan.partition])
+    full = 30 * 86_400_000
+    plans = [replace(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1) for n in wishes]
+
+    def shares(*, io_budget: int, **overdue: int) -> list[int | None]:
+        due = [replace(p, secret_ms=overdue.get(f"p{p.partition}", 1)) for p in plans]
+        return [p.io_budget_bytes for p in with_shares(io_budget, due)]
+
+    assert shares(io_budget=100) == [40, 60, 0, 0]
+    assert shares(io_budget=110) == [50, 60, 0, 0]
+    assert shares(io_budget=170) == [70, 70, 20, 10]
+    assert shares(io_budget=100, p3=0) == [0, 20, 0, 80]  # 20 bytes, read twice, written, and read back
+    assert shares(io_budget=70, p3=0) == [10, 60, 0, 0]
+    assert all(p.io_budget_bytes is None for p in with_shares(None, plans))

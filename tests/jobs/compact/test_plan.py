@@ -14,7 +14,7 @@ from lastkey.jobs.command.cli import main
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.yields.yield_table import from_text, no_yields
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY, KEY, SETTINGS, Nights, keep_by_yield
+from tests.builders.nights import DAY, KEY, SETTINGS, Kept, Nights, keep_by_yield
 from tests.builders.trees import tree
 
 KEYS, HOT = 1500, 30
@@ -73,11 +73,17 @@ def _result(nights: Nights, **options: Any) -> PartitionResult:
     return result
 
 
+@pytest.fixture(scope="module")
+def with_a_price(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    root = tmp_path_factory.mktemp("plan")
+    return Kept(_begun(root / "now", **{"compaction.dead.byte.price": 20.0})[0], root / "kept")
+
+
 @pytest.mark.parametrize("options", [(), ("--min-yield", "0.2"), ("--io-budget", "100000")])
 def test_compact_rewrites_what_plan_has_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+    with_a_price: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    nights, _ = _begun(tmp_path, **{"compaction.dead.byte.price": 20.0})
+    nights = with_a_price.again()
     before = tree(nights.lab().store)
     planned = _plan(nights, capsys, *options)
     assert tree(nights.lab().store) == before
@@ -128,8 +134,9 @@ def test_runs_learn_that_young_records_die(tmp_path: Path, always_by_yield: None
 def test_a_full_run_learns_as_a_run_by_yield_does(tmp_path: Path, always_by_yield: None) -> None:
     """The same night, cleaned in both ways; the filters' errors are the difference."""
     learned = []
+    kept = Kept(_begun(tmp_path / "now", nights=2, **{"compaction.dead.byte.price": 1e-6})[0], tmp_path / "kept")
     for force in (False, True):
-        nights, _ = _begun(tmp_path / str(force), nights=2, **{"compaction.dead.byte.price": 1e-6})
+        nights = kept.again()
         _result(nights, force=force)
         learned.append(from_text(nights.lab().state().checkpoints()[KEY].yields))
     assert learned[0].records == pytest.approx(learned[1].records, abs=3)
@@ -170,14 +177,14 @@ def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(
 ) -> None:
     nights, rng = _begun(tmp_path, hot=0.0)
     seen = set()
-    for _ in range(12):
+    for _ in range(6):
         planned = _plan(nights, capsys)
         result = _result(nights)
         seen.add(planned["run"])
         assert (result.status == "not_due") == (planned["status"] == "not_due")
         assert bool(result.schedule) == (planned["run"] == "yield")
         nights.checked()
-        nights.grow(_night(rng, hot=0.0))
+        nights.grow(_night(rng, 225, hot=0.0))
     assert None in seen
     assert "full" in seen
     waiting = _result(nights, force=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import lastkey
-from lastkey.jobs.errors import NotCleanedError, UsageError
+from lastkey.jobs.errors import NotCleanedError, RunningError, UsageError
+from lastkey.jobs.store.announcements import announced
 from lastkey.jobs.store.rows import Segment
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
@@ -92,6 +93,19 @@ def test_nothing_is_restored_if_a_partition_cannot_be_cleaned(lab: Lab) -> None:
 
 def test_an_archive_that_has_moved_is_no_place_to_clean_from(lab: Lab) -> None:
     moved = lab.archive.rename(lab.root / "moved")
-    with pytest.raises(UsageError, match="this store serves the archive"):
+    with pytest.raises(UsageError, match=r"--full-clean compacts from .*move it back, or leave out --full-clean"):
         lastkey.restore(lab.store, lab.root / "out", full_clean=True, archive=moved, config=THREADS)
     assert len(lastkey.restore(lab.store, lab.root / "out", archive=moved).partitions) == 1
+
+
+def test_another_run_that_works_on_the_topic_is_named_without_an_option_that_restore_lacks(lab: Lab) -> None:
+    state = lab.state()
+    with (
+        announced(state.root, "0" * 32, {KEY}, []),
+        pytest.raises(RunningError, match="no other run at t-0") as raised,
+    ):
+        lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
+    assert raised.value.exit_code == 4
+    assert "run again when that run has ended" in raised.value.line()
+    assert "--wait" not in raised.value.line()
+    assert not (lab.root / "out").exists()

@@ -211,11 +211,12 @@ JOBS = {
 WITH_ENGINE = ("compact", "verify", "reindex", "report", "inspect", "lookup", "lookup --sizing")
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     ("job", "asked"),
     [(job, "threads" if job in WITH_ENGINE else "") for job in JOBS if job != "lookup --at"]
-    + [(job, "spark") for job in (*WITH_ENGINE, "lookup --at")],
+    + [
+        pytest.param(job, "spark", marks=[pytest.mark.spark, pytest.mark.slow]) for job in (*WITH_ENGINE, "lookup --at")
+    ],
 )
 def test_no_option_of_spark_s_is_ignored_in_silence(
     job: str, asked: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], request: pytest.FixtureRequest
@@ -296,5 +297,8 @@ def test_the_first_command_of_the_readme_runs_on_spark(tmp_path: Path) -> None:
     assert threads.returncode == 0, threads.stderr
     assert re.search(r"^engine: \d+ threads?, no Spark$", threads.stdout, re.MULTILINE)
     assert "note: --driver-memory: no effect, because no Spark was needed" in threads.stdout
-    files = [{path.name: path.read_bytes() for path in at.rglob("*.log")} for at in (store, tmp_path / "other")]
+    files = [
+        {(path.parts[-3], path.name): path.read_bytes() for path in at.rglob("*.log")}
+        for at in (store, tmp_path / "other")
+    ]
     assert files[0] == files[1]

@@ -356,6 +356,7 @@ def _shared_modules():
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_jvm_that_nobody_waits_for_any_more_ends(monkeypatch):
     """It found no folder for its address, and stayed for ever: a signal had ended the run while Spark started."""
     user = UserOptions()

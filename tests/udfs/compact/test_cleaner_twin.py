@@ -200,9 +200,8 @@ EMPTY_BEHIND = Drawn(
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @example(EMPTY_BEHIND)
 @given(logs())
-def test_any_log_is_cleaned_as_the_twin_does(drawn: Drawn) -> None:
-    shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared_memory) as tmp:
+def test_any_log_is_cleaned_as_the_twin_does(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         run_passes(drawn, Path(tmp))
 
 

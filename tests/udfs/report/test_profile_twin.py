@@ -25,11 +25,12 @@ FIGURES = ("records", "null_keys", "control_records", "out_of_order", "largest_l
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.sampled_from([1 << 20, 300, 64]), st.sampled_from([None, None, 2**62, LAST_TIME, LAST_TIME + 1]))
-def test_any_log_is_profiled_as_by_the_twin(drawn: Drawn, chunk_bytes: int, far: int | None) -> None:
+def test_any_log_is_profiled_as_by_the_twin(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, chunk_bytes: int, far: int | None
+) -> None:
     if far is not None:
         drawn = with_a_time(drawn, far)
-    shared_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=shared_memory) as tmp:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         archived = lay_out(Path(tmp) / "archive", drawn.segments)
         plan = plan_of(
             archived, Path(tmp) / "store", drawn.settings, now_ms=drawn.times[0], checkpoint=drawn.checkpoint,

@@ -44,7 +44,7 @@ def brokers() -> np.ndarray:
     return broker(uniform, KEYS)
 
 
-@pytest.mark.parametrize("price", [10.0, 1.0])
+@pytest.mark.parametrize("price", [10.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_skewed_updates_cost_a_third_of_the_broker_s_bytes_where_space_is_dear(brokers, price):
     policy = Policy(price=price, segment_bytes=KEYS * RECORD // SEGMENTS)
     ours = simulate(skewed(np.random.default_rng(1), KEYS), KEYS, policy)
@@ -53,8 +53,8 @@ def test_skewed_updates_cost_a_third_of_the_broker_s_bytes_where_space_is_dear(b
     assert ours.segments < 3 * SEGMENTS
 
 
-@pytest.mark.parametrize("skip", [0, 60])
-@pytest.mark.parametrize("price", [5.0, 1.0])
+@pytest.mark.parametrize("skip", [0, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("price", [5.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_uniform_updates_cost_no_more_than_the_broker_s(brokers, price, skip):
     policy = Policy(price=price, segment_bytes=KEYS * RECORD // SEGMENTS)
     ours = simulate(uniform(np.random.default_rng(1), KEYS), KEYS, policy, skip=skip)

@@ -219,6 +219,15 @@ def test_a_budget_too_small_for_the_whole_log_is_spent_by_yield():
     assert not pace(log, ALIKE, policy, new_bytes=2 * 10**7, waiting=1000).rewrite_all
 
 
+def test_a_segment_that_never_fits_keeps_no_other_one_waiting():
+    log = segments(np.array([10**9, 10**6]), np.array([0.9, 0.6]), np.array([20, 20]))
+    both = choose(log, GENERATIONAL, Policy(price=10.0, segment_bytes=NO_MERGING))
+    assert (both.reason == YIELD).all()
+    assert both.gain[0] > both.gain[1]
+    small = choose(log, GENERATIONAL, Policy(price=10.0, segment_bytes=NO_MERGING, io_budget_bytes=10**7))
+    assert small.reason.tolist() == [KEPT, YIELD]
+
+
 def test_hazards_follow_what_was_counted_and_fall_between():
     yields = no_yields()
     for _ in range(50):

@@ -19,7 +19,7 @@ from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.yields.key_filter import count_held
-from lastkey.udfs.yields.schedule import REASONS, Pace, Policy, Segments, choose, pace
+from lastkey.udfs.yields.schedule import REASONS, Pace, Policy, Segments, choose, pace, wish_of
 from lastkey.udfs.yields.yield_table import AGES, from_text, no_yields, record_yields, to_text
 
 Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of the source
@@ -45,6 +45,17 @@ def pace_of(plan: PartitionPlan, rows: Sequence[OutputSegment], dirty: int, unti
     waiting, age = (until - dirty) / of_run, _ages(rows, dirty, of_run)
     segments = _segments(rows, [row.superseded for row in rows], age, np.zeros(len(rows), bool), np.zeros(len(rows)))
     return pace(segments, yields, policy_of(plan), new_bytes=round(new_bytes / waiting), waiting=max(round(waiting), 1))
+
+
+def wish_before(plan: PartitionPlan) -> tuple[float, float, float]:
+    """Return `wish_of` a partition by what was known after its last run: deaths of this one are not known yet."""
+    yields, dirty = from_text(plan.yields), plan.checkpoint or 0
+    rows = [s.row for s in plan.segments if s.row is not None and s.base_offset < dirty]
+    if not yields.run_offsets:
+        return 0.0, 0.0, 0.0  # no run has learned anything yet
+    age = np.rint(_ages(rows, dirty, yields.run_offsets)) + 1
+    none = np.zeros(len(rows))
+    return wish_of(_segments(rows, [row.superseded for row in rows], age, none > 0, none), yields, policy_of(plan))
 
 
 def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -> tuple[dict[int, int], int]:

@@ -166,14 +166,22 @@ def _packed(scan: SegmentScan) -> bytes:
         out,
         plain=np.frombuffer(json.dumps(plain).encode(), np.uint8),
         chunks=np.array(scan.chunks, np.int64).reshape(-1, len(ScannedChunk._fields)),
-        transactional=scan.transactional,
-        producers=scan.producers.producers,
-        markers=scan.producers.markers,
+        transactional=_without_padding(scan.transactional),
+        producers=_without_padding(scan.producers.producers),
+        markers=_without_padding(scan.producers.markers),
         epochs=np.array(scan.epochs, np.int64).reshape(-1, 2),
         offset_index=np.frombuffer(scan.offset_index, np.uint8),
         time_index=np.frombuffer(scan.time_index, np.uint8),
     )
     return out.getvalue()
+
+
+def _without_padding(rows: np.ndarray) -> np.ndarray:
+    """Return rows with zeros between their fields: whatever else the memory held there is nobody's business."""
+    out = np.zeros(rows.shape, rows.dtype)
+    for name in rows.dtype.names or ():
+        out[name] = rows[name]
+    return out
 
 
 def _unpacked(data: bytes, segment: SegmentInput) -> SegmentScan:

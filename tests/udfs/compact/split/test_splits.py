@@ -82,8 +82,8 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
 @pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.integers(0, 2**32))
-def test_drawn_logs(drawn: Drawn, seed: int) -> None:
-    with tempfile.TemporaryDirectory() as tmp:
+def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, seed: int) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         plan = plan_of(
             lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
             now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,

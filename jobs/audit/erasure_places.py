@@ -1,0 +1,298 @@
+"""The places where a key may still be: every file of an archive and of a store, and how each one is searched.
+
+A file is searched by what it is: a log by its records, a Parquet file by its columns, key files and filters by hashes.
+Formats that hold no keys are listed and not opened; the report counts them by kind. Any other file is searched for the
+bytes of each key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.errors import JobError
+from lastkey.jobs.store.delta import data_files
+from lastkey.jobs.store.folders import Run
+from lastkey.jobs.store.generations import generation_of
+from lastkey.jobs.store.paths import (
+    AUDIT_ERASURE,
+    AUDIT_KEY,
+    AUDIT_READS,
+    AUDIT_RUNS,
+    AUDIT_TABLES,
+    CHECKPOINTS,
+    COMMITTED,
+    MANIFEST,
+    PARTITIONS,
+    TABLES,
+    parse_run_folder,
+)
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat import names
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.audit.findings import SearchFile
+from lastkey.udfs.audit.list_files import Entry, Listing, list_files
+from lastkey.udfs.groups import groups
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import Root
+
+HASH_KEY: Final = "hash.key"
+_WITHOUT_KEYS: Final = {*TABLES} - {*AUDIT_TABLES} | {AUDIT_READS, AUDIT_RUNS}  # tables that no key is ever put into
+
+_LOG = re.compile(r"[0-9]{20}\.log\b.*|.*\.log")  # <base>.log.deleted and the tiered <offset>-<id>.log too
+_ID = "[A-Za-z0-9_-]{22}"  # of a tiered segment
+_NO_KEYS = re.compile(  # of Kafka: offsets, times, producers, epochs, identities
+    rf"[0-9]{{20}}([-_]{_ID})?\.(index|timeindex|txnindex|snapshot|leader_epoch_checkpoint)(\.[a-z]+)?"
+    r"|leader-epoch-checkpoint|partition\.metadata|meta\.properties|quorum-state|\.lock|\.kafka_cleanshutdown"
+    rf"|({'|'.join(names.OFFSET_CHECKPOINTS)})(\.tmp)?"
+)
+_OF_TABLE = re.compile(r".*\.parquet|[0-9]{20}(\.[a-z0-9.-]+)?\.(json|parquet)(\.torn-[0-9a-f]+)?|_last_checkpoint.*")
+_FACTS: Final = ".facts"
+_KEY_FILE: Final = ".keys"
+_FILTER: Final = ".filter"
+_EXCHANGE: Final = ".9999999999999999999"  # ends the folder in which the tasks of a run exchange hashes
+_TASK_BYTES: Final = 256 << 20
+_OPEN_BYTES: Final = 128 << 10  # cost of opening a file
+
+
+@dataclass
+class Places:
+    """Everything that was listed."""
+
+    files: list[SearchFile] = field(default_factory=list)
+    without_keys: Counter[str] = field(default_factory=Counter)  # files that are not opened, by their kind
+    topics: set[str] = field(default_factory=set)  # all that have a folder, asked for or not
+    left_out: int = 0  # files of topics that were not asked for
+    problems: list[Problem] = field(default_factory=list)
+    listed: dict[str, list[Entry]] = field(default_factory=dict)  # by URI of the root
+
+    def add_root(self, root: Root, listing: Listing) -> None:
+        """Note what was listed of a root."""
+        self.listed[root.uri] = listing.files
+        self.problems += listing.problems
+
+    def takes(self, topic: str, wanted: TopicFilter) -> bool:
+        """Note a file of a topic; return whether the topic is wanted."""
+        self.topics.add(topic)
+        self.left_out += not wanted.takes(topic)
+        return wanted.takes(topic)
+
+    def tasks(self) -> list[tuple[SearchFile, ...]]:
+        """Return the files in tasks of about 256 MiB; a filter stays behind its log."""
+        units: list[tuple[SearchFile, ...]] = []
+        filters = {file.path: file for file in self.files if file.kind == "filter"}
+        for file in self.files:
+            if file.kind == "log" and (beside := filters.pop(f"{file.path.removesuffix('.log')}{_FILTER}", None)):
+                units.append((file, beside))
+            elif file.kind != "filter":
+                units.append((file,))
+        units += [(file,) for file in filters.values()]
+        return [
+            tuple(file for unit in group for file in unit)
+            for group in groups(units, lambda unit: sum(f.size + _OPEN_BYTES for f in unit), _TASK_BYTES)
+        ]
+
+
+def add_archive(places: Places, root: Root, config: Config, topics: TopicFilter) -> None:
+    """List an archive. Raises FileNotFoundError."""
+    listing = list_files(root)
+    places.add_root(root, listing)
+    there = {entry.path for entry in listing.files}
+    for entry in listing.files:
+        folder, _, name = entry.path.rpartition("/")
+        parsed = names.parse_partition_folder(folder.rpartition("/")[2])
+        if parsed is not None and not places.takes(parsed.topic, topics):
+            continue
+        made = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
+        if parsed is not None:
+            made = replace(made, topic=parsed.topic, partition=parsed.partition, state=parsed.mark)
+        if _NO_KEYS.fullmatch(name):
+            places.without_keys["indexes, snapshots and checkpoints of Kafka"] += 1
+        else:
+            places.files.append(_as_log(made, there, config) if _LOG.fullmatch(name) else made)
+
+
+def add_store(places: Places, state: State, config: Config, topics: TopicFilter) -> None:
+    """List a store. Raises FileNotFoundError."""
+    root = state.root
+    listing = list_files(root)
+    places.add_root(root, listing)
+    there = {entry.path for entry in listing.files}
+    known = _Generations(state, places, any(path.startswith(f"{PARTITIONS}/") for path in there))
+    for entry in listing.files:
+        made = SearchFile(root.uri, entry.path, entry.size, entry.mtime_ms, "bytes")
+        if entry.path.startswith(f"{PARTITIONS}/"):
+            _add_segment_file(places, made, there, known, config, topics)
+        elif entry.path.startswith("state/"):
+            _add_table_file(places, made, known)
+        else:
+            places.files.append(made)
+
+
+def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
+    """Return a problem for each file that is new, or has changed, since the roots were listed: nobody searched it."""
+    out = []
+    for root in roots:
+        before = {entry.path: entry for entry in places.listed[root.uri]}
+        now = list_files(root)
+        for entry in now.files:
+            if before.get(entry.path) != entry:
+                found = "another size or time" if entry.path in before else "a new file"
+                path, hint = f"{root.uri}/{entry.path}", "run the audit again when nobody writes there"
+                out.append(Problem("changed", path, NO_POSITION, "the same file as before", found, hint=hint))
+    return out
+
+
+def _as_log(file: SearchFile, there: set[str], config: Config) -> SearchFile:
+    """Return a file as a log that is searched by its records."""
+    folder, _, name = file.path.rpartition("/")
+    stem = name.partition(".")[0]
+    suffix = name.partition(".log")[2]
+    index = f"{folder}/{stem}.index{suffix}".lstrip("/")
+    settings = config.topic_settings(file.topic or "")
+    return replace(
+        file,
+        kind="log",
+        state=file.state or suffix.lstrip("."),
+        base_offset=int(stem) if re.fullmatch("[0-9]{20}", stem) else 0,
+        index=index if index in there else None,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    )
+
+
+def _add_segment_file(
+    places: Places, file: SearchFile, there: set[str], known: _Generations, config: Config, topics: TopicFilter
+) -> None:
+    """Add a file below `segments/`."""
+    parts = file.path.split("/")
+    parsed = names.parse_partition_folder(parts[1])
+    run = parse_run_folder(parts[2]) if len(parts) == 4 else None
+    name = parts[-1]
+    if parsed is not None:
+        if not places.takes(parsed.topic, topics):
+            return
+        file = replace(file, topic=parsed.topic, partition=parsed.partition)
+    if parsed is None or run is None:
+        places.files.append(_as_log(file, there, config) if _LOG.fullmatch(name) else file)
+        return
+    folder = file.path.rpartition("/")[0]
+    file = replace(file, generation=run[0], run_id=run[1])
+    file = replace(file, state=known.state_of(file, folder))
+    secret = f"{folder}/{HASH_KEY}"
+    made_by = secret if secret in there else None
+    if _LOG.fullmatch(name):
+        state = file.state
+        places.files.append(replace(_as_log(file, there, config), state=state))
+    elif folder.endswith(_EXCHANGE):
+        hint = "a run that died left them, and nobody can test a key without its secret: vacuum deletes them"
+        path, held = f"{file.root}/{file.path}", "hashes of keys that tasks exchanged"
+        places.problems.append(Problem("side_file", path, 0, "a file of a generation", held, hint=hint))
+    elif name.endswith(_KEY_FILE):
+        places.files.append(replace(file, kind="key_file", secret=made_by, checksum=known.key_files.get(file.path)))
+    elif name.endswith(_FILTER):
+        places.files.append(replace(file, kind="filter", secret=made_by))
+    elif name.endswith(_FACTS) or name in (MANIFEST, COMMITTED, HASH_KEY) or _NO_KEYS.fullmatch(name):
+        places.without_keys["indexes, snapshots, facts and manifests of generations"] += 1
+    else:
+        places.files.append(file)
+
+
+def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> None:
+    """Add a file below `state/`."""
+    parts = file.path.split("/")
+    table, name, of_log = parts[1], parts[-1], "_delta_log" in parts
+    is_checksum = name.startswith(".") and name.endswith(".crc")  # Hadoop's, of the file beside it
+    known_file = _OF_TABLE.fullmatch(name) is not None and len(parts) > 2
+    if (
+        (table in _WITHOUT_KEYS and known_file)
+        or table in ("running", ".lock")
+        or file.path == AUDIT_KEY
+        or is_checksum
+    ):
+        places.without_keys["tables without keys, announcements, locks"] += 1
+    elif (
+        of_log and table in AUDIT_TABLES and known_file
+    ):  # Delta keeps statistics of texts and numbers; keys are neither
+        places.without_keys["logs of tables"] += 1
+    elif not name.endswith(".parquet"):
+        places.files.append(file)
+    else:
+        state = "log" if of_log else known.version_of(table, "/".join(parts[2:]))
+        hashed = table in AUDIT_TABLES and table != AUDIT_ERASURE  # whose hashes are copies of no key
+        places.files.append(replace(file, kind="table", state=state, may_hide=hashed))
+
+
+class _Generations:
+    """The store's tables, for words about its files: which generation names them, which version of a table."""
+
+    def __init__(self, state: State, places: Places, has_generations: bool) -> None:
+        self._root = state.root
+        self.current: set[str] = set()  # stems of logs, and folders, of current generations
+        self.older: set[str] = set()  # of others that were committed
+        self.key_files: dict[str, tuple[int, int]] = {}  # path -> number of keys, CRC-32C
+        self._versions: dict[str, set[str] | None] = {}
+        self._known = state.table_exists(CHECKPOINTS)
+        if self._known:
+            try:
+                self._read(state)
+            except JobError as error:
+                self._known = False
+                places.problems.append(_unknown(state.root, str(error), error.advice))
+        elif has_generations:
+            places.problems.append(_unknown(state.root, "no tables", "rebuild-state makes them from the manifests"))
+
+    def _read(self, state: State) -> None:
+        checkpoints = state.checkpoints()
+        histories = state.histories()
+        runs: dict[Run, bool] = {}  # -> whether it is the current one
+        for key, chain in histories.items():
+            for run in chain:
+                one = generation_of(run)
+                is_current = run.generation_after == checkpoints[key].generation
+                runs[key, one.generation, one.run_id] = is_current
+                (self.current if is_current else self.older).add(one.folder)
+                (self.current if is_current else self.older).add(
+                    f"{PARTITIONS}/{one.name}/{one.generation}-{one.run_id}"
+                )
+        for key, row in checkpoints.items():
+            runs[key, row.generation, row.run_id] = True
+            self.current |= {row.folder, row.own_folder}
+        for run_of, segments in state.segments_of(list(runs)).items():
+            named = self.current if runs[run_of] else self.older
+            for segment in segments:
+                if segment.root == "store":
+                    named.add(segment.path.removesuffix(".log"))
+                for _, _, path, n, checksum in json.loads(segment.key_files or "[]"):
+                    self.key_files[path] = n, checksum
+                    named.add(path.removesuffix(_KEY_FILE))
+
+    def state_of(self, file: SearchFile, folder: str) -> str:
+        """Return current, older, dead (of a run that no checkpoint names) or unknown."""
+        if not self._known:
+            return "unknown"
+        stem = f"{folder}/{file.path.rpartition('/')[2].partition('.')[0]}"
+        for state, paths in (("current", self.current), ("older", self.older)):
+            if stem in paths:
+                return state
+        return "current" if folder in self.current else "older" if folder in self.older else "dead"
+
+    def version_of(self, table: str, path: str) -> str:
+        """Return whether a data file belongs to the table's newest version: current, older, or unknown."""
+        if table not in self._versions:
+            try:
+                self._versions[table] = data_files(self._root, table)
+            except Exception:  # of whatever kind: which version has the file changes nothing but a word
+                self._versions[table] = None
+        of_newest = self._versions[table]
+        return "unknown" if of_newest is None else "current" if path in of_newest else "older"
+
+
+def _unknown(store: Root, found: str, hint: str) -> Problem:
+    expected = "which generations are current"
+    return Problem("side_file", f"{store.uri}/state", NO_POSITION, expected, found, hint=hint)

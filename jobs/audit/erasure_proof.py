@@ -1,0 +1,119 @@
+"""The proof of `audit erasure`: what was looked for, what was listed, what was found, and what was not read."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from lastkey.jobs import installation
+from lastkey.jobs.audit.erasure_search import Sought
+from lastkey.jobs.audit.proof import FORMAT, new_proof
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.options import AuditErasureOptions
+from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.udfs.audit.findings import findings_of
+from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.storage import Root
+
+if TYPE_CHECKING:
+    from lastkey.jobs.audit.signing import Signer
+
+
+_LEAST_BYTES: Final = 16  # of the key of HMACs
+_ROWS: Final = 10_000  # findings that are Python objects at a time
+_UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and reports and proofs made earlier"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The keys as proofs name them."""
+
+    names: Any  # pa.StringArray: the key in hex, or its HMAC-SHA256 in hex
+    hidden: bool
+
+
+def shown_keys(keys: KeySet, options: AuditErasureOptions) -> Shown:
+    """Return the names of keys. Raise UsageError unless the options about hidden keys go together."""
+    if options.hide_keys != (options.hmac_key is not None):
+        raise UsageError(
+            message="--hide-keys and --hmac-key FILE need each other: proofs name keys by HMACs with your key"
+        )
+    if options.hmac_key is None:
+        return Shown(pa.array((key.hex() for key in keys.keys.to_pylist()), pa.string()), False)
+    try:
+        secret = Path(options.hmac_key).read_bytes()
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise MissingPathError(path=options.hmac_key, expected="a key for HMACs", found=found) from None
+    if len(secret) < _LEAST_BYTES:
+        raise UsageError(message=f"{options.hmac_key}: expected {_LEAST_BYTES} bytes or more, found {len(secret)}")
+    # hashlib takes one value a call: this is the one loop over keys
+    return Shown(pa.array((hmac.digest(secret, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string()), True)
+
+
+def signer_of(options: AuditErasureOptions) -> Signer | None:
+    """Return the key to sign with. Raise UsageError, before anything is read, if it is none."""
+    if options.sign_with is None:
+        if options.password_env is not None:
+            raise UsageError(message="--password-env works only with --sign-with")
+        return None
+    if options.proof is None:
+        raise UsageError(message="--sign-with works only with --proof")
+    from lastkey.jobs.audit import signing  # noqa: PLC0415 - only who signs needs cryptography
+
+    password = None
+    if options.password_env is not None:
+        password = os.environb.get(options.password_env.encode())
+        if password is None:
+            raise UsageError(message=f"--password-env: expected the variable {options.password_env}, found none")
+    return signing.Signer(options.sign_with, password)
+
+
+def write_proof(
+    path: Path,
+    sought: Sought,
+    shown: Shown,
+    signer: Signer | None,
+    report: AuditReport,
+    roots: Sequence[tuple[Root, str]],
+    options: AuditErasureOptions,
+    at_ms: int,
+) -> dict[str, Any]:
+    """Write the proof, and sign its last line. Return what the report says of it."""
+    kinds = {(file.root, file.path): file.kind for file in sought.places.files}
+    with new_proof(path) as proof:
+        proof.write(
+            "header", format=FORMAT, audit="erasure", lastkey=installation.version(), time_ms=at_ms,
+            places=[{"place": name, "uri": root.uri} for root, name in roots], topics=asdict(options.topics),
+            keys=len(sought.keys), keys_are="HMAC-SHA256" if shown.hidden else "hex",
+            signed_with=None if signer is None else signer.fingerprint, not_reached=_UNREACHED,
+        )  # fmt: skip
+        for name in shown.names.to_pylist():
+            proof.write("key", key=name)
+        for root, _ in roots:
+            for entry in sought.places.listed.get(root.uri, ()):
+                searched_as = kinds.get((root.uri, entry.path))
+                proof.write("file", root=root.uri, **asdict(entry), searched_as=searched_as)
+        for table, files in sought.tables():
+            for part in table.to_batches(_ROWS):
+                columns = {"key": shown.names.take(part["key"]), **findings_of(part, files)}
+                for row in pa.table(columns).to_pylist():
+                    proof.write("finding", **row)
+        for problem in sought.problems:
+            told = {name: getattr(problem, name) for name in ("path", "position", "expected", "found", "hint")}
+            proof.write("not_read", problem=problem.kind, **told)
+        summary = report.summary
+        result = "found" if report.findings else "unknown" if sought.problems else "not found"
+        proof.write("footer", rows=dict(proof.counts), summary=summary, result=result)
+    if signer is not None:
+        Path(f"{path}.sig").write_bytes(signer.sign(proof.last_line))
+    return {
+        "path": str(path), "sha256": proof.digest.decode(), "lines": proof.counts.total(), "result": result,
+        "signed_with": None if signer is None else signer.fingerprint,
+    }  # fmt: skip

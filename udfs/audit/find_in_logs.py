@@ -1,0 +1,183 @@
+"""Keys in a `.log`: every record that its bytes hold, whatever became of it.
+
+Aborted records count, and so do those above the high watermark and below the log start; the offsets of the segment's
+name bind nobody. Only control records are left out, whose keys are Kafka's own. What cannot be read as records is a
+problem with the stretch of bytes that it takes, and these bytes are searched as they stand: what is found there is a
+"may", and what is not found there is not absent.
+
+In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and what was found in them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
+from lastkey.logformat.batches.chunks import (
+    CHUNK_BYTES,
+    Chunk,
+    ChunkBuffer,
+    Tail,
+    only_zeros,
+    read_chunks,
+    read_exactly,
+)
+from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.errors import LogFormatError, stopped
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.schemas import RECORDS, select
+from lastkey.udfs.audit.findings import MAY, Found, SearchFile
+from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.data_source.pieces import Piece
+from lastkey.udfs.data_source.resume import resume_position
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import cached_root, opened
+
+_COLUMNS: Final = select(RECORDS, ["key", "offset", "timestamp_ms", "position"])
+_FIRST: Final = -(1 << 62)  # no offset is below
+
+
+class LogSearch:
+    """Search of one log after the other, with the same buffers."""
+
+    def __init__(self, keys: KeySet) -> None:
+        self.keys = keys
+        self.buffer = ChunkBuffer(CHUNK_BYTES)
+        self.loader = BodyLoader(max_batch_bytes=self.buffer.max_batch_bytes, secret=keys.secret)
+
+    def search(self, file: SearchFile, found: Found) -> None:
+        """Add to `found` what a log holds of the keys, and the problems of what cannot be read."""
+        self.buffer.max_batch_bytes = self.loader.max_batch_bytes = file.max_batch_bytes
+        position, previous = 0, -1
+        while position < file.size:
+            tail = Tail(position)
+            try:
+                with opened(cached_root(file.root), file.path) as log:
+                    grown = self._grown(log, file)
+                    for chunk in read_chunks(
+                        log, file.shown, position, file.size, self.buffer, tail, previous_last_offset=previous
+                    ):
+                        self._chunk(file, chunk, found)
+                        position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                    if grown is not None:
+                        found.problem(grown, "what was appended meanwhile was not read")
+                    torn = tail.torn_bytes and not only_zeros(log, file.shown, tail.position, file.size, self.buffer)
+                if torn:
+                    whole = "whole batches up to the end"
+                    error = LogFormatError(
+                        "torn_tail", file.shown, tail.position, whole, f"{tail.torn_bytes} more bytes"
+                    )
+                    self._unread(file, Problem.of(error), tail.position, file.size, found)
+                return
+            except Exception as found_error:  # of whatever kind: the problem names the file
+                error = stopped(found_error, file.shown)
+            if error.kind == "offsets" and previous >= 0:  # order is nothing to us: read the same batch again without
+                previous = -1
+                continue
+            following = resume_position(cached_root(file.root), _piece(file), error, position)
+            end = file.size if following is None else following
+            self._unread(file, Problem.of(error), position, end, found)
+            position, previous = end, -1
+
+    def _grown(self, log: Any, file: SearchFile) -> Problem | None:
+        """Return the problem of a log that has grown. Raises LogFormatError if it has shrunk."""
+        try:
+            check_size(log, file)
+        except LogFormatError as error:
+            if int(error.found) < file.size:
+                raise
+            return Problem.of(error)
+        return None
+
+    def _chunk(self, file: SearchFile, chunk: Chunk, found: Found) -> None:
+        batches = chunk.batches
+        wanted = (batches["records_count"] != 0) & (batches["attributes"] & CONTROL_MASK == 0)
+        for part in self.loader.runs_around_damage(chunk.raw, chunk.position, batches, wanted, file.shown):
+            if isinstance(part, BadBatch):
+                bad = batches[part.row]
+                start = int(bad["position"])
+                self._unread(file, Problem.of(part.error), start, start + int(bad["size"]), found)
+            else:
+                self._run(part, found)
+
+    def _run(self, run: Run, found: Found) -> None:
+        spans = run.spans
+        keep = ~spans["null_key"] & self.keys.may_hold(spans["key_high"])
+        if not keep.any():
+            return
+        high, tombstone, row = spans["key_high"][keep], spans["null_value"][keep], 0
+        for records in record_batches(run, _COLUMNS, Place(), start_offset=_FIRST, keep=keep):
+            part = slice(row, row + len(records))
+            rows = self.keys.rows(high[part], records.column("key"))
+            held = pa.array(rows >= 0)
+            found.add(
+                rows[rows >= 0],
+                records.column("position").filter(held),
+                records.column("offset").filter(held),
+                records.column("timestamp_ms").filter(held),
+                pa.array(tombstone[part]).filter(held),
+            )
+            row += len(records)
+
+    def _unread(self, file: SearchFile, problem: Problem, start: int, end: int, found: Found) -> None:
+        """Note a stretch that cannot be read as records, and search its bytes."""
+        found.problem(problem, f"bytes {start:,} to {end - 1:,} of {file.size:,} were not read as records")
+        try:
+            with opened(cached_root(file.root), file.path) as log:
+                search_bytes(self.keys, reader_of(log, file.shown), start, end, found)
+        except LogFormatError as error:
+            if error.kind not in ("unreadable", "changed"):  # which the problem says already
+                raise
+
+
+Read = Callable[[int, np.ndarray], None]  # fills the array (uint8) with the bytes from a position on
+
+
+def reader_of(file: Any, path: str) -> Read:
+    """Return a function that reads from an open file. It raises LogFormatError."""
+    return lambda position, out: read_exactly(file, path, position, out)
+
+
+def search_bytes(keys: KeySet, read: Read, start: int, end: int, found: Found) -> None:
+    """Add the first place of each key in bytes [start, end), as they stand, as a "may"."""
+    first = np.full(len(keys), -1, np.int64)
+    for position, text in _windows(keys.longest, read, start, end):
+        for group in keys.groups:
+            group.search(text, first, position)
+    rows = np.flatnonzero(first >= 0)
+    rows = rows[np.argsort(first[rows], kind="stable")]
+    found.add(rows, pa.array(first[rows]), certainty=MAY)
+
+
+def _windows(longest: int, read: Read, start: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (position, bytes) that overlap so far that every key lies whole in one of them."""
+    overlap = max(longest - 1, 0)
+    buffer = np.empty(min(max(CHUNK_BYTES, 4 * overlap), end - start), np.uint8)
+    while start < end:
+        text = buffer[: min(len(buffer), end - start)]
+        read(start, text)
+        yield start, text
+        if start + len(text) == end:
+            return
+        start += len(text) - overlap
+
+
+def check_size(file: Any, listed: SearchFile) -> None:
+    """Raise LogFormatError kind "changed" unless an open file has the size that it was listed with."""
+    size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
+    if size != listed.size:
+        raise LogFormatError(
+            "changed", listed.shown, min(size, listed.size), f"{listed.size} bytes, as listed", f"{size}",
+            hint="run the audit again",
+        )  # fmt: skip
+
+
+def _piece(file: SearchFile) -> Piece:
+    index = None if file.index is None else (file.root, file.index)
+    return Piece(file.topic, file.partition, file.root, file.path, file.base_offset, 0, file.size, index=index)

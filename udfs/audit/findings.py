@@ -1,0 +1,223 @@
+"""Places that are searched for keys, and what was found there, as values that cross between processes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.udfs.problem import Problem
+
+FOUND: Final = "found"  # the key is there, to the last byte; of a hash: the hash is
+MAY: Final = "may"  # a filter takes it, or its bytes stand there, perhaps as part of something else
+
+# How a file is searched
+Kind = Literal["log", "key_file", "filter", "table", "bytes"]
+
+
+@dataclass(frozen=True)
+class SearchFile:
+    """A file as it was listed."""
+
+    root: str  # URI that `path` is below
+    path: str
+    size: int  # bytes
+    mtime_ms: int
+    kind: Kind
+    topic: str | None = None
+    partition: int | None = None
+    generation: int | None = None  # of a store: of the run that wrote it
+    run_id: str | None = None
+    state: str = (
+        ""  # of a store: current, older, dead (of a run that no checkpoint names), unknown; else a suffix or mark
+    )
+    base_offset: int = 0  # of a log, by its name
+    index: str | None = None  # of a log: path of its offset index, to go on behind bytes that are no batches
+    max_batch_bytes: int = MAX_BATCH_BYTES  # of a log
+    secret: str | None = None  # of hashes: path of the file with the secret that made them; None: it is lost
+    may_hide: bool = False  # a table whose keys may be keyed hashes of keys
+    checksum: tuple[int, int] | None = None  # of a key file: number of keys, CRC-32C, as a manifest says
+
+    @property
+    def shown(self) -> str:
+        """Its path as users see it."""
+        return f"{self.root}/{self.path}"
+
+
+_PACKED_ROWS: Final = 1 << 16
+
+KINDS: Final = {
+    "log": "records", "key_file": "key file", "filter": "filter", "table": "table", "bytes": "other file",
+}  # fmt: skip
+
+# A finding as a task returns it: a row of the key set, the number of the file in the task
+_FINDINGS: Final = pa.schema(
+    [
+        pa.field("key", pa.int32(), nullable=False),
+        pa.field("file", pa.int32(), nullable=False),
+        pa.field(
+            "position", pa.int64(), metadata={"meaning": "of the batch in a log, of the bytes elsewhere; null: none"}
+        ),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp_ms", pa.int64()),
+        pa.field("tombstone", pa.bool_()),
+        pa.field("may", pa.bool_(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class NotRead:
+    """A place that was not read, or not wholly, so that nothing is absent there."""
+
+    file: int  # its number in the task
+    problem: Problem
+    stretch: str = ""  # which bytes
+
+
+@dataclass
+class Found:
+    """Findings of one task, packed as they come: a finding takes a few bytes."""
+
+    n_keys: int  # of the set
+    problems: list[NotRead] = field(default_factory=list)
+    _file: int = 0  # number of the file that is searched
+    _seen: np.ndarray = field(init=False)  # bool[n_keys]: found in that file
+    _waiting: list[Any] = field(default_factory=list)  # record batches
+    _n_waiting: int = 0
+    _sink: io.BytesIO = field(default_factory=io.BytesIO)
+    _writer: Any = None
+
+    def __post_init__(self) -> None:
+        self._seen = np.zeros(self.n_keys, np.bool_)
+
+    def begin(self, file: int) -> None:
+        """Go on to the next file."""
+        self._file = file
+        if self._seen.any():
+            self._seen[:] = False
+
+    def add(
+        self,
+        rows: np.ndarray,
+        position: Any = None,
+        offset: Any = None,
+        timestamp_ms: Any = None,
+        tombstone: Any = None,
+        *,
+        certainty: str = FOUND,
+    ) -> None:
+        """Add findings of the keys in these rows of the set, int64[n]. The others are pa.Array[n]; None: nulls."""
+        n = len(rows)
+        if not n:
+            return
+        self._seen[rows] = True
+        given = (position, offset, timestamp_ms, tombstone)
+        types = [_FINDINGS.field(i).type for i in range(2, 6)]
+        columns = [pa.nulls(n, t) if c is None else c for c, t in zip(given, types, strict=True)]
+        batch = pa.record_batch(
+            [
+                pa.array(rows.astype(np.int32)),
+                pa.repeat(pa.scalar(self._file, pa.int32()), n),
+                *columns,
+                pa.repeat(certainty == MAY, n),
+            ],
+            schema=_FINDINGS,
+        )
+        self._waiting.append(batch)
+        self._n_waiting += n
+        if self._n_waiting >= _PACKED_ROWS:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Compress what waits as one batch: of a few rows each would cost more than to find them."""
+        if self._writer is None:
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            self._writer = pa.ipc.new_stream(self._sink, _FINDINGS, options=options)
+        self._writer.write_table(pa.Table.from_batches(self._waiting).combine_chunks())
+        self._waiting, self._n_waiting = [], 0
+
+    @property
+    def rows_of_file(self) -> np.ndarray:
+        """Rows of the keys that were found in the current file so far: int64[], rising."""
+        return np.flatnonzero(self._seen)
+
+    def problem(self, problem: Problem, stretch: str = "") -> None:
+        """Note what of the current file was not read."""
+        self.problems.append(NotRead(self._file, problem, stretch))
+
+    def packed(self) -> bytes:
+        """Return all findings as a stream of Arrow batches; empty if there are none."""
+        if self._waiting:
+            self._pack()
+        if self._writer is not None:
+            self._writer.close()
+        return self._sink.getvalue()
+
+
+def unpacked(data: bytes) -> Any:
+    """Return the findings of a task as a pa.Table."""
+    return pa.ipc.open_stream(data).read_all() if data else _FINDINGS.empty_table()
+
+
+def findings_of(part: Any, files: Sequence[SearchFile]) -> dict[str, Any]:
+    """Return findings of a task, a pa.RecordBatch, as columns by name, without the key: where each one is."""
+    number = part["file"]
+
+    def of_file(values: list[Any], kind: Any) -> Any:
+        return pa.array(values, kind).take(number)
+
+    return {
+        "root": of_file([f.root for f in files], pa.string()),
+        "path": of_file([f.path for f in files], pa.string()),
+        "searched_as": of_file([KINDS[f.kind] for f in files], pa.string()),
+        "topic": of_file([f.topic for f in files], pa.string()),
+        "partition": of_file([f.partition for f in files], pa.int32()),
+        "generation": of_file([f.generation for f in files], pa.int64()),
+        "run_id": of_file([f.run_id for f in files], pa.string()),
+        "state": of_file([f.state for f in files], pa.string()),
+        **{name: part[name] for name in ("position", "offset", "timestamp_ms", "tombstone")},
+        "certainty": pa.array([FOUND, MAY]).take(part["may"].cast(pa.int8())),
+    }
+
+
+# A row of `audit_erasure`
+AUDIT_ERASURE: Final = pa.schema(
+    [
+        pa.field("source", pa.string()),  # what was audited
+        pa.field("key", pa.binary()),  # 16 bytes of a keyed hash, or 32 of an HMAC: never the key
+        pa.field("root", pa.string()),  # URI that path is below
+        pa.field("path", pa.string()),
+        pa.field("searched_as", pa.string()),  # records, key file, filter, table, other file
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("generation", pa.int64()),
+        pa.field("run_id", pa.string()),
+        pa.field("state", pa.string()),  # of a store's file: current, older, dead, unknown; else a suffix or mark
+        pa.field("position", pa.int64()),  # of the batch, the bytes, or the row of a table
+        pa.field("offset", pa.int64()),  # of a record
+        pa.field("timestamp_ms", pa.int64()),
+        pa.field("tombstone", pa.bool_()),
+        pa.field("certainty", pa.string()),  # found, may
+    ]
+)
+
+
+def result_rows(source: str, names: Any, tasks: Sequence[Sequence[SearchFile]], packed: Iterable[Any]) -> Iterator[Any]:
+    """Yield record batches of AUDIT_ERASURE. names: pa.BinaryArray, what stands for each key of the set; packed: record
+    batches with the numbers of tasks and their findings.
+    """
+    for batch in packed:
+        for number, data in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+            for part in unpacked(data).to_batches(_PACKED_ROWS):
+                columns = {
+                    "source": pa.repeat(pa.scalar(source), len(part)),
+                    "key": names.take(part["key"]),
+                    **findings_of(part, tasks[number]),
+                }
+                yield pa.record_batch([columns[name] for name in AUDIT_ERASURE.names], schema=AUDIT_ERASURE)
