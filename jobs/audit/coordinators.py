@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ class Positions:
 
     table: Any  # pa.Table of POSITIONS
     unknown: Mapping[str, str]  # group -> why nobody can tell what it committed
-    ahead: Sequence[str] = ()  # notes: commits behind the log's end
+    notes: Sequence[str] = ()
 
 
 def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
@@ -57,10 +58,12 @@ def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
     return found
 
 
-def committed_in(spark: SparkSession, source: Source) -> Committed:
-    """Read the coordinators' topics in tasks."""
+def committed_in(spark: SparkSession, source: Source, *, accept_gaps: bool = False) -> Committed:
+    """Read the coordinators' topics in tasks. accept_gaps: missing offsets are no problem."""
     partitions = [one for one in source.partitions if one.topic in TOPICS]
-    return gather(run_tasks(spark, read_commits, partitions, "audit: committed offsets"))
+    return gather(
+        run_tasks(spark, partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets")
+    )
 
 
 def positions_of(
@@ -82,20 +85,27 @@ def positions_of(
             hint = f"did you mean {' or '.join(near)}?" if near else "audit delivery without --group shows all"
             raise UnknownNameError(message=f"--group {group}: it has committed nothing", near=hint)
     rows: list[dict[str, Any]] = []
-    ahead = []
+    notes = []
     for group, commits in sorted(by_group.items()):
         there = {(row["topic"], row["partition"]): row for row in commits if row["topic"] in n_partitions}
+        nameless = {row["topic_id"] for row in commits if row["topic"] is None}
+        if nameless:
+            notes.append(
+                f"group {group!r}: nothing says the names of the topics {', '.join(sorted(nameless))}: left out"
+            )
+        if group in groups and not there:
+            notes.append(f"group {group!r} has committed no offset of a topic that is audited")
         for topic in sorted({topic for topic, _ in there}):
             for partition in range(n_partitions[topic]):
                 row = there.get((topic, partition))
                 rows.append(_position(group, topic, partition, commits[0]["group_type"], row, unknown))
                 end = ends.get((topic, partition))
                 if end is not None and rows[-1]["start"] > end:
-                    ahead.append(
+                    notes.append(
                         f"group {group!r} is at offset {rows[-1]['start']} of {topic}-{partition}, and what was read of"
                         f" it ends at {end}: the log is older than the offsets, or the topic was made anew"
                     )
-    return Positions(pa.Table.from_pylist(rows, schema=POSITIONS), unknown, ahead)
+    return Positions(pa.Table.from_pylist(rows, schema=POSITIONS), unknown, notes)
 
 
 def _position(

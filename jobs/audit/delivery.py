@@ -38,6 +38,7 @@ from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment
 from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 
 if TYPE_CHECKING:
     from lastkey.jobs.audit.sources import Source
@@ -80,14 +81,15 @@ def _from_commits(
     options: AuditDeliveryOptions, coordinators: Source, counts: Mapping[str, int], audit: Audit
 ) -> tuple[DataFrame, DataFrame]:
     """Return (what each group was delivered of each key, its places), by committed offsets."""
-    found = committed_in(audit.spark, coordinators)
+    accepts = (options.gaps or options.config.topic_settings(CONSUMER_OFFSETS).gaps) == "accept"
+    found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
     ends: dict[tuple[str, int], int] = {}
     for part in audit.found.parts:
         place = part.read.topic, part.read.partition
         ends[place] = max(ends.get(place, 0), part.end_offset)
     positions = positions_of(found, options.groups, counts, ends)
     audit.report.other_problems += found.problems
-    audit.report.notes += [*found.notes, *positions.ahead]
+    audit.report.notes += [*found.notes, *positions.notes]
     audit.report.notes += [f"group {group!r} is not known: {why}" for group, why in sorted(positions.unknown.items())]
     audit.report.details["unknown_groups"] = dict(positions.unknown)
     table, spark = positions.table, audit.spark
@@ -161,7 +163,11 @@ def _fill(
     latest = sorted(worst, key=lambda row: (-(row["age_ms"] or 0), -row["lag_versions"]))[: options.most]
     undelivered = total["undelivered"]
     report.cards = [
-        Card("groups", count(len({row["group"] for row in groups})), f"{counted(len(groups), 'topic')} read by them"),
+        Card(
+            "groups",
+            count(len({row["group"] for row in groups})),
+            f"{counted(len({row['topic'] for row in groups}), 'topic')} read by them",
+        ),
         Card("keys", count(total["keys"]), "counted for each group"),
         Card(
             "undelivered", count(undelivered), "keys whose last update was not delivered", "bad" if undelivered else ""

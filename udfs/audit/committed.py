@@ -80,10 +80,13 @@ class Committed:
         return self.unread.get(partition_for(group, self.partitions))
 
 
-def read_commits(partition: SourcePartition) -> CommitsRead:
-    """Read a partition of __consumer_offsets or of __share_group_state, to its end."""
+def read_commits(partition: SourcePartition, *, accept_gaps: bool = False) -> CommitsRead:
+    """Read a partition of __consumer_offsets or of __share_group_state, to its end.
+
+    accept_gaps: a missing segment is no problem, and leaves no group unknown.
+    """
     topic, number, name = partition.topic or "", partition.partition, partition.name
-    last = last_records(partition, KINDS[topic])
+    last = last_records(partition, KINDS[topic], accept_gaps=accept_gaps)
     said = decode(name, topic, last.rows, last.types)
     notes = list(said.notes)
     if last.undecided:

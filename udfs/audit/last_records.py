@@ -64,10 +64,10 @@ class LastRecords(NamedTuple):
     undecided: int = 0  # records of transactions that have no marker
 
 
-def last_records(partition: SourcePartition, kinds: Kinds) -> LastRecords:
+def last_records(partition: SourcePartition, kinds: Kinds, *, accept_gaps: bool = False) -> LastRecords:
     """Read a partition of a coordinator's topic to its end. What cannot be read becomes a problem."""
     wanted = Wanted(control=True)
-    pieces = find_pieces(partition, Range(wanted=wanted, set_aside=True))
+    pieces = find_pieces(partition, Range(wanted=wanted, set_aside=True, accept_gaps=accept_gaps))
     state = _State(kinds)
     for batch in read_records(ReadSpec(_READ, wanted, set_aside=True), pieces):
         state.add(batch)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from lastkey.jobs.audit.coordinators import positions_of
 from lastkey.jobs.audit.delivery import duration, run
 from lastkey.jobs.audit.lags import (
     LAGS,
@@ -31,7 +32,8 @@ from lastkey.jobs.command.options import AuditDeliveryOptions, AuditSource
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.store.tables import open_state
-from lastkey.udfs.audit.committed import partition_for
+from lastkey.udfs.audit.committed import CommitsRead, gather, partition_for
+from lastkey.udfs.audit.group_records import Commit
 from tests.builders.archives import Lab
 from tests.builders.damage import edit
 from tests.builders.groups import commit, end, in_transaction, share_record, share_topics, write_log
@@ -190,6 +192,26 @@ def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
         " or the topic was made anew"
     ]
     assert {row["topic"] for row in report.summary["groups"]} == {"orders"}
+
+
+def test_what_is_left_out_of_positions_is_named():
+    """A share group's topic whose name no record says, and a group that reads nothing of what is audited."""
+    commits = (
+        Commit("s", None, "id", 0, 5, record_offset=1),
+        Commit("g", "elsewhere", None, 0, 5, record_offset=1),
+        Commit("h", "orders", None, 0, 5, record_offset=2),
+    )
+    found = gather(
+        [CommitsRead("__share_group_state", 0, commits[:1]), CommitsRead("__consumer_offsets", 0, commits[1:])]
+    )
+    positions = positions_of(found, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
+    assert positions.notes == [
+        "group 'g' has committed no offset of a topic that is audited",
+        "group 's': nothing says the names of the topics id: left out",
+        "group 's' has committed no offset of a topic that is audited",
+    ]
+    rows = [(row["group"], row["partition"], row["start"], row["known"]) for row in positions.table.to_pylist()]
+    assert rows == [("h", 0, 5, True), ("h", 1, 0, True)] and positions.unknown == {}
 
 
 TOLD = {"topic": ["orders", "orders", "orders"], "key": ["a", "b", "gone"], "offset": [2, 5, 1]}

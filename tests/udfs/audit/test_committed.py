@@ -176,6 +176,16 @@ def test_a_missing_partition_leaves_its_groups_unknown(tmp_path):
     assert gather([]).unknown_because("any") == "there is no __consumer_offsets"
 
 
+def test_a_missing_segment_leaves_its_groups_unknown_unless_gaps_are_accepted(tmp_path):
+    folder = write_log(tmp_path / "__consumer_offsets-0", [[commit("g", "t", i, 5)] for i in range(3)])
+    (folder / "00000000000000000001.log").unlink()
+    found = read(tmp_path)
+    assert [problem.kind for problem in found.problems] == ["gap"]
+    assert found.rows["certain"].to_pylist() == [False, False]
+    (partition,) = find_partitions([str(tmp_path)], Selection())
+    assert gather([read_commits(partition, accept_gaps=True)]).rows["certain"].to_pylist() == [True, True]
+
+
 def test_records_that_nobody_knows_are_named(tmp_path):
     log = [
         commit("g", "t", 0, 5),
@@ -278,6 +288,8 @@ def test_a_hundred_thousand_batches_over_each_other_cost_little():
     batches["first"], batches["last"], batches["count"] = np.arange(n), 10**15 - np.arange(n), 1
     batches["state"] = np.where(np.arange(n) % 2, 2, 0)
     assert delivered_ranges([Change(0, batches)]) == [(1, 10**15 - 1)]
+    longest = np.array([(5, 2**63 - 1, 2, 1)], BATCH)  # no offset comes after its last
+    assert delivered_ranges([Change(0, longest)]) == [(5, 2**63 - 2)]
 
 
 @pytest.mark.parametrize(
