@@ -93,7 +93,9 @@ FLOORS: dict[str, set[str]] = {
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
-    "udfs.audit": {"logformat.jit"} | _LOGS | _TASK | {"udfs.data_source", "udfs.decode", "udfs.yields"},  # as verify
+    "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
+    | _LOGS
+    | _TASK,  # as verify
     "udfs.report": _LOGS | _TASK | {"udfs.compact"},
     "jobs": set(),
     "jobs.installation": set(),

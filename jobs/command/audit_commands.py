@@ -12,6 +12,7 @@ from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
     KEY_FORMATS,
     AuditCompactionOptions,
+    AuditDeliveryOptions,
     AuditErasureOptions,
     AuditKeysOptions,
     CheckProofOptions,
@@ -55,6 +56,37 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
     ) -> None:
         """Show what ARCHIVE, or a generation of STORE, holds of each key."""
         run("audit keys", AuditKeysOptions, source=audit_source(archive, store, generation, archive_moved), **given)
+
+    @audit.command()
+    @audited_options
+    @click.option("--group", "groups", metavar="GROUP", multiple=True, help="Only this group. Repeatable.")
+    @click.option(
+        "--offsets-archive", metavar="URI", help="Where __consumer_offsets lies.  [default: in ARCHIVE or STORE]"
+    )
+    @click.option(
+        "--deliveries", metavar="TABLE", help="A table of deliveries by key instead: .parquet, .csv, or Delta."
+    )
+    @click.option(
+        "--key-format",
+        type=click.Choice(KEY_FORMATS),
+        default="text",
+        show_default=True,
+        help="With --deliveries: how strings show keys.",
+    )
+    @click.option(
+        "--max-age",
+        "max_age_ms",
+        type=click.IntRange(min=0),
+        metavar="MS",
+        help="Exit code 3 if an update waits longer than this.",
+    )
+    @audit_options
+    def delivery(
+        archive: str | None, store: str | None, generation: int | None, archive_moved: str | None, **given: Any
+    ) -> None:
+        """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag."""
+        source = audit_source(archive, store, generation, archive_moved)
+        run("audit delivery", AuditDeliveryOptions, source=source, **given)
 
     @audit.command()
     @click.option("--store", metavar="STORE", required=True, help="The store whose generations are audited.")

@@ -23,6 +23,7 @@ JOBS = {
     "report": "lastkey.jobs.report.job",
     "audit compaction": "lastkey.jobs.audit.compaction",
     "audit keys": "lastkey.jobs.audit.keys",
+    "audit delivery": "lastkey.jobs.audit.delivery",
     "audit erasure": "lastkey.jobs.audit.erasure",
     "audit check-proof": "lastkey.jobs.audit.check_proof",
     "pack": "lastkey.jobs.pack",

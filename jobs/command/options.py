@@ -226,6 +226,22 @@ class AuditKeysOptions(AuditOptions):
     n_partitions: tuple[tuple[str, int], ...] = ()  # of topics whose last partitions are not there
 
 
+KeyFormat = Literal["text", "hex", "base64"]
+KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditDeliveryOptions(AuditOptions):
+    """Options of `audit delivery (ARCHIVE | --store STORE)`."""
+
+    source: AuditSource
+    groups: tuple[str, ...] = ()  # (): all
+    offsets_archive: str | None = None  # where __consumer_offsets lies, if not in the source
+    deliveries: str | None = None  # a table of deliveries by key instead
+    key_format: KeyFormat = "text"  # how strings show keys there
+    max_age_ms: int | None = None  # a key that waits longer is a finding
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditCompactionOptions(AuditOptions):
     """Options of `audit compaction --store STORE`."""
@@ -233,10 +249,6 @@ class AuditCompactionOptions(AuditOptions):
     store: str
     generation: int | None = None  # None: the current one
     archive: str | None = None  # where it is now; None: where it was
-
-
-KeyFormat = Literal["text", "hex", "base64"]
-KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -190,3 +190,8 @@ def earlier_runs(state: State, kind: str, source: str) -> list[AuditRun]:
     """Return the audits of one kind and source, the oldest first."""
     found = rows.from_arrow(AuditRun, state.rows(AUDIT_RUNS, rows.arrow_schema(AuditRun)))
     return sorted((run for run in found if (run.kind, run.source) == (kind, source)), key=lambda run: run.at_ms)
+
+
+def delta_table(spark: SparkSession, uri: str) -> DataFrame:
+    """Return a Delta table of a user's."""
+    return spark.read.format("delta").load(uri)

@@ -23,9 +23,18 @@ AUDIT_READS: Final = "audit_reads"
 AUDIT_RECORDS: Final = "audit_records"
 AUDIT_RUNS: Final = "audit_runs"
 AUDIT_KEYS: Final = "audit_keys"
+AUDIT_DELIVERIES: Final = "audit_deliveries"
 AUDIT_COMPACTION: Final = "audit_compaction"
 AUDIT_ERASURE: Final = "audit_erasure"
-AUDIT_TABLES: Final = (AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, AUDIT_KEYS, AUDIT_COMPACTION, AUDIT_ERASURE)
+AUDIT_TABLES: Final = (
+    AUDIT_READS,
+    AUDIT_RECORDS,
+    AUDIT_RUNS,
+    AUDIT_KEYS,
+    AUDIT_DELIVERIES,
+    AUDIT_COMPACTION,
+    AUDIT_ERASURE,
+)
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements

@@ -1,0 +1,120 @@
+"""Positions of groups: which offsets of which partitions each has been delivered, from the logs of coordinators.
+
+The logs of __consumer_offsets and __share_group_state are read each time, whole, a task for each partition: what a
+group committed last may stand anywhere in them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from lastkey.jobs.audit.lags import POSITIONS
+from lastkey.jobs.audit.sources import KAFKAS_OWN, Source, archive_source, store_source
+from lastkey.jobs.command.options import AuditSource
+from lastkey.jobs.errors import MissingPathError, UnknownNameError
+from lastkey.jobs.spark.tasks import run_tasks
+from lastkey.jobs.topics import TopicFilter
+from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KAFKAS_OWN = TopicFilter((KAFKAS_OWN,))
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions of the groups that are audited."""
+
+    table: Any  # pa.Table of POSITIONS
+    unknown: Mapping[str, str]  # group -> why nobody can tell what it committed
+    notes: Sequence[str] = ()
+
+
+def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
+    """List the coordinators' topics of a source, or of the archive at `elsewhere`. Raise MissingPathError if neither
+    has them.
+    """
+    place = elsewhere or source.archive or source.store
+    missing = MissingPathError(
+        path=place, expected=f"{CONSUMER_OFFSETS}, or --offsets-archive or --deliveries", found="no such topic"
+    )
+    try:
+        if elsewhere is not None or source.store is None:
+            found = archive_source(elsewhere or source.archive or "", _KAFKAS_OWN)
+        else:
+            found = store_source(source.store, _KAFKAS_OWN, source.generation, source.archive)
+    except UnknownNameError as error:
+        raise missing from error
+    if not any(one.topic == CONSUMER_OFFSETS for one in found.partitions):
+        raise missing
+    return found
+
+
+def committed_in(spark: SparkSession, source: Source, *, accept_gaps: bool = False) -> Committed:
+    """Read the coordinators' topics in tasks. accept_gaps: missing offsets are no problem."""
+    partitions = [one for one in source.partitions if one.topic in TOPICS]
+    return gather(
+        run_tasks(spark, partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets")
+    )
+
+
+def positions_of(
+    found: Committed, groups: Collection[str], n_partitions: Mapping[str, int], ends: Mapping[tuple[str, int], int]
+) -> Positions:
+    """Return the positions of these groups, of all if none is named, in the topics that they read.
+
+    n_partitions: of the audited topics; ends: the log end of each partition. Raise UnknownNameError for a group that
+    committed nothing although all was read.
+    """
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for row in found.rows.to_pylist():
+        if not groups or row["group"] in groups:
+            by_group.setdefault(row["group"], []).append(row)
+    unknown = {group: why for group in {*groups, *by_group} if (why := found.unknown_because(group)) is not None}
+    for group in groups:
+        if group not in by_group and group not in unknown and group not in found.group_types:
+            near = difflib.get_close_matches(group, set(found.rows["group"].to_pylist()))
+            hint = f"did you mean {' or '.join(near)}?" if near else "audit delivery without --group shows all"
+            raise UnknownNameError(message=f"--group {group}: it has committed nothing", near=hint)
+    rows: list[dict[str, Any]] = []
+    notes = []
+    for group, commits in sorted(by_group.items()):
+        there = {(row["topic"], row["partition"]): row for row in commits if row["topic"] in n_partitions}
+        nameless = {row["topic_id"] for row in commits if row["topic"] is None}
+        if nameless:
+            notes.append(
+                f"group {group!r}: nothing says the names of the topics {', '.join(sorted(nameless))}: left out"
+            )
+        if group in groups and not there:
+            notes.append(f"group {group!r} has committed no offset of a topic that is audited")
+        for topic in sorted({topic for topic, _ in there}):
+            for partition in range(n_partitions[topic]):
+                row = there.get((topic, partition))
+                rows.append(_position(group, topic, partition, commits[0]["group_type"], row, unknown))
+                end = ends.get((topic, partition))
+                if end is not None and rows[-1]["start"] > end:
+                    notes.append(
+                        f"group {group!r} is at offset {rows[-1]['start']} of {topic}-{partition}, and what was read of"
+                        f" it ends at {end}: the log is older than the offsets, or the topic was made anew"
+                    )
+    return Positions(pa.Table.from_pylist(rows, schema=POSITIONS), unknown, notes)
+
+
+def _position(
+    group: str, topic: str, partition: int, kind: str, row: Mapping[str, Any] | None, unknown: Mapping[str, str]
+) -> dict[str, Any]:
+    ranges = [] if row is None else row["delivered"]
+    start = 0 if row is None or row["committed_offset"] is None else row["committed_offset"]
+    # a share group that has no row here has no state: one that could not be read has a row
+    known = (kind == "share" or group not in unknown) if row is None else row["certain"]
+    tail = max([start, *(each["last"] + 1 for each in ranges)])
+    values = group, kind if row is None else row["group_type"], topic, partition, start, tail, ranges, known
+    return dict(zip(POSITIONS.names, values, strict=True))

@@ -1,0 +1,386 @@
+"""`audit delivery` by hand, and against plain code on drawn logs. With real groups of a broker: tests/kafka."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from lastkey.jobs.audit.coordinators import positions_of
+from lastkey.jobs.audit.delivery import duration, run
+from lastkey.jobs.audit.lags import (
+    LAGS,
+    POSITIONS,
+    by_positions,
+    by_starts,
+    by_table,
+    figures_of,
+    newest_times,
+    spread_of,
+    with_lags,
+)
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.options import AuditDeliveryOptions, AuditSource
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
+from lastkey.jobs.store.tables import open_state
+from lastkey.udfs.audit.committed import CommitsRead, gather, partition_for
+from lastkey.udfs.audit.group_records import Commit
+from tests.builders.archives import Lab
+from tests.builders.damage import edit
+from tests.builders.groups import commit, end, in_transaction, share_record, share_topics, write_log
+from tests.builders.logs import START_MS, write_partition
+from tests.builders.pages import needs_nothing_else
+from tests.reference.delivery import Version, lag_of, rank
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ID = bytes(range(16))
+#      offsets   0   1   2   3     4   5   6
+ORDERS = "a=1 b=1 a=2 c=1 | a=- b=2 d=1"
+
+
+def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
+    source = given.pop("source", AuditSource(archive=str(archive)))
+    return run(AuditDeliveryOptions(source=source, audits=str(audits), **given), Silent())
+
+
+def table_of(audits: Path) -> list[dict[str, Any]]:
+    """Return the rows of the table, by the data files that delta-rs names."""
+    folder = audits / "state" / "audit_deliveries"
+    files = open_state(str(audits)).head("audit_deliveries").files()
+    rows = [row for path in files for row in pq.read_table(folder / path).to_pylist()]
+    return sorted(rows, key=lambda row: (row["group"], row["topic"], row["partition"], row["key"]))
+
+
+def brief(rows: list[dict[str, Any]], group: str) -> dict[str, tuple[Any, ...]]:
+    names = ("delivered_offset", "last_offset", "lag_versions", "lag_offsets", "lag_ms", "age_ms", "verdict")
+    return {row["key"].decode(): tuple(row[name] for name in names) for row in rows if row["group"] == group}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    root = tmp_path / "archive"
+    write_partition(root / "orders-0", ORDERS)
+    write_partition(root / "orders-1", "e=1")
+    write_partition(root / "unread-0", "f=1")
+    return root
+
+
+def test_a_case_to_check_by_hand(spark, archive, tmp_path):
+    """A record's timestamp is START_MS + its offset."""
+    groups = [commit("done", "orders", 0, 7), commit("done", "orders", 1, 1), commit("late", "orders", 0, 2)]
+    share = share_topics("share", "orders", ID, [0])
+    write_log(archive / "__consumer_offsets-0", [[*groups, share]])
+    state = share_record("share", ID, 0, 1, [(3, 3, 2, 1), (4, 4, 0, 2), (6, 6, 4, 5)])
+    write_log(archive / "__share_group_state-0", [[state]])
+    page = tmp_path / "page.html"
+    report = audit(archive, tmp_path / "audits", output=str(page), max_age_ms=3)
+    assert (report.exit_code, report.findings, report.problems) == (3, 3, []), report.to_text()
+    rows = table_of(tmp_path / "audits")
+    assert brief(rows, "done") == {
+        "a": (4, 4, 0, 0, 0, 0, "delivered"), "b": (5, 5, 0, 0, 0, 0, "delivered"),
+        "c": (3, 3, 0, 0, 0, 0, "delivered"), "d": (6, 6, 0, 0, 0, 0, "delivered"),
+        "e": (0, 0, 0, 0, 0, 0, "delivered"),
+    }  # fmt: skip
+    assert brief(rows, "late") == {  # 0 and 1 are delivered; of e nothing is committed
+        "a": (0, 4, 2, 4, 4, 4, "undelivered"), "b": (1, 5, 1, 4, 4, 1, "undelivered"),
+        "c": (None, 3, 1, 1, 0, 3, "undelivered"), "d": (None, 6, 1, 1, 0, 0, "undelivered"),
+        "e": (None, 0, 1, 1, 0, 0, "undelivered"),
+    }  # fmt: skip
+    assert brief(rows, "share") == {  # 0, 3 and 6 are delivered: 2 and 4 of a, and 1 and 5 of b, are not
+        "a": (0, 4, 2, 4, 4, 4, "undelivered"), "b": (None, 5, 2, 5, 4, 5, "undelivered"),
+        "c": (3, 3, 0, 0, 0, 0, "delivered"), "d": (6, 6, 0, 0, 0, 0, "delivered"),
+        "e": (None, 0, 1, 1, 0, 0, "undelivered"),
+    }  # fmt: skip
+    late = next(row for row in report.summary["groups"] if row["group"] == "late")
+    assert (late["keys"], late["undelivered"], late["never"], late["undelivered_tombstones"]) == (5, 5, 3, 1)
+    assert late["versions_behind"] == 6
+    assert late["lag_versions"] == {"p50": 1, "p90": 2, "p99": 2, "max": 2}
+    assert late["age_ms"] == {"p50": 1, "p90": 4, "p99": 4, "max": 4}
+    worst = [(row["key"], row["age_ms"]) for row in report.details["worst"] if row["group"] == "late"]
+    assert worst == [("a", 4), ("c", 3), ("b", 1), ("d", 0), ("e", 0)]
+    assert json.loads(json.dumps(report.to_json()))["summary"]["undelivered"] == 8
+    needs_nothing_else(page.read_text())
+
+    write_partition(tmp_path / "more" / "orders-1", "e=1 | e=2")
+    log = archive / "orders-1" / "00000000000000000000.log"
+    log.write_bytes((tmp_path / "more" / "orders-1" / log.name).read_bytes())
+    again = audit(archive, tmp_path / "audits", groups=("done",), max_age_ms=0)
+    assert again.exit_code == 0 and again.bytes_read > 0  # age 0: it is the newest record
+    assert brief(table_of(tmp_path / "audits"), "done")["e"] == (0, 1, 1, 1, 1, 0, "undelivered")
+    (before,) = again.details["trend"]
+    assert [(row["group"], row["undelivered"]) for row in before["groups"]] == [("done", 0)]
+    assert "Trend" in again.to_text()
+
+
+def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
+    """Compaction of both leaves the keys' last updates and the groups' last commits, and so the verdicts."""
+    topics = {name: {"cleanup.policy": "compact"} for name in ("orders", "__consumer_offsets")}
+    lab = Lab(None, tmp_path, {"topics": topics, "job": {"engine": "threads"}})
+    write_partition(lab.archive / "orders-0", "a=1 b=1 a=2 || c=1 b=2 || d=1 a=3")
+    first = [commit("g", "orders", 0, 1), in_transaction(1, commit("g", "orders", 0, 2)), end(1, commit=False)]
+    second = [in_transaction(1, commit("g", "orders", 0, 4)), end(1, commit=True), commit("evil\n\x1b", "orders", 0, 9)]
+    write_log(lab.archive / "__consumer_offsets-0", [first, second, [commit("other", "x", 0, 1)]])
+    assert lab.run(START_MS).exit_code == 0
+    audits = tmp_path / "audits"
+    ends = []
+    for source in (AuditSource(archive=str(lab.archive)), AuditSource(store=str(lab.store))):
+        report = audit(lab.archive, audits, source=source)
+        assert report.exit_code == 0, report.to_text()
+        assert r"'evil\n\x1b'" in report.to_text()
+        rows = [row for row in table_of(audits) if row["source"] == report.sources[0] and row["group"] == "g"]
+        ends.append({row["key"]: (row["last_offset"], row["verdict"]) for row in rows})
+    assert ends[0] == {b"a": (6, "undelivered"), b"b": (4, "undelivered"), b"c": (3, "delivered"),
+                       b"d": (5, "undelivered")}  # fmt: skip
+    assert ends[1] == ends[0]
+    versions = {row["source"]: row["versions"] for row in table_of(audits) if (row["group"], row["key"]) == ("g", b"a")}
+    assert sorted(versions.values()) == [2, 3]
+
+
+def test_what_a_damaged_coordinator_hides_is_unknown(spark, archive, tmp_path):
+    audits = tmp_path / "audits"
+    hidden = next(name for name in "ghijk" if partition_for(name, 2) == 0)
+    other = next(name for name in "ghijk" if partition_for(name, 2) == 1)
+    write_log(archive / "__consumer_offsets-0", [[commit(hidden, "orders", 0, 7), commit(hidden, "orders", 1, 1)]])
+    write_log(archive / "__consumer_offsets-1", [[commit(other, "orders", 0, 7)]])
+    log = archive / "__consumer_offsets-0" / "00000000000000000000.log"
+    edit(log, log.stat().st_size - 3, b"\xff\xff")
+    report = audit(archive, audits)
+    assert report.exit_code == 3 and [problem.kind for problem in report.problems] == ["crc"]
+    rows = table_of(audits)
+    assert {row["verdict"] for row in rows if row["group"] == hidden} == {"unknown"}
+    assert {row["verdict"] for row in rows if row["group"] == other} == {"delivered", "undelivered"}
+    gone = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
+    unknown = audit(archive, audits, groups=(gone,))
+    assert unknown.exit_code == 3 and list(unknown.details["unknown_groups"]) == [gone]
+    with pytest.raises(UnknownNameError, match="it has committed nothing; did you mean"):
+        never = next(f"{other}{i}" for i in range(99) if partition_for(f"{other}{i}", 2) == 1)
+        audit(archive, audits, groups=(never,))
+
+
+def test_a_key_whose_last_update_may_lie_in_damage_is_not_called_delivered(spark, archive, tmp_path):
+    write_log(archive / "__consumer_offsets-0", [[commit("g", "orders", 0, 7), commit("h", "orders", 0, 1)]])
+    log = archive / "orders-0" / "00000000000000000000.log"
+    edit(log, log.stat().st_size - 3, b"\xff\xff")
+    report = audit(archive, tmp_path / "audits")
+    assert report.exit_code == 3
+    rows = table_of(tmp_path / "audits")
+    verdicts = {(row["group"], row["key"]): row["verdict"] for row in rows if row["partition"] == 0}
+    assert verdicts == {
+        ("g", b"a"): "unknown", ("g", b"b"): "unknown", ("g", b"c"): "unknown",
+        ("h", b"a"): "undelivered", ("h", b"b"): "undelivered", ("h", b"c"): "undelivered",
+    }  # fmt: skip
+
+
+def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
+    with pytest.raises(MissingPathError, match="__consumer_offsets"):
+        audit(archive, tmp_path / "audits")
+    other = tmp_path / "offsets"
+    write_log(other / "__consumer_offsets-0", [[commit("g", "orders", 0, 99), commit("g", "elsewhere", 0, 5)]])
+    report = audit(archive, tmp_path / "audits", offsets_archive=str(other))
+    assert [note for note in report.notes if "99" in note] == [
+        "group 'g' is at offset 99 of orders-0, and what was read of it ends at 7: the log is older than the offsets,"
+        " or the topic was made anew"
+    ]
+    assert {row["topic"] for row in report.summary["groups"]} == {"orders"}
+
+
+def test_what_is_left_out_of_positions_is_named():
+    """A share group's topic whose name no record says, and a group that reads nothing of what is audited."""
+    commits = (
+        Commit("s", None, "id", 0, 5, record_offset=1),
+        Commit("g", "elsewhere", None, 0, 5, record_offset=1),
+        Commit("h", "orders", None, 0, 5, record_offset=2),
+    )
+    found = gather(
+        [CommitsRead("__share_group_state", 0, commits[:1]), CommitsRead("__consumer_offsets", 0, commits[1:])]
+    )
+    positions = positions_of(found, ("g", "h", "s"), {"orders": 2}, {("orders", 0): 9})
+    assert positions.notes == [
+        "group 'g' has committed no offset of a topic that is audited",
+        "group 's': nothing says the names of the topics id: left out",
+        "group 's' has committed no offset of a topic that is audited",
+    ]
+    rows = [(row["group"], row["partition"], row["start"], row["known"]) for row in positions.table.to_pylist()]
+    assert rows == [("h", 0, 5, True), ("h", 1, 0, True)] and positions.unknown == {}
+
+
+TOLD = {"topic": ["orders", "orders", "orders"], "key": ["a", "b", "gone"], "offset": [2, 5, 1]}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "delta"])
+def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
+    table, options = pa.table(TOLD), {}
+    path = tmp_path / f"told.{kind}"
+    if kind == "parquet":
+        keys = pa.array([key.encode() for key in TOLD["key"]], pa.binary())
+        pq.write_table(table.set_column(1, "key", keys).append_column("partition", pa.array([0, 0, 0])), path)
+    elif kind == "csv":
+        options = {"key_format": "base64"}
+        table = table.set_column(1, "key", pa.array([base64.b64encode(key.encode()).decode() for key in TOLD["key"]]))
+        pa.csv.write_csv(table.append_column("group", pa.array(["x", "x", "x"])), path)
+    else:
+        options = {"hide_keys": True}
+        write_deltalake(str(path), table)
+    report = audit(archive, tmp_path / "audits", deliveries=str(path), **options)
+    assert report.exit_code == 0, report.to_text()
+    rows = table_of(tmp_path / "audits")
+    found = {row["last_offset"]: (row["delivered_offset"], row["lag_versions"], row["verdict"]) for row in rows}
+    expected = {4: (2, 1, "undelivered"), 5: (5, 0, "delivered"), 3: (None, 1, "undelivered"),
+                6: (None, 1, "undelivered"), 0: (None, 1, "undelivered")}  # fmt: skip
+    assert found == expected
+    assert {row["group"] for row in rows} == {"x" if kind == "csv" else "(table)"}
+    assert [note for note in report.notes if "no record" in note] == [
+        f"1 row of {path}: no record with this key is left"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"topic": ["t"], "key": ["a"]}, "expected the columns topic, key and offset; found topic, key"),
+        ({"topic": ["t"], "key": ["xyz"], "offset": [1]}, "1 rows without a readable key; keys are read as hex"),
+        ({"topic": ["t"], "key": ["00"], "offset": ["1x"]}, "1 rows without a readable offset"),
+    ],
+)
+def test_tables_that_say_nothing(spark, archive, tmp_path, columns, message):
+    pq.write_table(pa.table(columns), tmp_path / "told.parquet")
+    with pytest.raises(UsageError, match=message):
+        audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), key_format="hex")
+
+
+# -- drawn logs
+
+_TOPICS = 30
+
+
+def drawn_case(drawn: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return (records, positions, deliveries by key) of topics with drawn keys, gaps and times out of order."""
+    records, positions, told = [], [], []
+    for number in range(_TOPICS):
+        topic = f"t{number}"
+        for partition in range(drawn.randrange(1, 3)):
+            offset, end = drawn.randrange(5), drawn.randrange(3, 60)
+            while offset < end:
+                key = drawn.choice([b"", b"a", b"b", b"c", b"\xff", None])
+                time = drawn.choice([-1, START_MS + offset * 10 + drawn.randrange(-40, 40)])
+                records.append({"topic": topic, "partition": partition, "offset": offset, "timestamp_ms": time,
+                                "key": key, "tombstone": drawn.random() < 0.2})  # fmt: skip
+                offset += drawn.choice([1, 1, 1, 4])
+            for group, kind in (("classic", "classic"), ("share", "share")):
+                start, ranges = drawn.randrange(70), []
+                if kind == "share":
+                    edges = sorted(drawn.sample(range(start, start + 30), 2 * drawn.randrange(4)))
+                    ranges = [{"first": a, "last": b} for a, b in zip(edges[::2], edges[1::2], strict=True)]
+                tail = max([start, *(each["last"] + 1 for each in ranges)])
+                values = group, kind, topic, partition, start, tail, ranges, drawn.random() < 0.9
+                positions.append(dict(zip(POSITIONS.names, values, strict=True)))
+        told += [
+            {"group": "table", "topic": topic, "key": key, "told": drawn.randrange(60)}
+            for key in (b"", b"a", b"c")
+            if drawn.random() < 0.7
+        ]
+    return records, positions, told
+
+
+def test_lags_of_drawn_logs_as_plain_code_counts_them(spark):
+    records, positions, told = drawn_case(random.Random(8))
+    frame = spark.createDataFrame(
+        pa.Table.from_pylist(records, pa.schema([("topic", pa.string()), ("partition", pa.int32()),
+                                                ("offset", pa.int64()), ("timestamp_ms", pa.int64()),
+                                                ("key", pa.binary()), ("tombstone", pa.bool_())]))
+    )  # fmt: skip
+    by_kind = {
+        kind: spark.createDataFrame(
+            pa.Table.from_pylist([row for row in positions if row["group_type"] == kind], POSITIONS)
+        )
+        for kind in ("classic", "share")
+    }
+    deliveries = spark.createDataFrame(
+        pa.Table.from_pylist(told, pa.schema([("group", pa.string()), ("topic", pa.string()), ("key", pa.binary()),
+                                              ("told", pa.int64())]))
+    )  # fmt: skip
+    found = (
+        by_starts(frame, by_kind["classic"])
+        .unionByName(by_positions(frame, by_kind["share"]))
+        .unionByName(by_table(frame, deliveries))
+    )
+    topics = {one["topic"] for one in told}
+    places = [
+        {**{name: row[name] for name in ("group", "group_type", "topic", "partition", "known")}, "whole": True}
+        for row in positions
+    ]
+    places += [
+        {"group": "table", "group_type": "table", "topic": topic, "partition": partition, "known": True, "whole": True}
+        for topic, partition in sorted({(r["topic"], r["partition"]) for r in records if r["topic"] in topics})
+    ]
+    schema = "group string, group_type string, topic string, partition int, known boolean, whole boolean"
+    of_places = spark.createDataFrame(places, schema).join(newest_times(frame), ["topic", "partition"], "left")
+    result = with_lags(found, of_places, "s").localCheckpoint()
+    ours = {
+        (row["group"], row["topic"], row["partition"], row["key"]): row
+        for row in result.drop("source", "group_type").toArrow().to_pylist()
+    }
+    expected = {}
+    for place in places:
+        mine = [r for r in records if (r["topic"], r["partition"]) == (place["topic"], place["partition"])]
+        newest = max((r["timestamp_ms"] for r in mine if r["timestamp_ms"] >= 0), default=None)
+        for key in {r["key"] for r in mine} - {None}:
+            versions = [Version(r["offset"], r["timestamp_ms"], r["tombstone"]) for r in mine if r["key"] == key]
+            row = lag_of(versions, delivered_by(place, key, positions, told), newest)
+            if place["group"] == "table":
+                row["delivered_offset"] = next(
+                    (t["told"] for t in told if (t["topic"], t["key"]) == (place["topic"], key)), None
+                )
+                row["lag_offsets"] = lag_by_table(row, versions)
+            verdict = "undelivered" if row["lag_versions"] else "delivered"
+            row["verdict"] = verdict if place["known"] else "unknown"
+            where = {name: place[name] for name in ("group", "topic", "partition")} | {"key": key}
+            expected[tuple(where.values())] = where | row
+    assert len(expected) > 400
+    for where, row in expected.items():
+        assert ours[where] == row, where
+    assert len(ours) == len(expected)
+
+    for row in figures_of(result).toArrow().to_pylist():
+        known = [e for e in expected.values() if (e["group"], e["topic"]) == (row["group"], row["topic"])]
+        assert row["keys"] == len(known)
+        known = [e for e in known if e["verdict"] != "unknown"]
+        for lag in LAGS:
+            values = [e[lag] for e in known]
+            theirs = {f"p{share}": rank(values, share / 100) for share in (50, 90, 99)} | {"max": rank(values, 1)}
+            assert spread_of(row, lag) == theirs, (row["group"], row["topic"], lag)
+
+
+def delivered_by(place: dict[str, Any], key: bytes, positions: list[dict[str, Any]], told: list[dict[str, Any]]):
+    if place["group"] == "table":
+        at = [one["told"] for one in told if (one["topic"], one["key"]) == (place["topic"], key)]
+        return lambda offset: any(offset <= each for each in at)
+    names = ("group", "topic", "partition")
+    (one,) = [row for row in positions if all(row[name] == place[name] for name in names)]
+    return lambda offset: (
+        offset < one["start"] or any(each["first"] <= offset <= each["last"] for each in one["ranges"])
+    )
+
+
+def lag_by_table(row: dict[str, Any], versions: list[Version]) -> int:
+    """Return the lag in offsets behind the offset that the table names, which need not be one that is left."""
+    if not row["lag_versions"]:
+        return 0
+    since = row["delivered_offset"]
+    return row["last_offset"] - (min(versions).offset - 1 if since is None else since)
+
+
+def test_durations():
+    assert [duration(ms) for ms in (None, 0, 999, 1500, 90_000, 5_400_000, 129_600_000)] == [
+        "-", "0 ms", "999 ms", "1.5 s", "1.5 min", "1.5 h", "1.5 d",
+    ]  # fmt: skip

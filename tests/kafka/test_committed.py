@@ -1,0 +1,90 @@
+"""Committed offsets from a broker's files, against the broker's own answers, and share states against Kafka's class."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lastkey.jobs.data_source.files import find_partitions
+from lastkey.jobs.data_source.read_options import Selection
+from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
+from lastkey.udfs.audit.share_state import BATCH, Change, delivered_ranges
+from tests.kafka_lab import Broker, list_offsets, make_logs
+from tests.kafka_lab.jvm import lab
+
+pytestmark = pytest.mark.kafka
+
+QUICK = {
+    "offsets.topic.num.partitions": 5,
+    "share.coordinator.state.topic.num.partitions": 3,
+    "share.coordinator.snapshot.update.records.per.snapshot": 2,
+    **{
+        f"group.{kind}.{setting}.ms": 200
+        for kind in ("consumer", "share")
+        for setting in ("heartbeat.interval", "min.heartbeat.interval")
+    },
+}
+Answers = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def delivered(tmp_path_factory) -> tuple[Path, Answers, dict[str, int]]:
+    """Return a stopped broker's log directory, its answers on what groups committed, and the ends of the topic."""
+    with Broker(tmp_path_factory.mktemp("broker"), QUICK) as broker:
+        make_logs(broker.bootstrap, ["topic=orders partitions=3 records=600 keys=50 roll=false"])
+        lab().call("deliver", bootstrap=broker.bootstrap, topic="orders")
+        answers = lab().call("committed_offsets", bootstrap=broker.bootstrap)
+        ends = list_offsets(broker.bootstrap, {f"orders-{n}": [-1] for n in range(3)})
+        return broker.data, answers, {name: found[0][0] for name, found in ends.items()}
+
+
+def read(folder: Path) -> Committed:
+    partitions = find_partitions([str(folder)], Selection())
+    return gather([read_commits(partition) for partition in partitions if partition.topic in TOPICS])
+
+
+def test_every_group_committed_what_the_broker_says(delivered):
+    folder, answers, ends = delivered
+    found = read(folder)
+    ours: Answers = {}
+    for row in found.rows.to_pylist():
+        assert row["certain"]
+        name = f"{row['topic']}-{row['partition']}"
+        said = [row["committed_offset"], row["leader_epoch"], row["metadata"]]
+        if row["group_type"] == "share":
+            done = sum(each["last"] + 1 - each["first"] for each in row["delivered"])
+            said = [row["committed_offset"], ends[name] - row["committed_offset"] - done]  # start and lag
+        ours.setdefault(row["group"], {"type": row["group_type"], "offsets": {}})["offsets"][name] = said
+    assert ours == answers
+    assert found.problems == ()
+    assert found.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
+    assert {"classic-lagging", "consumer-lagging", "share-explicit", "transactional"} <= set(ours)
+    assert not {"classic-deleted", "consumer-deleted", "share-deleted"} & set(ours)
+    assert len(ours["simple ü"]["offsets"]) == 2
+    rows = [row for row in found.rows.to_pylist() if row["group"] == "share-explicit"]
+    assert sum(len(row["delivered"]) for row in rows) > 3  # else the lags prove little
+
+
+def test_share_states_fold_as_kafkas_class_folds_them():
+    drawn, folds = random.Random(30), []
+    for _ in range(400):
+        fold = []
+        for _ in range(drawn.randrange(1, 7)):
+            firsts = sorted(drawn.sample(range(60), drawn.randrange(6)))
+            batches = [
+                (first, following - 1, drawn.choice([0, 2, 4]), drawn.randrange(1, 4))
+                for first, following in itertools.pairwise([*firsts, 70])
+            ]
+            fold.append((drawn.choice([-1, -1, drawn.randrange(40)]), drawn.sample(batches, len(batches))))
+        folds.append(fold)
+    theirs = lab().call("combine_share_batches", folds=folds)
+    for fold, said in zip(folds, theirs, strict=True):
+        ranges = delivered_ranges([Change(start, np.array(batches, BATCH)) for start, batches in fold])
+        ours = [offset for first, last in ranges for offset in range(first, last + 1)]
+        delivered = sorted(o for first, last, state, _ in said if state in (2, 4) for o in range(first, last + 1))
+        assert ours == delivered, fold

@@ -1,0 +1,299 @@
+"""Committed offsets from the files of coordinators, against a plain replay. With a real broker: tests/kafka."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lastkey.jobs.data_source.files import find_partitions
+from lastkey.jobs.data_source.read_options import Selection
+from lastkey.udfs.audit import last_records
+from lastkey.udfs.audit.committed import Committed, gather, partition_for, read_commits
+from lastkey.udfs.audit.share_state import BATCH, Change, delivered_ranges, start_of
+from tests.builders.damage import edit
+from tests.builders.groups import (
+    COMMIT_MS,
+    CONSUMER_GROUP,
+    GROUP_METADATA,
+    SHARE_GROUP,
+    commit,
+    commit_key,
+    commit_value,
+    end,
+    group_record,
+    in_transaction,
+    share_record,
+    share_topics,
+    write_log,
+)
+from tests.builders.logs import Row
+from tests.reference.committed import GroupCoordinator, SharePartition
+
+ID = bytes(range(16))
+
+
+def read(root: Path) -> Committed:
+    return gather([read_commits(partition) for partition in find_partitions([str(root)], Selection())])
+
+
+def offsets(found: Committed) -> dict[tuple[str, str, int], Any]:
+    rows = found.rows.to_pylist()
+    return {(row["group"], row["topic"], row["partition"]): row["committed_offset"] for row in rows}
+
+
+def test_the_last_commit_of_each_key_and_the_type_of_its_group(tmp_path):
+    log = [
+        group_record("g", GROUP_METADATA),
+        commit("g", "t", 0, 5, metadata="first"),
+        commit("g", "t", 1, 6, version=1),
+        commit("g", "t", 2, 7, record_type=0, version=0),
+        commit("h", "t", 0, 1),
+        commit("g", "t", 0, 9, version=4, metadata="ü", topic_id=ID),
+        commit("g", "t", 2, 3),  # the same key as of type 0, with a later word
+        commit("h", "t", 0, None),
+        group_record("g", GROUP_METADATA, gone=True),
+        group_record("g", CONSUMER_GROUP),
+        commit("alone", "t", 0, 0),
+    ]
+    write_log(tmp_path / "__consumer_offsets-0", [log[:4], log[4:]])
+    found = read(tmp_path)
+    assert found.notes == () and found.problems == ()
+    first, second, *_ = [row for row in found.rows.to_pylist() if row["group"] == "g"]
+    assert first == {
+        "group": "g", "group_type": "consumer", "topic": "t", "topic_id": "AAECAwQFBgcICQoLDA0ODw", "partition": 0,
+        "committed_offset": 9, "leader_epoch": 5, "metadata": "ü", "commit_timestamp_ms": COMMIT_MS,
+        "expire_timestamp_ms": -1, "delivered": [], "certain": True, "coordinator_partition": 0, "record_offset": 5,
+    }  # fmt: skip
+    assert (second["expire_timestamp_ms"], second["leader_epoch"]) == (COMMIT_MS + 9, -1)
+    assert offsets(found) == {("alone", "t", 0): 0, ("g", "t", 0): 9, ("g", "t", 1): 6, ("g", "t", 2): 3}
+    assert found.rows["group_type"].to_pylist() == ["classic", *["consumer"] * 3]
+    assert found.unknown_because("nobody") is None
+
+
+def test_commits_behind_an_open_transaction_count_and_its_own_do_not(tmp_path):
+    """A consumer of committed data would see nothing from the open transaction on; a coordinator does."""
+    log = [
+        in_transaction(1, commit("g", "t", 0, 10), commit("g", "t", 1, 11)),
+        commit("h", "t", 0, 3),
+        in_transaction(2, commit("g", "t", 2, 12)),
+        end(2, commit=False),
+        in_transaction(2, commit("g", "t", 3, 13)),
+        end(2, commit=True),
+    ]
+    found = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
+    assert offsets(found) == {("h", "t", 0): 3, ("g", "t", 3): 13}
+    assert found.notes == ("__consumer_offsets-0: 2 records of transactions without an end do not count",)
+
+
+Event = tuple[Any, ...]
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.sampled_from([-1, -1, 1, 2]), st.sampled_from("gh"), st.integers(0, 1)),
+        st.tuples(st.just("tombstone"), st.just(-1), st.sampled_from("gh"), st.integers(0, 1)),
+        st.tuples(st.sampled_from(["end", "end", "roll"]), st.sampled_from([1, 2]), st.booleans(), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.long
+@settings(max_examples=60)
+@given(EVENTS, st.booleans())
+def test_any_history_ends_as_a_coordinator_replays_it(tmp_path_factory, events, tiny):
+    folder, coordinator = tmp_path_factory.mktemp("replay") / "__consumer_offsets-0", GroupCoordinator()
+    segments: list[list[Any]] = [[]]
+    for offset, (kind, producer, group, partition) in enumerate(event for event in events if event[0] != "roll"):
+        if kind == "end":
+            coordinator.end(producer, commit=group)
+        else:
+            said = None if kind == "tombstone" else offset
+            coordinator.replay(offset, producer, (group, "t", partition), said)
+    offset = 0
+    for kind, producer, group, partition in events:
+        if kind == "roll":
+            if segments[-1]:
+                segments.append([])
+            continue
+        if kind == "end":
+            segments[-1].append(end(producer, commit=group))
+        else:
+            row = commit(group, "t", partition, None if kind == "tombstone" else offset)
+            segments[-1].append(in_transaction(producer, row) if producer >= 0 else row)
+        offset += 1
+    if not segments[-1]:
+        segments.pop()
+    write_log(folder, segments or [[]])
+    with pytest.MonkeyPatch.context() as patch:
+        if tiny:
+            patch.setattr(last_records, "_FLUSH_BYTES", 0)
+        assert offsets(read(folder.parent)) == {key: said for key, (_, said) in coordinator.offsets.items()}
+
+
+# -- what cannot be read
+
+
+def test_a_damaged_partition_leaves_its_own_groups_unknown_and_no_others(tmp_path):
+    groups = {partition_for(name, 2): name for name in ("a", "b", "c", "d")}
+    for number, name in groups.items():
+        write_log(tmp_path / f"__consumer_offsets-{number}", [[commit(name, "t", 0, 5), commit(name, "t", 1, 6)]])
+    log = tmp_path / "__consumer_offsets-0" / "00000000000000000000.log"
+    edit(log, log.stat().st_size - 3, b"\xff\xff")
+    found = read(tmp_path)
+    assert [problem.kind for problem in found.problems] == ["crc"]
+    assert offsets(found) == {(groups[0], "t", 0): 5, (groups[1], "t", 0): 5, (groups[1], "t", 1): 6}
+    certain = dict(zip(found.rows["group"].to_pylist(), found.rows["certain"].to_pylist(), strict=True))
+    assert certain == {groups[0]: False, groups[1]: True}
+    elsewhere = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
+    assert found.unknown_because(elsewhere) == "__consumer_offsets-0 could not be read whole"
+    assert found.unknown_because(groups[1]) is None
+
+
+def test_a_transaction_whose_marker_is_lost_in_damage_does_not_take_the_next_marker(tmp_path):
+    log = [
+        in_transaction(1, commit("g", "t", 0, 10)),
+        end(1, commit=False),
+        in_transaction(1, commit("g", "t", 1, 11)),
+        end(1, commit=True),
+    ]
+    path = write_log(tmp_path / "__consumer_offsets-0", [log]) / "00000000000000000000.log"
+    first = 12 + int.from_bytes(path.read_bytes()[8:12])
+    edit(path, first + 70, b"\xff")
+    found = read(tmp_path)
+    assert offsets(found) == {("g", "t", 1): 11}
+    assert not found.rows["certain"][0].as_py() and len(found.problems) == 1
+
+
+def test_a_missing_partition_leaves_its_groups_unknown(tmp_path):
+    write_log(tmp_path / "__consumer_offsets-1", [[commit(next(g for g in "abc" if partition_for(g, 2)), "t", 0, 5)]])
+    found = read(tmp_path)
+    missing = next(f"new{i}" for i in range(9) if partition_for(f"new{i}", 2) == 0)
+    assert found.unknown_because(missing) == "__consumer_offsets-0 is not in the archive"
+    assert gather([]).unknown_because("any") == "there is no __consumer_offsets"
+
+
+def test_a_missing_segment_leaves_its_groups_unknown_unless_gaps_are_accepted(tmp_path):
+    folder = write_log(tmp_path / "__consumer_offsets-0", [[commit("g", "t", i, 5)] for i in range(3)])
+    (folder / "00000000000000000001.log").unlink()
+    found = read(tmp_path)
+    assert [problem.kind for problem in found.problems] == ["gap"]
+    assert found.rows["certain"].to_pylist() == [False, False]
+    (partition,) = find_partitions([str(tmp_path)], Selection())
+    assert gather([read_commits(partition, accept_gaps=True)]).rows["certain"].to_pylist() == [True, True]
+
+
+def test_records_that_nobody_knows_are_named(tmp_path):
+    log = [
+        commit("g", "t", 0, 5),
+        Row(b"\0\x63new", b"\0\0"),
+        Row(b"\0", b"\0\0"),
+        Row(None, b"\0\0"),
+        Row(commit_key("g", "t", 1), b"\0\x09" + commit_value(5)[2:]),
+        Row(commit_key("g", "t", 2), commit_value(5)[:-3]),
+    ]
+    name = "__consumer_offsets-0"
+    found = read(write_log(tmp_path / name, [log]).parent)
+    assert found.notes == (
+        f"{name}: 1 records without a key are left out",
+        f"{name}: 1 records with a key shorter than its type are left out",
+        f"{name}: 1 records of the unknown type 99 are left out",
+        f"{name}, offset 4: the value of group 'g', topic 't', partition 1 cannot be read: unknown version 9; known"
+        " are 0 to 4",
+        f"{name}, offset 5: the value of group 'g', topic 't', partition 2 cannot be read: null",
+    )
+    assert found.rows["certain"].to_pylist() == [True, False, False]
+    assert offsets(found) == {("g", "t", 0): 5, ("g", "t", 1): None, ("g", "t", 2): None}
+
+
+def test_a_commit_whose_group_cannot_be_read_leaves_the_partition_unknown(tmp_path):
+    log = [commit("g", "t", 0, 5), Row(commit_key("other", "t", 0)[:-2], commit_value(1))]
+    found = read(write_log(tmp_path / "__consumer_offsets-0", [log]).parent)
+    assert found.rows["certain"].to_pylist() == [False]
+    assert found.unknown_because("other") == "__consumer_offsets-0 could not be read whole"
+
+
+def test_a_group_outside_of_its_partition_is_named_and_its_own_partition_decides(tmp_path):
+    home = partition_for("g", 2)
+    write_log(tmp_path / f"__consumer_offsets-{home}", [[commit("g", "t", 0, 5)]])
+    write_log(tmp_path / f"__consumer_offsets-{1 - home}", [[commit("g", "t", 0, 99), commit("g", "t", 1, 7)]])
+    found = read(tmp_path)
+    assert offsets(found) == {("g", "t", 0): 5, ("g", "t", 1): 7}
+    assert found.notes == (
+        f"group 'g' has records in __consumer_offsets-{1 - home}, and of 2 partitions {home} is its own: their number"
+        " was changed, or they come from several clusters",
+    )
+
+
+# -- share groups
+
+
+def test_a_share_group_from_its_snapshot_and_updates(tmp_path):
+    acknowledged, archived, released = 2, 4, 0
+    of = "s", ID, 0
+    log = [
+        share_record(*of, 3, [(3, 9, acknowledged, 1)]),
+        share_record(*of, 10, [(10, 12, acknowledged, 1), (13, 14, released, 1), (20, 29, released, 1)]),
+        share_record(*of, -1, [(13, 13, archived, 2)], update=True),
+        share_record(*of, 11, [(22, 24, acknowledged, 1), (25, 25, 1, 2)], update=True),
+        share_record("gone", ID, 0, 5, []),
+        share_record("gone", ID, 0, 0, None),
+        share_record("new", ID, 1, -1, []),
+    ]
+    write_log(tmp_path / "__share_group_state-0", [log[:2], log[2:]])
+    groups = [share_topics("s", "t", ID, [0, 1]), group_record("s", SHARE_GROUP)]
+    write_log(tmp_path / "__consumer_offsets-0", [groups])
+    found = read(tmp_path)
+    new, row = found.rows.to_pylist()
+    assert (row["group"], row["group_type"], row["topic"], row["committed_offset"]) == ("s", "share", "t", 11)
+    assert [(each["first"], each["last"]) for each in row["delivered"]] == [(11, 13), (22, 24)]
+    assert (new["group"], new["committed_offset"], new["certain"]) == ("new", None, True)
+    assert found.notes == ()
+
+
+def test_share_partitions_whose_state_could_not_be_read_are_unknown(tmp_path):
+    write_log(tmp_path / "__consumer_offsets-0", [[share_topics("s", "t", ID, [0, 1])]])
+    found = read(tmp_path)
+    assert [(row["topic"], row["partition"], row["certain"]) for row in found.rows.to_pylist()] == [
+        ("t", 0, False), ("t", 1, False)
+    ]  # fmt: skip
+    assert found.rows["group_type"].to_pylist() == ["share", "share"]
+
+
+BATCHES = st.lists(
+    st.builds(
+        lambda first, size, state, count: (first, first + size, state, count),
+        st.integers(0, 40), st.integers(0, 20), st.sampled_from([0, 2, 4]), st.integers(1, 3),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from([-1, -1, 5, 17, 30]), BATCHES), min_size=1, max_size=6))
+def test_folds_of_batches_as_an_offset_at_a_time(drawn):
+    one = SharePartition()
+    for number, (start, batches) in enumerate(drawn):
+        (one.update if number else one.snapshot)(start, batches)
+    changes = [Change(start, np.array(batches, BATCH)) for start, batches in drawn]
+    assert start_of(changes) == one.start
+    assert [o for first, last in delivered_ranges(changes) for o in range(first, last + 1)] == one.delivered()
+
+
+def test_a_hundred_thousand_batches_over_each_other_cost_little():
+    n = 100_000
+    batches = np.zeros(n, BATCH)
+    batches["first"], batches["last"], batches["count"] = np.arange(n), 10**15 - np.arange(n), 1
+    batches["state"] = np.where(np.arange(n) % 2, 2, 0)
+    assert delivered_ranges([Change(0, batches)]) == [(1, 10**15 - 1)]
+    longest = np.array([(5, 2**63 - 1, 2, 1)], BATCH)  # no offset comes after its last
+    assert delivered_ranges([Change(0, longest)]) == [(5, 2**63 - 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "partition"), [("", 0), ("g", 3), ("ü\U0001f600", 21), ("polygenelubricants", 0), ("my-group", 12)]
+)
+def test_partition_of_a_group(name, partition):
+    assert partition_for(name, 50) == partition

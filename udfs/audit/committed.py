@@ -1,0 +1,234 @@
+"""Committed offsets of every group, from the log of the coordinators: an archived __consumer_offsets and, of share
+groups, __share_group_state.
+
+    reads = [read_commits(partition) for partition in partitions]   # a task each
+    found = gather(reads)
+    found.rows, found.problems, found.notes
+
+`rows` has one row for each (group, topic, partition) with a committed offset at the end of the log. A group lives in
+one partition of the topic, by Java's hash of its name (GroupMetadataManager.partitionFor; a share partition by its
+coordinator key). So a partition that could not be fully read leaves exactly its own groups unknown: their rows are not
+`certain`, and `unknown_because` speaks for a group without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, KINDS, SHARE_STATE, Commit, SharedTopic, decode
+from lastkey.udfs.audit.last_records import last_records
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.problem import Problem
+
+TOPICS: Final = (CONSUMER_OFFSETS, SHARE_STATE)
+_DEFAULT_PARTITIONS: Final = 50  # of both topics
+_RANGE: Final = pa.struct([pa.field("first", pa.int64()), pa.field("last", pa.int64())])
+COMMITTED: Final = pa.schema(
+    [
+        pa.field("group", pa.string()),
+        pa.field("group_type", pa.string()),  # classic, consumer, share, streams or unknown
+        pa.field("topic", pa.string()),  # null: of a share group, and nothing says the name of its id
+        pa.field("topic_id", pa.string()),  # null: the record has none
+        pa.field("partition", pa.int32()),
+        pa.field("committed_offset", pa.int64()),  # the next one to read; share: where the group starts; null: none
+        pa.field("leader_epoch", pa.int32()),  # -1: none
+        pa.field("metadata", pa.string()),
+        pa.field("commit_timestamp_ms", pa.int64()),  # -1: none, as in updates of share groups
+        pa.field("expire_timestamp_ms", pa.int64()),  # -1: none
+        pa.field("delivered", pa.list_(pa.field("element", _RANGE))),  # share: ranges above, first and last included
+        pa.field("certain", pa.bool_()),  # false: a later record may be lost in what could not be read
+        pa.field("coordinator_partition", pa.int32()),  # of __consumer_offsets or __share_group_state
+        pa.field("record_offset", pa.int64()),  # there; -1: none is known
+    ]
+)
+
+
+@dataclass(frozen=True)
+class CommitsRead:
+    """Content of one partition of a coordinator's topic."""
+
+    topic: str
+    partition: int
+    commits: tuple[Commit, ...] = ()
+    group_types: Mapping[str, str] = field(default_factory=dict)
+    shared: tuple[SharedTopic, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    whole: bool = True  # all of it was read
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Committed offsets of all groups at the end of the coordinators' logs."""
+
+    rows: Any  # pa.Table of COMMITTED, by group, topic and partition
+    group_types: Mapping[str, str]
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    partitions: int = 0  # of __consumer_offsets
+    unread: Mapping[int, str] = field(default_factory=dict)  # its partitions that are not fully read -> why
+
+    def unknown_because(self, group: str) -> str | None:
+        """Return why nobody can say what a group committed; None: the rows say all of it, also if there are none."""
+        if not self.partitions:
+            return f"there is no {CONSUMER_OFFSETS}"
+        return self.unread.get(partition_for(group, self.partitions))
+
+
+def read_commits(partition: SourcePartition, *, accept_gaps: bool = False) -> CommitsRead:
+    """Read a partition of __consumer_offsets or of __share_group_state, to its end.
+
+    accept_gaps: a missing segment is no problem, and leaves no group unknown.
+    """
+    topic, number, name = partition.topic or "", partition.partition, partition.name
+    last = last_records(partition, KINDS[topic], accept_gaps=accept_gaps)
+    said = decode(name, topic, last.rows, last.types)
+    notes = list(said.notes)
+    if last.undecided:
+        notes.append(f"{name}: {last.undecided} records of transactions without an end do not count")
+    return CommitsRead(
+        topic,
+        -1 if number is None else number,
+        tuple(said.commits),
+        said.group_types,
+        tuple(said.shared),
+        last.problems,
+        tuple(notes),
+        whole=not (last.problems or said.keys_unread),
+    )
+
+
+def gather(reads: Sequence[CommitsRead]) -> Committed:
+    """Return what all partitions say together."""
+    by_topic = {topic: {read.partition: read for read in reads if read.topic == topic} for topic in TOPICS}
+    count = {topic: _count(topic, there) for topic, there in by_topic.items()}
+    unread = {topic: _unread(topic, there, count[topic]) for topic, there in by_topic.items()}
+    types = {group: kind for read in reads for group, kind in read.group_types.items()}
+    shared = [one for read in reads for one in read.shared]
+    names = {one.topic_id: one.topic for one in shared}
+    found, strays = _found(by_topic, count)
+    _add_unread_shares(found, shared, count[SHARE_STATE], unread[SHARE_STATE])
+    rows = [_row(commit, where, types, names, unread) for commit, where in found.values()]
+    rows.sort(key=lambda row: (row["group"], row["topic"] or "", row["partition"], row["topic_id"] or ""))
+    notes = [note for read in reads for note in read.notes]
+    notes += [f"{why}: nobody can tell what its groups committed" for each in unread.values() for why in each.values()]
+    return Committed(
+        pa.Table.from_pylist(rows, schema=COMMITTED),
+        types,
+        tuple(problem for read in reads for problem in read.problems),
+        (*notes, *strays),
+        count[CONSUMER_OFFSETS],
+        unread[CONSUMER_OFFSETS],
+    )
+
+
+Place = tuple[str, int]  # a coordinator's topic and partition
+Found = dict[tuple[str, str, int], tuple[Commit, Place]]
+
+
+def _found(by_topic: Mapping[str, Mapping[int, CommitsRead]], count: Mapping[str, int]) -> tuple[Found, list[str]]:
+    """Return the commits, each once, and notes on groups outside of their own partition, whose word counts less."""
+    found: Found = {}
+    strays: dict[str, None] = {}
+    for topic, there in by_topic.items():
+        for number, read in sorted(there.items()):
+            for commit in read.commits:
+                home = _home(topic, commit, count[topic])
+                key = commit.group, commit.topic or commit.topic_id or "", commit.partition
+                if key not in found or home == number:
+                    found[key] = commit, (topic, number)
+                if home != number:
+                    strays[
+                        f"group {commit.group!r} has records in {topic}-{number}, and of {count[topic]} partitions"
+                        f" {home} is its own: their number was changed, or they come from several clusters"
+                    ] = None
+    return found, list(strays)
+
+
+def _add_unread_shares(found: Found, shared: Sequence[SharedTopic], count: int, unread: Mapping[int, str]) -> None:
+    """Add the share partitions that have no state here only because it could not be read."""
+    for one in shared:
+        for number in one.partitions:
+            commit = Commit(one.group, None, one.topic_id, number, None, readable=False)
+            home = _home(SHARE_STATE, commit, count) if count else -1
+            if not count or home in unread:
+                found.setdefault((one.group, one.topic_id, number), (commit, (SHARE_STATE, home)))
+
+
+def _row(
+    commit: Commit,
+    where: Place,
+    types: Mapping[str, str],
+    names: Mapping[str, str],
+    unread: Mapping[str, Mapping[int, str]],
+) -> dict[str, Any]:
+    topic, number = where
+    certain = commit.readable and number not in unread[topic]
+    # Kafka makes a classic group of one that has offsets and nothing else
+    kind = "share" if topic == SHARE_STATE else types.get(commit.group, "classic" if certain else "unknown")
+    values = (
+        commit.group,
+        kind,
+        commit.topic if commit.topic is not None else names.get(commit.topic_id or ""),
+        commit.topic_id,
+        commit.partition,
+        commit.offset,
+        commit.leader_epoch,
+        commit.metadata,
+        commit.commit_ms,
+        commit.expire_ms,
+        [{"first": first, "last": last} for first, last in commit.delivered],
+        certain,
+        number,
+        commit.record_offset,
+    )
+    return dict(zip(COMMITTED.names, values, strict=True))
+
+
+def _count(topic: str, there: Mapping[int, CommitsRead]) -> int:
+    """Return the number of a coordinator's partitions: as many as the archive has, unless only Kafka's default fits."""
+    if not there:
+        return 0
+    least = max(there) + 1
+
+    def fits(count: int) -> bool:
+        return all(_home(topic, one, count) == number for number, read in there.items() for one in read.commits)
+
+    return (
+        _DEFAULT_PARTITIONS if least < _DEFAULT_PARTITIONS and not fits(least) and fits(_DEFAULT_PARTITIONS) else least
+    )
+
+
+def _unread(topic: str, there: Mapping[int, CommitsRead], count: int) -> dict[int, str]:
+    """Return partition -> why it is not fully known."""
+    out = {}
+    for number in range(count):
+        if number not in there:
+            out[number] = f"{topic}-{number} is not in the archive"
+        elif not there[number].whole:
+            out[number] = f"{topic}-{number} could not be read whole"
+    return out
+
+
+def _home(topic: str, commit: Commit, count: int) -> int:
+    if topic == CONSUMER_OFFSETS:
+        return partition_for(commit.group, count)
+    return partition_for(f"{commit.group}:{commit.topic_id}:{commit.partition}", count)
+
+
+@lru_cache(maxsize=1 << 14)
+def partition_for(name: str, count: int) -> int:
+    """Return the partition of a coordinator's topic that a group, or a share partition's key, lives in: Utils.abs of
+    String.hashCode.
+    """
+    code = 0
+    data = name.encode("utf-16-be", "surrogatepass")
+    for i in range(0, len(data), 2):
+        code = (31 * code + int.from_bytes(data[i : i + 2])) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code >= 1 << 31 else code
+    return (0 if signed == -(1 << 31) else abs(signed)) % count

@@ -1,0 +1,248 @@
+"""Records of __consumer_offsets and __share_group_state that count, as committed offsets.
+
+| type of key | in __consumer_offsets |
+|---|---|
+| 0, 1 | the committed offset of (group, topic, partition) in a classic, consumer or streams group; type 0 is old |
+| 2, 3, 11, 17 | a group exists, whose type is classic, consumer, share or streams |
+| 15 | the topics of a share group, with their names; its state has only their ids |
+
+In __share_group_state, types 0 and 1 are the snapshot and the updates of (group, topic id, partition): share_state.py.
+Other types say nothing of offsets: members, assignments, topologies. A type or version that Kafka 4.3.0 does not know
+is named in a note. Each key and its last value are decoded once, in Python: 100,000 committed offsets a second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, SHARE_RECORDS
+from lastkey.logformat.messages.integers import MessageError
+from lastkey.logformat.messages.reader import reader
+from lastkey.logformat.messages.table import versions_of
+from lastkey.udfs.audit.last_records import Kinds, record_types
+from lastkey.udfs.audit.share_state import BATCH, Change, Range, delivered_ranges, start_of
+
+CONSUMER_OFFSETS: Final = "__consumer_offsets"
+SHARE_STATE: Final = "__share_group_state"
+_LEGACY_COMMIT, _COMMIT = 0, 1
+_TYPES_OF_GROUPS: Final = {2: "classic", 3: "consumer", 11: "share", 17: "streams"}
+_SHARE_TOPICS: Final = 15
+_SNAPSHOT, _UPDATE = 0, 1
+NONE: Final = -1
+_LONGEST: Final = 2**30
+NO_TOPIC_ID: Final = "A" * 22
+
+
+class Commit(NamedTuple):
+    """A committed offset of a group, or the state of a share partition."""
+
+    group: str
+    topic: str | None  # None: only the id is known yet
+    topic_id: str | None
+    partition: int
+    offset: int | None  # None: the record cannot be read, or a share partition has no start yet
+    leader_epoch: int = NONE
+    metadata: str = ""
+    commit_ms: int = NONE
+    expire_ms: int = NONE
+    delivered: tuple[Range, ...] = ()  # of share groups: above the offset
+    record_offset: int = NONE  # where the record stands in the coordinator's log
+    readable: bool = True
+
+
+class SharedTopic(NamedTuple):
+    """A topic that a share group reads, and its partitions that have a state."""
+
+    group: str
+    topic: str
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+@dataclass
+class Decoded:
+    """Content of the records that count of one partition of a coordinator's topic."""
+
+    commits: list[Commit] = field(default_factory=list)
+    group_types: dict[str, str] = field(default_factory=dict)
+    shared: list[SharedTopic] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    keys_unread: int = 0  # records of an offset whose group nobody can tell
+
+
+def _behind_type(keys: Any) -> Any:
+    return pc.binary_slice(keys, 2, _LONGEST)  # without an end, pyarrow 26 fails on short keys
+
+
+def _identity_of_offsets(keys: Any) -> Any:
+    """Return keys in which a committed offset of type 0 is one of type 1: they replace each other."""
+    legacy = pa.array(record_types(keys) == _LEGACY_COMMIT)
+    as_new = pc.binary_join_element_wise(
+        pa.scalar(_COMMIT.to_bytes(2), pa.large_binary()), _behind_type(keys), pa.scalar(b"", pa.large_binary())
+    )
+    return pc.if_else(legacy, as_new, keys)
+
+
+def _always(keys: Any) -> Any:
+    return pa.array(np.ones(len(keys), np.bool_))
+
+
+def _partition_of_state(keys: Any) -> Any:
+    return _behind_type(keys)  # both types have the same fields behind the type
+
+
+def _is_snapshot(keys: Any) -> Any:
+    return pa.array(record_types(keys) == _SNAPSHOT)
+
+
+KINDS: Final = {
+    CONSUMER_OFFSETS: Kinds(
+        frozenset({_LEGACY_COMMIT, _COMMIT, _SHARE_TOPICS, *_TYPES_OF_GROUPS}),
+        frozenset(_TYPES_OF_GROUPS),
+        _identity_of_offsets,
+        _always,
+    ),
+    SHARE_STATE: Kinds(frozenset({_SNAPSHOT, _UPDATE}), frozenset(), _partition_of_state, _is_snapshot),
+}
+_KNOWN: Final = {CONSUMER_OFFSETS: frozenset(GROUP_RECORDS), SHARE_STATE: frozenset(SHARE_RECORDS)}
+
+
+def decode(name: str, topic: str, rows: Any, types: dict[int, int]) -> Decoded:
+    """Return what records say that count. name: of the partition, for notes; rows: pa.Table of last_records.LAST."""
+    out = Decoded(notes=list(_unknown_types(name, topic, types)))
+    decode_rows = _group_rows if topic == CONSUMER_OFFSETS else _share_rows
+    decode_rows(name, rows, out)
+    return out
+
+
+def _unknown_types(name: str, topic: str, types: dict[int, int]) -> Iterator[str]:
+    for code in sorted(set(types) - _KNOWN[topic]):
+        what = {-1: "with a key shorter than its type", -2: "without a key"}.get(code, f"of the unknown type {code}")
+        yield f"{name}: {types[code]} records {what} are left out"
+
+
+def _group_rows(name: str, rows: Any, out: Decoded) -> None:
+    codes = record_types(rows["key"].combine_chunks()).tolist()
+    existing: dict[str, int] = {}
+    columns = (rows[column].to_pylist() for column in ("offset", "key", "value"))
+    for code, offset, key, value in zip(codes, *columns, strict=True):
+        if value is None:
+            continue
+        try:
+            fields = _message(GROUP_RECORDS[code] + "Key", 0, key)
+        except MessageError as error:
+            out.keys_unread += code in (_LEGACY_COMMIT, _COMMIT)
+            out.notes.append(f"{name}, offset {offset}: the key cannot be read: {error}")
+            continue
+        try:
+            if code in (_LEGACY_COMMIT, _COMMIT):
+                out.commits.append(_commit(fields, offset, _versioned(GROUP_RECORDS[code] + "Value", value)))
+            elif code == _SHARE_TOPICS:
+                said = _versioned(GROUP_RECORDS[code] + "Value", value)
+                for state in ("initializedTopics", "initializingTopics", "deletingTopics"):
+                    out.shared += [_shared(fields["groupId"], of, state) for of in said[state]]
+            else:
+                (group,) = fields.values()
+                if offset > existing.get(group, NONE):  # of a group that changed its type, tombstones remove the first
+                    existing[group], out.group_types[group] = offset, _TYPES_OF_GROUPS[code]
+        except MessageError as error:
+            out.notes.append(f"{name}, offset {offset}: the value of {_shown(fields)} cannot be read: {error}")
+            if code in (_LEGACY_COMMIT, _COMMIT):
+                out.commits.append(_commit(fields, offset, None))
+
+
+def _shared(group: str, of: dict[str, Any], state: str) -> SharedTopic:
+    has_state = tuple(of["partitions"]) if state == "initializedTopics" else ()
+    return SharedTopic(group, of["topicName"], of["topicId"], has_state)
+
+
+def _commit(key: dict[str, Any], offset: int, value: dict[str, Any] | None) -> Commit:
+    if value is None:
+        return Commit(key["group"], key["topic"], None, key["partition"], None, record_offset=offset, readable=False)
+    return Commit(
+        key["group"],
+        key["topic"],
+        _topic_id(value.get("topicId", NO_TOPIC_ID)),
+        key["partition"],
+        value["offset"],
+        value.get("leaderEpoch", NONE),
+        value["metadata"],
+        value["commitTimestamp"],
+        value.get("expireTimestamp", NONE),
+        record_offset=offset,
+    )
+
+
+def _topic_id(text: str) -> str | None:
+    return None if text == NO_TOPIC_ID else text
+
+
+def _share_rows(name: str, rows: Any, out: Decoded) -> None:
+    rows = rows.sort_by([("identity", "ascending"), ("offset", "ascending")])
+    codes = record_types(rows["key"].combine_chunks()).tolist()
+    columns = [rows[column].to_pylist() for column in ("offset", "key", "value")]
+    identities = rows["identity"].to_pylist()
+    begins = [i for i, identity in enumerate(identities) if i == 0 or identity != identities[i - 1]]
+    for first, end in zip(begins, [*begins[1:], len(identities)], strict=True):
+        offsets, keys, values = (column[first:end] for column in columns)
+        _share_partition(name, codes[first:end], offsets, keys, values, out)
+
+
+def _share_partition(
+    name: str, codes: list[int], offsets: list[int], keys: list[bytes], values: list[bytes | None], out: Decoded
+) -> None:
+    """Decode a snapshot and the updates behind it; a snapshot without a value deletes the state."""
+    try:
+        key = _message("ShareSnapshotKey", 0, keys[0])
+    except MessageError as error:
+        out.keys_unread += 1
+        out.notes.append(f"{name}, offset {offsets[0]}: the key cannot be read: {error}")
+        return
+    of_partition = key["groupId"], None, key["topicId"], key["partition"]
+    changes, said = [], {}
+    for code, offset, value in zip(codes, offsets, values, strict=True):
+        if value is None:  # an update without a value changes nothing
+            continue
+        try:
+            said = _versioned(SHARE_RECORDS[code] + "Value", value)
+        except MessageError as error:
+            out.notes.append(f"{name}, offset {offset}: the value of {_shown(key)} cannot be read: {error}")
+            out.commits.append(Commit(*of_partition, None, record_offset=offset, readable=False))
+            return
+        batches = [tuple(batch.values()) for batch in said["stateBatches"]]
+        changes.append(Change(said["startOffset"], np.array(batches, BATCH)))
+    if not changes:
+        return
+    start = start_of(changes)
+    ranges = tuple(delivered_ranges(changes))
+    begins = None if start == NONE else start
+    written = said.get("writeTimestamp", NONE)
+    out.commits.append(
+        Commit(*of_partition, begins, said["leaderEpoch"], "", written, delivered=ranges, record_offset=offsets[-1])
+    )
+
+
+def _message(name: str, version: int, data: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(reader(name, version)(data, 2)[0])
+    return fields
+
+
+def _versioned(name: str, data: bytes) -> dict[str, Any]:
+    if len(data) < 2:
+        raise MessageError("it is shorter than its version")
+    version = int.from_bytes(data[:2], signed=True)
+    known = versions_of(name)
+    if version not in known:
+        raise MessageError(f"unknown version {version}; known are {known.low} to {known.high}")
+    return _message(name, version, data)
+
+
+def _shown(key: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in key.items())
