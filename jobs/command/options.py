@@ -286,6 +286,45 @@ def check_erasure(archive: str | None, store: str | None, moved: str | None, *, 
         raise UsageError(message="--archive contradicts --no-archive: give only one of them")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditPairOptions(AuditOptions):
+    """Options of audits of a source A and its copy B."""
+
+    a: AuditSource
+    b: AuditSource
+    renames: tuple[str, ...] = ()  # REGEX=REPLACEMENT: names of B's topics, and A's names for them
+    ignore_timestamps: bool = False  # copies have other timestamps
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditMirrorOptions(AuditPairOptions):
+    """Options of `audit mirror A B`."""
+
+    every_version: bool = False  # neither side is compacted
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFailoverOptions(AuditPairOptions):
+    """Options of `audit failover A B --group GROUP`."""
+
+    group: str
+    offsets_archive: str | None = None  # has A's __consumer_offsets; None: A has
+
+
+def audit_side(text: str) -> AuditSource:
+    """Return the source that A or B names: an archive, STORE@GENERATION or STORE@current."""
+    store, at, generation = text.rpartition("@")
+    if not store or not at or not (generation == "current" or generation.isdecimal()):
+        return AuditSource(archive=text)
+    return AuditSource(store=store, generation=None if generation == "current" else int(generation))
+
+
+def check_audits(audits: str | None, *sides: AuditSource) -> None:
+    """Raise UsageError if nothing says which store holds the tables."""
+    if audits is None and all(side.store is None for side in sides):
+        raise UsageError(message="two archives are compared: name a place for the tables of audits with --audits STORE")
+
+
 def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:
     """Return what is audited. UsageError unless exactly one of archive and store is given."""
     if (archive is None) == (store is None):

@@ -26,6 +26,8 @@ AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
 AUDIT_COMPACTION: Final = "audit_compaction"
 AUDIT_ERASURE: Final = "audit_erasure"
+AUDIT_MIRROR: Final = "audit_mirror"
+AUDIT_FAILOVER: Final = "audit_failover"
 AUDIT_TABLES: Final = (
     AUDIT_READS,
     AUDIT_RECORDS,
@@ -34,6 +36,8 @@ AUDIT_TABLES: Final = (
     AUDIT_DELIVERIES,
     AUDIT_COMPACTION,
     AUDIT_ERASURE,
+    AUDIT_MIRROR,
+    AUDIT_FAILOVER,
 )
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 

@@ -10,6 +10,7 @@ marked `kafka`.
 | jvm.py | the Java programs in java/: compiled once, one process that answers commands |
 | broker.py | `with Broker(folder) as b:` 4.3.0; OldBroker: 2.8.2, which writes magic 0 and 1 |
 | oracle.py | clean, recover, locate, list_offsets, seek, dump, digest, index_check, make_logs, consume, and others |
+| mirror.py | MirrorMaker 2: topics from one broker to another |
 | loading.py | load_under_broker, start_restored, recovered_by_broker, served_by_broker |
 
 The oracle is exact: the in-process cleaner at the broker's clock gives the bytes of the broker's own cleaning
@@ -52,6 +53,7 @@ from .oracle import (
     list_offsets,
     locate,
     make_logs,
+    read_group,
     recover,
     recover_segments,
     seek,
@@ -64,6 +66,6 @@ __all__ = [
     "LoadError", "LoadReport", "Located", "OldBroker", "RecoverSpec", "check_served", "clean", "consume",
     "create_topics", "delete_old_segments", "digest", "digest_of", "draw_logs", "dump", "dump_log_findings",
     "dump_log_segments", "index_check", "lab_jars", "list_offsets", "load_under_broker", "locate", "make_logs",
-    "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker", "start_restored",
+    "read_group", "recover", "recover_segments", "recovered_by_broker", "seek", "served_by_broker", "start_restored",
     "visible_lines", "without_segments",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from .errors import LabError
 
 NEW, OLD = "4.3.0", "2.8.2"  # the reference broker; the last line that still writes magic 0 and 1
 STREAMS = f"streams-{NEW}"  # Kafka Streams with its client, for golden data (tests/golden/make_clients.py)
+MIRROR = f"mirror-{NEW}"  # MirrorMaker 2 and the Connect that it runs in (mirror.py)
 YARN = "yarn-3.5.0"  # Hadoop's servers (tests/yarn_lab), of the Hadoop whose client pyspark ships
 CENTRAL = "https://repo1.maven.org/maven2/"
 _ATTEMPTS = 3
@@ -36,6 +37,11 @@ _MODULES = {
         ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     ],
     STREAMS: [("org.apache.kafka", "kafka-streams", NEW)],
+    MIRROR: [
+        ("org.apache.kafka", "connect-mirror", NEW),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+        ("org.slf4j", "slf4j-api", "1.7.36"),
+    ],
     YARN: [
         ("org.apache.hadoop", "hadoop-client-minicluster", "3.5.0"),
         ("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),  # this and the next: needed, not declared
@@ -46,6 +52,7 @@ _EXCLUDED = {
     NEW: [("org.apache.kafka", "connect-runtime")],  # Jetty and Jersey, 40 jars that neither broker nor tools start
     OLD: [],
     STREAMS: [],
+    MIRROR: [],
     YARN: [("org.apache.hadoop", "hadoop-client-api"), ("org.apache.hadoop", "hadoop-client-runtime")],  # pyspark's
 }
 

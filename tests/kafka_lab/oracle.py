@@ -279,11 +279,23 @@ def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[st
 
 
 def consume(
-    bootstrap: str, partition: str, isolation: Isolation = "read_uncommitted", *, lines: bool = False
+    bootstrap: str,
+    partition: str,
+    isolation: Isolation = "read_uncommitted",
+    *,
+    lines: bool = False,
+    start: int | None = None,
 ) -> Consumed:
-    """Read `<topic>-<n>` from its beginning to its end with the real consumer."""
-    read = lab().call("consume", bootstrap=bootstrap, partition=partition, isolation=isolation, lines=lines)
+    """Read `<topic>-<n>` from its beginning, or from an offset, to its end with the real consumer."""
+    read = lab().call(
+        "consume", bootstrap=bootstrap, partition=partition, isolation=isolation, lines=lines, start=start
+    )
     return Consumed(**{**read, "lines": tuple(read.get("lines", ()))})
+
+
+def read_group(bootstrap: str, group: str, topics: Sequence[str], records: int) -> dict[str, int]:
+    """Let a real group read about so many records, and commit; return `<topic>-<n>` -> its offset."""
+    return lab().call("read_group", bootstrap=bootstrap, group=group, topics=list(topics), records=records)
 
 
 def dump_log_segments(*args: object) -> str:

@@ -23,8 +23,8 @@ final class Consume {
     static final long STUCK_NANOS = 30_000_000_000L;
 
     /**
-     * From the beginning to the end. args: {bootstrap, partition, isolation, lines}. The digest is over the same D lines as
-     * Dump's; lines: answer them too.
+     * From the beginning, or from `start`, to the end. args: {bootstrap, partition, isolation, lines, start}. The digest is over
+     * the same D lines as Dump's; lines: answer them too.
      */
     static JsonNode consume(JsonNode args) {
         TopicPartition partition = partition(args.get("partition").asText());
@@ -35,7 +35,8 @@ final class Consume {
         long records = 0, last = -1;
         try (KafkaConsumer<byte[], byte[]> consumer = consumer(args.get("bootstrap").asText(), args.get("isolation").asText())) {
             consumer.assign(List.of(partition));
-            consumer.seekToBeginning(List.of(partition));
+            if (args.hasNonNull("start")) consumer.seek(partition, args.get("start").asLong());
+            else consumer.seekToBeginning(List.of(partition));
             long begin = consumer.position(partition), end = consumer.endOffsets(List.of(partition)).get(partition);
             long position = begin, moved = System.nanoTime();
             while (position < end) {

@@ -45,6 +45,7 @@ public final class Lab {
         Map.entry("deliver", Deliveries::deliver),
         Map.entry("committed_offsets", Deliveries::committed),
         Map.entry("combine_share_batches", Deliveries::combine),
+        Map.entry("read_group", ReadGroup::read),
         Map.entry("delete_old_segments", KafkaLog::deleteOldSegments),
         Map.entry("recover", KafkaLog::recover),
         Map.entry("recover_segments", KafkaLog::recoverSegments),

@@ -1,0 +1,195 @@
+"""`audit failover A B --group G`: where a group that read A goes on in its copy B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+
+from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
+from lastkey.jobs.audit.failover import LOST
+from lastkey.jobs.audit.go_on import Asked, GoOn, go_on
+from lastkey.jobs.audit.pairs import Pair, first_unread, list_pair, unread
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.shown_keys import shown_key
+from lastkey.jobs.audit.sides import two_sides
+from lastkey.jobs.command.options import AuditFailoverOptions
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import count, counted, moment
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.store.audits import replace_results
+from lastkey.jobs.store.paths import AUDIT_FAILOVER
+from lastkey.jobs.topics import Key
+from lastkey.udfs.audit.committed import Committed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PARTITION: Final = "partition"  # kind of a row; the other is LOST
+_ROWS: Final = pa.schema(
+    [
+        pa.field("source", pa.string()),
+        pa.field("group", pa.string()),
+        pa.field("kind", pa.string()),  # partition: where to go on; lost: a record of A that B does not have
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("b_topic", pa.string()),
+        pa.field("committed", pa.int64()),  # in A; null: nothing
+        pa.field("offset", pa.int64()),  # in B; null: B has nothing. Of a lost record: in A
+        pa.field("way", pa.string()),  # identity, time or start
+        pa.field("why", pa.string()),
+        pa.field("undelivered", pa.int64()),  # records of A
+        pa.field("lost", pa.int64()),  # of these, without a copy
+        pa.field("superseded", pa.int64()),  # without a copy, but B has a newer version of the key
+        pa.field("read", pa.int64()),  # records of B from the offset on
+        pa.field("again", pa.int64()),  # of these, delivered before
+        pa.field("again_ms", pa.int64()),
+        pa.field("not_of_a", pa.int64()),
+        pa.field("passed_over", pa.int64()),
+        pa.field("timestamp_ms", pa.int64()),  # of a lost record
+        pa.field("key", pa.binary()),
+    ]
+)
+
+
+def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
+    """Find the offsets of B for a group."""
+    pair = Pair()
+    ask = partial(_ask, options, pair)
+    return run_audit("failover", options, [options.a, options.b], ask, progress, partial(list_pair, pair, options))
+
+
+def _ask(options: AuditFailoverOptions, pair: Pair, audit: Audit) -> None:
+    found = committed_in(audit.spark, coordinators_of(options.a, options.offsets_archive))
+    committed = _committed(found, options.group, pair, audit.report)
+    in_a, in_b = unread(pair, audit.found)
+    rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
+    asked = Asked(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)
+    answers, known = go_on(audit.spark, rows, asked)
+    wanted = {topic for topic, _ in committed} or pair.topics
+    answers = [one for one in answers if one.topic in wanted]
+    try:
+        lost = known.where((F.col("state") == LOST) & F.col("topic").isin(*sorted(wanted)))
+        result = _result(audit, options.group, pair, answers, lost)
+        first = result.where(F.col("kind") == LOST).orderBy("topic", "partition", "offset").limit(options.most)
+        lost_rows = first.select("topic", "partition", "offset", "timestamp_ms", "key").toArrow().to_pylist()
+    finally:
+        known.unpersist()
+    _fill(audit.report, options, pair, answers, lost_rows)
+
+
+def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:
+    """Return the group's offsets in A's topics that are compared; name what is not known of them."""
+    report.other_problems += found.problems
+    unknown = found.unknown_because(group)
+    rows = [row for row in found.rows.to_pylist() if row["group"] == group]
+    if not rows and unknown is None:
+        others = ", ".join(sorted(set(found.rows["group"].to_pylist()))[:10]) or "none"
+        raise UsageError(message=f"--group {group}: it committed no offset in A; groups that did: {others}")
+    if unknown is not None:
+        report.other_problems.append(f"what group {group} committed last is not known: {unknown}")
+    if any(row["group_type"] == "share" for row in rows):
+        report.notes.append(f"{group} is a share group: what it acknowledged behind its start offsets is read again")
+    return {
+        (row["topic"], row["partition"]): row["committed_offset"]
+        for row in rows
+        if row["topic"] in pair.topics and row["committed_offset"] is not None
+    }
+
+
+def _result(audit: Audit, group: str, pair: Pair, answers: Sequence[GoOn], lost: DataFrame) -> DataFrame:
+    """Write a row for each partition and each lost record, and return them from the table."""
+    name = f"{pair.result}, group {group}"
+    same = {"source": name, "group": group}
+    told = [
+        {
+            **same, "kind": _PARTITION, "b_topic": pair.in_b.get(one.topic),
+            **{key: value for key, value in asdict(one).items() if key in _ROWS.names},
+        }
+        for one in answers
+    ]  # fmt: skip
+    partitions = audit.spark.createDataFrame(pa.Table.from_pylist(told, _ROWS))
+    given = {"source": F.lit(name), "group": F.lit(group), "kind": F.lit(LOST), "offset": F.col("offset")}
+    given |= {column: F.col(column) for column in ("topic", "partition", "timestamp_ms", "key")}
+    columns = [given.get(f.name, F.lit(None)).cast(partitions.schema[f.name].dataType).alias(f.name) for f in _ROWS]
+    return replace_results(audit.state, AUDIT_FAILOVER, name, partitions.unionByName(lost.select(*columns)))
+
+
+def _fill(
+    report: AuditReport,
+    options: AuditFailoverOptions,
+    pair: Pair,
+    answers: Sequence[GoOn],
+    lost: Sequence[dict[str, Any]],
+) -> None:
+    total = {
+        name: sum(getattr(one, name) for one in answers)
+        for name in ("undelivered", "lost", "superseded", "read", "again", "not_of_a", "passed_over")
+    }
+    ways = {way: sum(one.way == way for one in answers) for way in ("identity", "time", "start")}
+    again_ms = max((one.again_ms for one in answers), default=0)
+    report.findings = total["lost"]
+    report.summary = {"group": options.group, "partitions": len(answers), **total, "again_ms": again_ms, "ways": ways}
+    shown = [row | {"key": shown_key(row["key"], options.hide_keys)} for row in lost]
+    report.details = {
+        "partitions": [asdict(one) | {"b_topic": pair.in_b.get(one.topic)} for one in answers],
+        "lost": shown,
+        "keys_hidden": options.hide_keys,
+    }
+    report.cards = [
+        Card("group", options.group, counted(len(answers), "partition")),
+        Card("not delivered", count(total["undelivered"]), "records of A at or behind the committed offsets"),
+        Card("read again", count(total["again"]), f"records, of {again_ms:,} ms at most in a partition"),
+        Card("lost", count(total["lost"]), "not delivered, and not in B", "bad" if total["lost"] else ""),
+        Card("superseded", count(total["superseded"]), "not delivered, not in B, but newer versions of their keys are"),
+        Card("not of A", count(total["not_of_a"]), "records of B alone, which the group will read"),
+        Card("passed over", count(total["passed_over"]), "records of B that A had and dropped, before the offsets"),
+    ]
+    report.tables = [
+        Table(
+            "Where the group goes on",
+            ("partition of B", "offset", "by", "committed in A", "read", "again", "again ms", "lost", "because"),
+            [_row(pair, one) for one in answers],
+            (2, 8),
+        ),
+        Table(
+            "Lost records",
+            ("partition of A", "offset", "time", "key"),
+            [_lost_row(row) for row in shown],
+            (2, 3),
+        ),
+    ]
+    report.notes += [
+        f"{one.topic}-{one.partition}: A could not be read in whole: records that were not delivered may be lost, "
+        "which nobody can name"
+        for one in answers
+        if one.a_unread
+    ]
+    report.notes += [
+        f"{one.topic}-{one.partition}: by time: what B got from others before that time is skipped"
+        for one in answers
+        if one.way == "time"
+    ]
+
+
+def _lost_row(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['topic']}-{row['partition']}", count(row["offset"]), moment(row["timestamp_ms"]), row["key"]]
+
+
+def _row(pair: Pair, one: GoOn) -> list[str]:
+    topic = pair.in_b.get(one.topic)
+    figures = (one.read, one.again, one.again_ms, one.lost)
+    return [
+        "-" if topic is None else f"{topic}-{one.partition}",
+        count(one.offset),
+        one.way,
+        count(one.committed),
+        *map(count, figures),
+        one.why,
+    ]

@@ -1,0 +1,167 @@
+"""Two sources that hold the same topics: which topics, under which names, and where one of them could not be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from lastkey.jobs.audit.records import NO_PROBLEMS, Gathered, Part
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.audit.sources import Source, archive_source, store_source
+from lastkey.jobs.command.options import AuditPairOptions, AuditSource
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
+
+_INTERNAL: Final = ("*.internal", "*-internal")  # MirrorMaker's own and Connect's: no mirror copies them
+
+
+@dataclass
+class Pair:
+    """Sources A and B, and their topics. Filled by `list_pair`."""
+
+    a: str = ""  # names of the sources
+    b: str = ""
+    topics: set[str] = field(default_factory=set)  # of A
+    names: dict[str, str] = field(default_factory=dict)  # topic of B -> what A calls it
+    partitions: tuple[set[Key], set[Key]] = (set(), set())  # that A and B hold, under A's names
+
+    @property
+    def result(self) -> str:
+        """The pair's name in tables of results."""
+        return f"{self.a} -> {self.b}"
+
+    @property
+    def in_b(self) -> dict[str, str]:
+        """What B calls each topic of A that it has."""
+        return {name: topic for topic, name in self.names.items()}
+
+
+def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> list[Source]:
+    """List both sources, cut to the topics that are compared; fill `pair`, and note the others. --topics filters by A's
+    names.
+    """
+    a = _listed(options.a, options.topics)
+    every = _listed(options.b, EVERY_TOPIC if options.renames else options.topics)
+    pair.a, pair.b, pair.topics = a.name, every.name, set(a.n_partitions)
+    names = names_in_a(set(every.n_partitions), [Rename.of(text) for text in options.renames])
+    if a.name == every.name:  # it holds both: what is a copy is no original
+        pair.topics -= {topic for topic, name in names.items() if topic != name}
+        a = replace(a, partitions=tuple(one for one in a.partitions if one.topic in {None, *pair.topics}))
+    others = sorted(topic for topic, name in names.items() if name not in pair.topics)
+    if others:
+        report.notes.append(f"topics of B that A does not have: {', '.join(others)}: not compared")
+    report.notes += [f"B has no topic {topic}" for topic in sorted(pair.topics - set(names.values()))]
+    pair.names = {topic: name for topic, name in names.items() if name in pair.topics}
+    b = replace(every, partitions=tuple(one for one in every.partitions if one.topic in {None, *pair.names}))
+    pair.partitions = (
+        {(one.topic, one.partition) for one in a.partitions if one.topic is not None and one.partition is not None},
+        {
+            (pair.names[one.topic], one.partition)
+            for one in b.partitions
+            if one.topic is not None and one.partition is not None
+        },
+    )
+    if a.name != b.name:
+        return [a, b]
+    return [replace(a, partitions=tuple(dict.fromkeys((*a.partitions, *b.partitions))))]
+
+
+def _listed(source: AuditSource, topics: TopicFilter) -> Source:
+    wanted = topics if topics.include else replace(topics, exclude=(*topics.exclude, *_INTERNAL))
+    if source.store is None:
+        return archive_source(source.archive or "", wanted)
+    return store_source(source.store, wanted, source.generation, source.archive)
+
+
+# -- names
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Pattern for whole names of topics in B, and what A calls them: groups of the pattern as \\1 or \\g<name>."""
+
+    pattern: str
+    replacement: str
+
+    @staticmethod
+    def of(text: str) -> Rename:
+        """Return the parsed `REGEX=REPLACEMENT`. Raise UsageError."""
+        pattern, _, replacement = text.rpartition("=")
+        if not pattern:
+            raise UsageError(message=f"--rename {text}: expected REGEX=REPLACEMENT, for example 'A\\.(.*)=\\1'")
+        try:
+            re.sub(pattern, replacement, "")
+        except (re.error, IndexError) as error:
+            raise UsageError(message=f"--rename {text}: {error}") from None
+        return Rename(pattern, replacement)
+
+    def name(self, topic: str) -> str | None:
+        """Return what A calls a topic of B; None if the pattern does not match all of its name."""
+        match = re.fullmatch(self.pattern, topic)
+        return None if match is None else match.expand(self.replacement)
+
+
+def names_in_a(topics: Collection[str], renames: Collection[Rename]) -> dict[str, str]:
+    """Return what A calls topics of B: by the first pattern that matches; without patterns, all as B does. With
+    patterns, other topics are B's own. Raise UsageError if two would become one.
+    """
+    names: dict[str, str] = {}
+    of_name: dict[str, str] = {}
+    for topic in sorted(topics):
+        name = topic if not renames else next((new for one in renames if (new := one.name(topic)) is not None), None)
+        if name is None:
+            continue
+        other = of_name.setdefault(name, topic)
+        if other != topic:
+            raise UsageError(message=f"--rename: topics {other} and {topic} of B would both be {name}")
+        names[topic] = name
+    return names
+
+
+# -- what could not be read
+
+
+def unread(pair: Pair, found: Gathered) -> tuple[set[Key], set[Key]]:
+    """Return the partitions of A and of B, under A's names, that could not be read in whole."""
+    in_a, in_b = set[Key](), set[Key]()
+    for (source, topic, partition), problems in found.problems.items():
+        if problems and source == pair.a and topic in pair.topics:
+            in_a.add((topic, partition))
+        if problems and source == pair.b and topic in pair.names:
+            in_b.add((pair.names[topic], partition))
+    if found.unlisted:  # a partition that only one side lists may lie in a folder that could not be listed
+        of_a, of_b = pair.partitions
+        in_a |= of_b - of_a
+        in_b |= of_a - of_b
+    return in_a, in_b
+
+
+def first_unread(pair: Pair, found: Gathered, keys: Collection[Key]) -> dict[Key, int]:
+    """Return, for partitions of B that could not be read in whole, an offset below which everything was read."""
+    parts: dict[Key, list[Part]] = {key: [] for key in keys}
+    for part in found.parts:
+        if part.source == pair.b and part.read.topic in pair.names:
+            key = pair.names[part.read.topic], part.read.partition
+            if key in parts:
+                parts[key].append(part)
+    return {key: _first_unread(sorted(of, key=lambda part: part.start_offset)) for key, of in parts.items()}
+
+
+def _first_unread(parts: Sequence[Part]) -> int:
+    end = 0  # a log that begins later may have lost its first segments
+    for part in parts:
+        if part.start_offset > end or part.read.problems != NO_PROBLEMS:
+            return min(part.start_offset, end) if part.start_offset > end else part.start_offset
+        end = part.end_offset
+    return end
+
+
+def spread(pair: Pair, n_partitions: Mapping[tuple[str, str], int]) -> set[str]:
+    """Return the topics of A that have another number of partitions in B."""
+    return {
+        name
+        for topic, name in pair.names.items()
+        if n_partitions.get((pair.a, name)) != n_partitions.get((pair.b, topic))
+    }

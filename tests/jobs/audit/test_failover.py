@@ -1,0 +1,92 @@
+"""`audit failover` on small archives, written by hand. With real consumers: tests/kafka/test_mirrors.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.audit.failover_job import run
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.options import AuditFailoverOptions, audit_side
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import MissingPathError, UsageError
+from tests.builders.damage import flip
+from tests.builders.groups import commit, write_log
+from tests.builders.logs import write_partition
+from tests.builders.pages import needs_nothing_else
+from tests.builders.trees import files_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+#       0   1   2     3   4   5     6   7
+LOG = "a=1 b=1 a=2 | c=1 -=9 b=2 || d=1 a=3"
+MS = 1_700_000_000_000
+
+
+def audit(a: Path, b: Path, audits: Path, **given: object) -> AuditReport:
+    sides = {"a": audit_side(str(a)), "b": audit_side(str(b))}
+    given = {"group": "g", "audits": str(audits), **given}
+    return run(AuditFailoverOptions(**sides, **given), Silent())
+
+
+def answers(report: AuditReport) -> dict[str, tuple[int | None, str, int]]:
+    """Return offset, way and how much is read again, by partition of A."""
+    rows = report.details["partitions"]
+    return {f"{one['topic']}-{one['partition']}": (one["offset"], one["way"], one["again"]) for one in rows}
+
+
+def write_a(root: Path, topics: dict[str, str], committed: dict[str, int]) -> Path:
+    for name, text in topics.items():
+        write_partition(root / name, text)
+    rows = [commit("g", *partition.rsplit("-", 1)[:1], int(partition[-1]), n) for partition, n in committed.items()]
+    write_log(root / "__consumer_offsets-0", [rows])
+    return root
+
+
+def test_each_way_and_what_is_lost(spark, tmp_path):
+    """Topics: an exact copy; one with changed values; one that the mirror does not have; and one with damage."""
+    a = write_a(
+        tmp_path / "a",
+        {"exact-0": LOG, "changed-0": LOG, "none-0": LOG, "holes-0": LOG, "damaged-0": LOG, "unread-0": LOG},
+        {"exact-0": 5, "changed-0": 5, "none-0": 5, "holes-0": 3, "damaged-0": 5},
+    )
+    b = tmp_path / "b"
+    write_partition(b / "exact-0", LOG.replace("||", "|"))
+    later = " ".join(f"{word}x~{MS + i + 1}" for i, word in enumerate(LOG.replace("|", "").split()))
+    write_partition(b / "changed-0", later)
+    write_partition(b / "holes-0", f"a=1 b=1 a=2 | b=2~{MS + 5} a=3~{MS + 7}")
+    write_partition(b / "damaged-0", LOG)
+    flip(files_in(b / "damaged-0")[0], 61 + 10)
+    report = audit(a, b, tmp_path / "audits", output=str(tmp_path / "page.html"))
+    found = answers(report)
+    assert found["exact-0"] == (5, "identity", 0)
+    assert found["changed-0"] == (4, "time", 1)  # a ms later than in A: the last delivered one again
+    assert found["none-0"] == (None, "identity", 0)
+    assert found["holes-0"] == (3, "identity", 0)
+    assert found["damaged-0"][0] == 0  # its first batch holds nobody knows what
+    assert "unread-0" not in found  # the group never read it
+    lost = {(row["topic"], row["offset"]): row["key"] for row in report.details["lost"]}
+    assert {offset: key for (topic, offset), key in lost.items() if topic == "holes"} == {3: "c", 4: "(none)", 6: "d"}
+    assert {offset for topic, offset in lost if topic == "none"} == {5, 6, 7}
+    assert report.exit_code == 3
+    needs_nothing_else((tmp_path / "page.html").read_text())
+    assert json.loads(json.dumps(report.to_json()))["summary"]["ways"] == {"identity": 4, "time": 1, "start": 0}
+
+
+def test_groups_and_their_offsets(spark, tmp_path):
+    write_partition(tmp_path / "b" / "t-0", LOG)
+    write_partition(tmp_path / "a" / "t-0", LOG)
+    with pytest.raises(MissingPathError, match="__consumer_offsets"):
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits")
+    write_a(tmp_path / "offsets", {}, {"t-0": 6})
+    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"))
+    assert answers(report) == {"t-0": (6, "identity", 0)}
+    assert report.exit_code == 0
+    with pytest.raises(UsageError, match="--group h: it committed no offset in A; groups that did: g"):
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"), group="h")
+    flip(files_in(tmp_path / "offsets" / "__consumer_offsets-0")[0], 61 + 10)
+    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"))
+    assert report.exit_code == 3  # nobody can tell what it committed: all of B
+    assert answers(report) == {"t-0": (0, "identity", 0)}

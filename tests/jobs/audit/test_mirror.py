@@ -1,0 +1,109 @@
+"""`audit mirror` on small archives and stores, written by hand. With a real mirror: tests/kafka/test_mirrors.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.audit.mirror_job import run
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.options import AuditMirrorOptions, audit_side
+from lastkey.jobs.command.progress import Silent
+from tests.builders.damage import flip
+from tests.builders.logs import write_partition
+from tests.builders.pages import needs_nothing_else
+from tests.builders.place import Place
+from tests.builders.trees import files_in
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+LOG = "a=1 b=1 | a=2 -=7 || c=1 d=- | e=1 e=2"
+
+
+def audit(a: Path | str, b: Path | str, audits: Path, **given: object) -> AuditReport:
+    sides = {"a": audit_side(str(a)), "b": audit_side(str(b))}
+    return run(AuditMirrorOptions(**sides, audits=str(audits), **given), Silent())
+
+
+def kinds(report: AuditReport) -> dict[str, str]:
+    return {row["key"]: row["kind"] for row in report.details["first"]}
+
+
+def test_what_could_not_be_read_is_unknown(spark, tmp_path):
+    """A copy with a damaged batch, and a whole one; then the damaged one as the original."""
+    for name in ("whole", "damaged"):
+        write_partition(tmp_path / name / "t-0", LOG)
+    log = files_in(tmp_path / "damaged" / "t-0")[1]
+    flip(log, 61 + 10)
+    report = audit(tmp_path / "whole", tmp_path / "damaged", tmp_path / "audits")
+    assert (report.exit_code, report.findings) == (3, 1), report.to_text()
+    assert kinds(report) == {"c": "unknown"}  # not d: a tombstone may be missing
+    assert [problem.kind for problem in report.problems] == ["crc"]
+    report = audit(tmp_path / "damaged", tmp_path / "whole", tmp_path / "audits")
+    assert set(kinds(report).values()) == {"unknown"}
+    assert report.bytes_read == 0  # both were read before
+
+
+def test_a_missing_segment_makes_absences_unknown_too(spark, tmp_path):
+    for name in ("whole", "gap"):
+        write_partition(tmp_path / name / "t-0", "a=1 | a=2 || b=1 || c=1")
+    for path in files_in(tmp_path / "gap" / "t-0", "00000000000000000002.*"):
+        path.unlink()
+    report = audit(tmp_path / "whole", tmp_path / "gap", tmp_path / "audits")
+    assert kinds(report) == {"b": "unknown"}
+    assert report.exit_code == 3
+    accepted = audit(tmp_path / "whole", tmp_path / "gap", tmp_path / "audits", gaps="accept")
+    assert kinds(accepted) == {"b": "missing"}
+
+
+def test_generations_archives_and_names(spark, tmp_path, capsys):
+    """A compacted generation is an equal copy; another archive has the topic by another name, and topics of its own."""
+    place = Place(tmp_path, capsys)
+    place.write("a=1 b=1 | a=2 c=1 || c=- d=1 || e=1")
+    code, out = place.compact()
+    assert code == 0, out
+    report = audit(tmp_path / "archive", f"{place.store}@current", place.store)
+    assert (report.exit_code, report.findings) == (0, 0), report.to_text()
+    assert report.sources == [str(tmp_path / "archive"), f"{place.store}@current"]
+    assert report.summary["missing_versions"] > 0
+    assert any("--every-version" in note for note in report.notes)
+    every = audit(tmp_path / "archive", f"{place.store}@1", place.store, every_version=True)
+    assert set(kinds(every).values()) == {"missing_version"}
+    write_partition(tmp_path / "other" / "A.t-0", "a=2~1700000000002 a=3 | b=1~1700000000001")
+    write_partition(tmp_path / "other" / "t-0", "x=1")
+    report = audit(f"{place.store}@1", tmp_path / "other", place.store, renames=(r"A\.(.*)=\1",), hide_keys=True)
+    assert sorted(kinds(report).values()) == ["ahead", "missing", "missing"], report.to_text()  # not c: its tombstone
+    assert all(key.startswith("#") for key in kinds(report))
+    report = audit(tmp_path / "archive", tmp_path / "other", place.store, output=str(tmp_path / "page.html"))
+    assert set(kinds(report).values()) == {"missing", "extra"}
+    assert "topics of B that A does not have: A.t: not compared" in report.notes
+    needs_nothing_else((tmp_path / "page.html").read_text())
+    assert json.loads(json.dumps(report.to_json()))["job"] == "audit mirror"
+
+
+def test_one_archive_with_both_and_other_counts_of_partitions(spark, tmp_path):
+    write_partition(tmp_path / "both" / "t-0", "a=1 a=2 b=1")
+    write_partition(tmp_path / "both" / "t-1", "c=1~1700000000007 d=1~1700000000008")
+    write_partition(
+        tmp_path / "both" / "copy.t-0",
+        "c=1~1700000000007 a=1~1700000000000 a=2~1700000000001 | b=1~1700000000002",
+    )
+    report = audit(tmp_path / "both", tmp_path / "both", tmp_path / "audits", renames=(r"copy\.(.*)=\1",))
+    assert kinds(report) == {"d": "missing"}, report.to_text()
+    assert report.sources == [str(tmp_path / "both")]
+    assert report.notes[0] == "t: another number of partitions in B: compared as a whole"
+    again = audit(tmp_path / "both", tmp_path / "both", tmp_path / "audits")
+    assert (again.exit_code, again.stretches_read) == (0, 0)
+
+
+def test_a_topic_that_the_copy_lacks(spark, tmp_path):
+    for name in ("a/t-0", "a/u-0", "b/t-0", "a/mm2-offset-syncs.B.internal-0"):
+        write_partition(tmp_path / name, "k=1 -=2")
+    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits")
+    assert [(r["topic"], r["key"], r["kind"]) for r in report.details["first"]] == [
+        ("u", "k", "missing"),
+        ("u", None, "missing_record"),
+    ]
+    assert report.notes[0] == "B has no topic u"

@@ -1,0 +1,86 @@
+"""Topics of two sides under one name, and where one of them could not be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from lastkey.jobs.audit.pairs import Pair, Rename, names_in_a, unread
+from lastkey.jobs.audit.records import Gathered
+from lastkey.jobs.command.options import AuditSource, audit_side, check_audits
+from lastkey.jobs.errors import UsageError
+from lastkey.udfs.problem import Problem
+
+PROBLEM = Problem("crc", "orders-0/00000000000000000000.log", 61, "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("renames", "names"),
+    [
+        ([], {"A.orders": "A.orders", "orders": "orders", "users": "users"}),
+        ([r"A\.(.*)=\1"], {"A.orders": "orders"}),  # B's own orders, of another direction, is left out
+        ([r"A\.(?P<name>.*)=\g<name>", "(users)=\\1"], {"A.orders": "orders", "users": "users"}),
+        (["A.*=x=y"], None),
+        (["orders=items", r"A\.orders=orders"], {"orders": "items", "A.orders": "orders"}),
+    ],
+)
+def test_names(renames, names):
+    topics = {"A.orders", "orders", "users"}
+    if names is None:  # the last = counts
+        assert Rename.of(renames[0]) == Rename("A.*=x", "y")
+    else:
+        assert names_in_a(topics, [Rename.of(text) for text in renames]) == names
+
+
+@pytest.mark.parametrize("text", ["", "=", "=x", "orders", "(=x", r"a=\1", r"a=\g<b>"])
+def test_bad_patterns(text):
+    with pytest.raises(UsageError, match="--rename"):
+        Rename.of(text)
+
+
+def test_two_topics_cannot_become_one():
+    with pytest.raises(UsageError, match=r"topics A\.orders and orders of B would both be orders"):
+        names_in_a({"A.orders", "orders"}, [Rename(r"(A\.)?(.*)", r"\2")])
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("archive", AuditSource("archive")),
+        ("s3://b/archive", AuditSource("s3://b/archive")),
+        ("store@3", AuditSource(store="store", generation=3)),
+        ("s3://b/store@current", AuditSource(store="s3://b/store")),
+        ("store@", AuditSource("store@")),
+        ("@3", AuditSource("@3")),
+        ("home/me@work/archive", AuditSource("home/me@work/archive")),
+    ],
+)
+def test_sides(text, source):
+    assert audit_side(text) == source
+
+
+def test_archives_need_a_place_for_tables():
+    with pytest.raises(UsageError, match="--audits STORE"):
+        check_audits(None, AuditSource("a"), AuditSource("b"))
+    check_audits(None, AuditSource("a"), AuditSource(store="b"))
+    check_audits("c", AuditSource("a"), AuditSource("b"))
+
+
+def pair() -> Pair:
+    found = Pair("a", "b", {"orders", "users"}, {"A.orders": "orders"})
+    found.partitions = {("orders", 0), ("orders", 1), ("users", 0)}, {("orders", 0), ("orders", 2)}
+    return found
+
+
+def test_problems_are_those_of_their_side():
+    found = Gathered()
+    for place in (("a", "orders", 1), ("b", "A.orders", 0), ("b", "orders", 1), ("a", "others", 0), ("c", "orders", 2)):
+        found.problems[place].append(PROBLEM)
+    found.problems["a", "orders", 0] += []
+    assert unread(pair(), found) == ({("orders", 1)}, {("orders", 0)})
+
+
+def test_where_a_folder_could_not_be_listed_what_one_side_lacks_may_be_there():
+    assert unread(pair(), Gathered(unlisted=[PROBLEM])) == (
+        {("orders", 2)},
+        {("orders", 1), ("users", 0)},
+    )

@@ -1,0 +1,232 @@
+"""Audits of a real mirror: MirrorMaker 2 copies topics from one broker to another, as `A.orders` or by their own names.
+
+What a record removed, one changed and one late do to the copy is found, and nothing else. A consumer that goes on in
+the copy at the offsets of `audit failover` reads each record that its group had not read, and as many again as it says.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.cli import main
+from lastkey.logformat.writing.segment_writer import SegmentWriter
+from tests.builders.trees import files_in
+from tests.kafka_lab import Broker, consume, make_logs, read_group
+from tests.kafka_lab.mirror import IDENTITY, Flow, MirrorMaker
+from tests.reference.log import Batch, Record, decode_log, with_timestamps
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+
+SPECS = [
+    "topic=orders partitions=2 records=500 keys=60 tombstones=0.1 headers=1 txn=true producers=2 turn=7 abort=0.3"
+    " roll=false flush=20",
+    "topic=moves records=300 keys=30 nullkeys=0.1 policy=delete codec=zstd roll=false flush=20",
+    "topic=same.users records=300 keys=40 tombstones=0.1 codec=lz4 roll=false flush=20",
+]
+COPIES = {"orders-0": "A.orders-0", "orders-1": "A.orders-1", "moves-0": "A.moves-0", "same.users-0": "same.users-0"}
+OTHERS = 40  # records that somebody else writes into the copy, between two records of the mirror
+OTHERS_SPEC = f"topic=A.moves create=false records={OTHERS} keys=30 seed=9 roll=false policy=delete"
+RENAMES = ("--rename", r"A\.(.*)=\1", "--rename", r"(same\..*)=\1")
+GROUP = "readers"
+
+
+def more(seed: int) -> list[str]:
+    """Return specs of more records for the topics that the group reads."""
+    orders = (
+        f"topic=orders create=false records=150 partitions=2 keys=30 seed={seed} txn=true abort=0.3 roll=false flush=20"
+    )
+    moves = f"topic=moves create=false records=150 keys=30 seed={seed} nullkeys=0.1 policy=delete roll=false flush=20"
+    return [orders, moves]
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """Two log directories, what was read of A, and where its group stood."""
+
+    a: Path
+    b: Path
+    b_broker: Broker
+    lines: dict[str, tuple[str, ...]]  # of A, by partition
+    committed: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Mirrored:
+    folder = tmp_path_factory.mktemp("mirrors")
+    with Broker(folder / "a") as a, Broker(folder / "b") as b:
+        make_logs(a.bootstrap, SPECS)
+        clusters = {"A": a.bootstrap, "S": a.bootstrap, "B": b.bootstrap}  # S: A again, for the other policy
+        flows = [Flow("A", "B", ["orders", "moves"]), Flow("S", "B", [r"same\..*"], IDENTITY)]
+        with MirrorMaker(folder / "mirror", clusters, flows) as mirror:
+            mirror.wait_for_records("B", ends(lines_of(a)))
+            make_logs(b.bootstrap, [OTHERS_SPEC])
+            make_logs(a.bootstrap, more(seed=2))
+            lines = lines_of(a)
+            mirror.wait_for_records("B", ends(lines, OTHERS))
+            n_read = sum(len(of) for name, of in lines.items() if name != "same.users-0")
+            committed = read_group(a.bootstrap, GROUP, ["orders", "moves"], n_read)
+            mirror.wait_for_records("B", {"A.checkpoints.internal-0": len(committed)})
+            make_logs(a.bootstrap, more(seed=3))
+            lines = lines_of(a)
+            mirror.wait_for_records("B", ends(lines, OTHERS))
+    return Mirrored(a.data, b.data, b, lines, committed)
+
+
+def lines_of(broker: Broker) -> dict[str, tuple[str, ...]]:
+    return {name: consume(broker.bootstrap, name, "read_committed", lines=True).lines for name in COPIES}
+
+
+def ends(lines: dict[str, tuple[str, ...]], others: int = 0) -> dict[str, int]:
+    """Return where the copies end when all is there."""
+    return {copy: len(lines[name]) + (others if name == "moves-0" else 0) for name, copy in COPIES.items()}
+
+
+def audit(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict]:
+    code = main(["audit", *map(str, words), "--json", "--quiet"])
+    out, err = capsys.readouterr()
+    assert out, err
+    return code, json.loads(out)
+
+
+def test_a_mirror_has_no_finding_but_what_others_wrote(mirrored, tmp_path, capsys):
+    words = ("--audits", tmp_path / "audits", "--every-version", *RENAMES)
+    code, found = audit(capsys, "mirror", mirrored.a, mirrored.b, "--exclude", "moves", *words)
+    assert (code, found["findings"]) == (0, 0), found
+    records = sum(len(lines) for name, lines in mirrored.lines.items() if name != "moves-0")
+    assert (found["summary"]["a_versions"], found["summary"]["b_versions"]) == (records, records)
+    _, found = audit(capsys, "mirror", mirrored.a, mirrored.b, "--topics", "moves", *words)
+    assert {kind for kind, n in found["summary"]["keys"].items() if n} <= {"equal", "extra", "extra_version"}
+    assert found["summary"]["extra_versions"] == OTHERS
+    assert found["summary"]["missing_versions"] == 0
+    assert found["findings"] > 0
+
+
+def test_a_record_removed_one_changed_and_one_late_are_found(mirrored, tmp_path, capsys):
+    copy = tmp_path / "b"
+    for name in COPIES.values():
+        shutil.copytree(mirrored.b / name, copy / name)
+    removed = last_of_a_key(copy / "A.orders-0", least_versions=2)
+    rewrite(copy / "A.orders-0", {removed.offset: None})
+    changed = last_of_a_key(copy / "A.orders-1")
+    rewrite(copy / "A.orders-1", {changed.offset: replace(changed, value=b"changed")})
+    older, newer = last_two_of_a_key(copy / "same.users-0")
+    rewrite(
+        copy / "same.users-0",
+        {older.offset: replace(newer, offset=older.offset), newer.offset: replace(older, offset=newer.offset)},
+    )
+    code, found = audit(
+        capsys, "mirror", mirrored.a, copy, "--audits", tmp_path / "audits", "--exclude", "moves", *RENAMES
+    )
+    assert code == 3
+    shown = {(f"{r['topic']}-{r['partition']}", r["kind"]): r for r in found["first"]}
+    assert set(shown) == {("orders-0", "stale"), ("orders-1", "different"), ("same.users-0", "order")}
+    assert found["findings"] == 3
+    assert shown["orders-0", "stale"]["missing_versions"] == 1
+    assert shown["orders-1", "different"]["b_offset"] == changed.offset
+    assert shown["same.users-0", "order"]["b_offset"] == older.offset
+
+
+def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
+    words = ("--audits", tmp_path / "audits", "--group", GROUP, *RENAMES)
+    code, found = audit(capsys, "failover", mirrored.a, mirrored.b, *words)
+    assert code == 0, found
+    answers = {f"{one['topic']}-{one['partition']}": one for one in found["partitions"]}
+    assert {name: one["committed"] for name, one in answers.items()} == mirrored.committed
+    assert {one["way"] for one in answers.values()} == {"identity"}
+    theirs = checkpoints(mirrored.b / "A.checkpoints.internal-0")
+    with mirrored.b_broker as b:
+        read = {
+            name: consume(b.bootstrap, COPIES[name], lines=True, start=one["offset"]).lines
+            for name, one in answers.items()
+        }
+    for name, one in answers.items():
+        delivered, wanted = split(mirrored.lines[name], mirrored.committed[name])
+        got = Counter(map(content, read[name]))
+        assert not wanted - got, name
+        assert (got & delivered).total() == one["again"], name
+        assert len(read[name]) == one["read"]
+        others = OTHERS if name == "moves-0" else 0
+        assert one["not_of_a"] == others
+        assert got.total() == wanted.total() + one["again"] + others
+        first = next(int(line.split("\t")[1]) for line in read[name] if content(line) in wanted)
+        # MirrorMaker's own translation is a second opinion; it knows nothing of others' records, and skips them
+        assert max(theirs[name], one["offset"]) <= first, name
+        assert one["offset"] == (first if not others else first - others - one["again"]), name
+    # Others' records must be read, and what was delivered after them stands behind them; else the mirror is exact
+    assert {name: one["again"] for name, one in answers.items()} == {"orders-0": 0, "orders-1": 0, "moves-0": 150}
+
+
+def content(line: str) -> str:
+    """Return a record's line without its offset."""
+    kind, _, rest = line.split("\t", 2)
+    return f"{kind}\t{rest}"
+
+
+def split(lines: tuple[str, ...], committed: int) -> tuple[Counter[str], Counter[str]]:
+    """Return what a group has been delivered, and what not."""
+    delivered = [int(line.split("\t")[1]) < committed for line in lines]
+    had = Counter(content(line) for line, before in zip(lines, delivered, strict=True) if before)
+    return had, Counter(map(content, lines)) - had
+
+
+def checkpoints(folder: Path) -> dict[str, int]:
+    """Return where MirrorMaker says that the group goes on, by partition of A: Checkpoint.java, version 0."""
+    found = {}
+    for record in (r for log in files_in(folder) for batch in decode_log(log.read_bytes()) for r in batch.records):
+        at, names = 0, []
+        for _ in range(2):
+            (size,) = struct.unpack_from(">h", record.key, at)
+            names.append(record.key[at + 2 : at + 2 + size].decode())
+            at += 2 + size
+        (partition,) = struct.unpack_from(">i", record.key, at)
+        _, _, offset = struct.unpack_from(">hqq", record.value)
+        if names[0] == GROUP:
+            found[f"{names[1].removeprefix('A.')}-{partition}"] = offset
+    return found
+
+
+# -- rewriting a log
+
+
+def records_of(folder: Path) -> list[Record]:
+    [log] = files_in(folder)
+    return [r for batch in decode_log(log.read_bytes()) for r in batch.records if not batch.control]
+
+
+def versions(folder: Path) -> dict[bytes, list[Record]]:
+    of_key: dict[bytes, list[Record]] = {}
+    for record in records_of(folder):
+        of_key.setdefault(record.key, []).append(record)
+    return of_key
+
+
+def last_of_a_key(folder: Path, least_versions: int = 1) -> Record:
+    return next(of[-1] for of in versions(folder).values() if len(of) >= least_versions and of[-1].value is not None)
+
+
+def last_two_of_a_key(folder: Path) -> tuple[Record, Record]:
+    return next((of[-2], of[-1]) for of in versions(folder).values() if len(of) > 2)
+
+
+def rewrite(folder: Path, changes: dict[int, Record | None]) -> None:
+    """Write a copied log again, with other records at some offsets, or none."""
+    [log] = files_in(folder)
+    batches = [with_changes(batch, changes) for batch in decode_log(log.read_bytes())]
+    for path in folder.iterdir():
+        path.unlink()
+    with SegmentWriter(folder, 0) as writer:
+        for batch in batches:
+            writer.append_raw(batch.encoded().data)
+
+
+def with_changes(batch: Batch, changes: dict[int, Record | None]) -> Batch:
+    records = [changes.get(record.offset, record) for record in batch.records]
+    kept = tuple(record for record in records if record is not None)
+    return batch if kept == batch.records else with_timestamps(replace(batch, records=kept))
