@@ -132,6 +132,9 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     outputs = [json.dumps(cell["outputs"]) for cell in cells]
     assert [text for text in outputs if '"output_type": "error"' in text] == []
     whole = "\n".join(outputs)
-    for said in ("orders", "Live and dead bytes by segment", "905 keys in 12,818 records", "would clean", "% less"):
+    for said in (
+        "orders", "Live and dead bytes by segment", "905 keys in 12,818 records", "would clean", "% less",
+        "Keys that have waited longest",
+    ):  # fmt: skip
         assert said in whole, said
     assert not (NOTEBOOK.parents[1] / "work/notebook-store").exists(), "a dry run writes nothing"
