@@ -35,6 +35,7 @@ from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
@@ -50,6 +51,8 @@ _COUNTS: Final = ("keys", "delivered", "undelivered", "unknown", "never", "undel
 
 def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     """Audit what groups have been delivered of a source."""
+    if options.deliveries is not None and options.offsets_archive is not None:
+        raise UsageError(message="--deliveries contradicts --offsets-archive: give only one of them")
     coordinators = None
     if options.deliveries is None:  # before Spark starts: it may be missing
         coordinators = coordinators_of(options.source, options.offsets_archive)

@@ -184,6 +184,8 @@ def test_a_key_whose_last_update_may_lie_in_damage_is_not_called_delivered(spark
 def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
     with pytest.raises(MissingPathError, match="__consumer_offsets"):
         audit(archive, tmp_path / "audits")
+    with pytest.raises(UsageError, match="--deliveries contradicts --offsets-archive"):
+        audit(archive, tmp_path / "audits", deliveries="told.csv", offsets_archive=str(archive))
     other = tmp_path / "offsets"
     write_log(other / "__consumer_offsets-0", [[commit("g", "orders", 0, 99), commit("g", "elsewhere", 0, 5)]])
     report = audit(archive, tmp_path / "audits", offsets_archive=str(other))
