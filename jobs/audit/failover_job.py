@@ -10,23 +10,29 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
+from lastkey.jobs.archive.places import Place
 from lastkey.jobs.audit.audit import Audit, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
 from lastkey.jobs.audit.go_on import Asked, GoOn, go_on
+from lastkey.jobs.audit.offset_files import plan_of, read_offsets
 from lastkey.jobs.audit.pairs import Pair, first_unread, list_pair, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sides import two_sides
+from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.options import AuditFailoverOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.store.audits import replace_results
 from lastkey.jobs.store.paths import AUDIT_FAILOVER
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.committed import Committed
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
+from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,13 +67,32 @@ _ROWS: Final = pa.schema(
 def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     """Find the offsets of B for a group."""
     pair = Pair()
-    ask = partial(_ask, options, pair)
+    given = None if options.committed is None else read_offsets(options.committed, options.group)
+    archives = [normal_uri(side.archive) for side in (options.a, options.b) if side.archive is not None]
+    places = [Place("an archive", archive) for archive in archives]
+    # before Spark starts: it may be missing
+    coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
+    plan = None if options.plan is None else checked_output(options.plan, *places, option="--plan")
+    ask = partial(_ask, options, pair, given, coordinators, plan)
     return run_audit("failover", options, [options.a, options.b], ask, progress, partial(list_pair, pair, options))
 
 
-def _ask(options: AuditFailoverOptions, pair: Pair, audit: Audit) -> None:
-    found = committed_in(audit.spark, coordinators_of(options.a, options.offsets_archive))
-    committed = _committed(found, options.group, pair, audit.report)
+def _ask(
+    options: AuditFailoverOptions,
+    pair: Pair,
+    given: Mapping[Key, int] | None,
+    coordinators: Source | None,
+    plan: str | None,
+    audit: Audit,
+) -> None:
+    committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
+    if coordinators is not None:
+        accepts = (options.gaps or options.config.topic_settings(CONSUMER_OFFSETS).gaps) == "accept"
+        found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
+        committed = _committed(found, options.group, pair, audit.report)
+    elif not committed:
+        file, group = options.committed, options.group
+        raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
     in_a, in_b = unread(pair, audit.found)
     rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
     asked = Asked(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)
@@ -82,24 +107,26 @@ def _ask(options: AuditFailoverOptions, pair: Pair, audit: Audit) -> None:
     finally:
         known.unpersist()
     _fill(audit.report, options, pair, answers, lost_rows)
+    if plan is not None:
+        write_page(plan, plan_of(answers, pair.in_b))
 
 
 def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:
     """Return the group's offsets in A's topics that are compared; name what is not known of them."""
     report.other_problems += found.problems
     unknown = found.unknown_because(group)
-    rows = [row for row in found.rows.to_pylist() if row["group"] == group]
+    rows = [row for row in found.rows.to_pylist() if row["group"] == group and row["topic"] in pair.topics]
     if not rows and unknown is None:
-        others = ", ".join(sorted(set(found.rows["group"].to_pylist()))[:10]) or "none"
-        raise UsageError(message=f"--group {group}: it committed no offset in A; groups that did: {others}")
+        others = ", ".join(sorted({r["group"] for r in found.rows.to_pylist() if r["topic"] in pair.topics})[:10])
+        raise UsageError(
+            message=f"--group {group}: it committed no offset of A's topics; groups that did: {others or 'none'}"
+        )
     if unknown is not None:
         report.other_problems.append(f"what group {group} committed last is not known: {unknown}")
     if any(row["group_type"] == "share" for row in rows):
         report.notes.append(f"{group} is a share group: what it acknowledged behind its start offsets is read again")
     return {
-        (row["topic"], row["partition"]): row["committed_offset"]
-        for row in rows
-        if row["topic"] in pair.topics and row["committed_offset"] is not None
+        (row["topic"], row["partition"]): row["committed_offset"] for row in rows if row["committed_offset"] is not None
     }
 
 

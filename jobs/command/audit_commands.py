@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -14,9 +15,14 @@ from lastkey.jobs.command.options import (
     AuditCompactionOptions,
     AuditDeliveryOptions,
     AuditErasureOptions,
+    AuditFailoverOptions,
     AuditKeysOptions,
+    AuditMirrorOptions,
+    AuditPairOptions,
     CheckProofOptions,
+    audit_side,
     audit_source,
+    check_audits,
     check_erasure,
 )
 from lastkey.jobs.command.parse import parse_counts, parse_topics
@@ -127,7 +133,51 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
         options = CheckProofOptions(proof, public_key, signature)
         show(lambda progress, _: imported("audit check-proof").run(options, progress), **given)
 
+    @audit.command()
+    @_sides
+    @click.option("--every-version", is_flag=True, help="Neither side is compacted: each version must be in both.")
+    @audit_options
+    def mirror(a: str, b: str, **given: Any) -> None:
+        """Compare B with A, whose copy it is, key by key.
+
+        A and B are archives, or STORE@GENERATION or STORE@current.
+        """
+        run_pair("audit mirror", AuditMirrorOptions, a, b, given)
+
+    @audit.command()
+    @_sides
+    @click.option("--group", metavar="GROUP", required=True, help="The group that read A.")
+    @click.option("--offsets-archive", metavar="URI", help="Has A's __consumer_offsets.  [default: A]")
+    @click.option("--committed", metavar="FILE", help="The group's offsets instead, as kafka-consumer-groups exports.")
+    @click.option("--plan", metavar="FILE", help="Write the offsets of B to this file, for kafka-consumer-groups.")
+    @audit_options
+    def failover(a: str, b: str, **given: Any) -> None:
+        """Find the offsets of B at which a group that read A loses nothing.
+
+        A and B are archives, or STORE@GENERATION or STORE@current.
+        """
+        if given["committed"] is not None and given["offsets_archive"] is not None:
+            raise UsageError(message="--committed contradicts --offsets-archive: give only one of them")
+        run_pair("audit failover", AuditFailoverOptions, a, b, given)
+
+    def run_pair(job: str, kind: type[AuditPairOptions], a: str, b: str, given: dict[str, Any]) -> None:
+        sides = audit_side(a), audit_side(b)
+        check_audits(given["audits"], *sides)
+        run(job, kind, a=sides[0], b=sides[1], **given)
+
     return audit
+
+
+def _sides(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what audits of two sides take."""
+    rename = "Topics of B that REGEX matches are A's REPLACEMENT, others are left out; repeatable."
+    options = (
+        click.option("--ignore-timestamps", is_flag=True, help="Copies have timestamps of their own."),
+        click.option("--rename", "renames", metavar="REGEX=REPLACEMENT", multiple=True, help=rename),
+        click.argument("b"),
+        click.argument("a"),
+    )
+    return functools.reduce(lambda made, option: option(made), options, command)
 
 
 def audit_call(words: Sequence[str], config: Config) -> Callable[[Progress], Any]:

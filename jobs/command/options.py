@@ -309,6 +309,8 @@ class AuditFailoverOptions(AuditPairOptions):
 
     group: str
     offsets_archive: str | None = None  # has A's __consumer_offsets; None: A has
+    committed: str | None = None  # a file with the group's offsets instead
+    plan: str | None = None  # a file to write: the offsets in B
 
 
 def audit_side(text: str) -> AuditSource:

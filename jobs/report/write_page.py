@@ -12,17 +12,17 @@ from lastkey.jobs.errors import UsageError
 from lastkey.udfs.storage import normal_uri, open_root, write_file
 
 
-def checked_output(asked: str, *places: Place) -> str:
+def checked_output(asked: str, *places: Place, option: str = "--output") -> str:
     """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there: it
-    may lie in none of the places.
+    may lie in none of the places. option: that names it.
     """
     output = normal_uri(asked)
     root = open_root(output.rpartition("/")[0] or "/")
     name = output.rpartition("/")[2]
     is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
     if is_folder or asked.endswith("/"):
-        raise UsageError(message=f"--output: expected a file to write the page to, found the folder {output}")
-    check_apart(Place("--output", output), *(place for place in places if place.uri))
+        raise UsageError(message=f"{option}: expected a file to write to, found the folder {output}")
+    check_apart(Place(option, output), *(place for place in places if place.uri))
     if root.is_local:
         there = Path(output)
         while not there.exists() and there != there.parent:

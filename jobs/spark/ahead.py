@@ -29,6 +29,8 @@ _HAS_WORK: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
     "audit keys": lambda _: True,
     "audit compaction": lambda _: True,
     "audit erasure": lambda _: True,
+    "audit mirror": lambda _: True,
+    "audit failover": lambda _: True,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.audit.failover_job import run
+from lastkey.jobs.audit.offset_files import read_offsets
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditFailoverOptions, audit_side
 from lastkey.jobs.command.progress import Silent
@@ -84,9 +85,35 @@ def test_groups_and_their_offsets(spark, tmp_path):
     report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"))
     assert answers(report) == {"t-0": (6, "identity", 0)}
     assert report.exit_code == 0
-    with pytest.raises(UsageError, match="--group h: it committed no offset in A; groups that did: g"):
+    with pytest.raises(UsageError, match="--group h: it committed no offset of A's topics; groups that did: g"):
         audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"), group="h")
     flip(files_in(tmp_path / "offsets" / "__consumer_offsets-0")[0], 61 + 10)
     report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"))
     assert report.exit_code == 3  # nobody can tell what it committed: all of B
     assert answers(report) == {"t-0": (0, "identity", 0)}
+
+
+def test_offsets_from_a_file_and_a_plan(spark, tmp_path):
+    write_partition(tmp_path / "a" / "t-0", LOG)
+    write_partition(tmp_path / "b" / "A.t-0", "a=1 b=1 a=2 c=1")
+    (tmp_path / "committed.csv").write_text("h,t,0,1\ng,t,0,3\ng,u,0,9\n")
+    given = {"committed": str(tmp_path / "committed.csv"), "renames": (r"A\.(.*)=\1",)}
+    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", plan=str(tmp_path / "plan.csv"), **given)
+    assert answers(report) == {"t-0": (3, "identity", 0)}
+    assert (tmp_path / "plan.csv").read_text() == "A.t,0,3\n"
+    assert read_offsets(str(tmp_path / "plan.csv"), "any") == {("A.t", 0): 3}
+    with pytest.raises(UsageError, match="no offset of group i"):
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", group="i", **given)
+    with pytest.raises(UsageError, match="--plan"):
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", plan=str(tmp_path / "a" / "plan.csv"), **given)
+
+
+@pytest.mark.parametrize(
+    "text", ["t,0", "t,0,-1", "t,x,1", ",0,1", "a,b,c,d,e", "t,0,1\nt,0,2", "TOPIC,PARTITION,OFFSET"]
+)
+def test_files_that_hold_no_offsets(tmp_path, text):
+    (tmp_path / "offsets.csv").write_text(text)
+    with pytest.raises(UsageError, match=r"offsets\.csv: line \d"):
+        read_offsets(str(tmp_path / "offsets.csv"), "g")
+    with pytest.raises(MissingPathError):
+        read_offsets(str(tmp_path / "none.csv"), "g")
