@@ -44,7 +44,7 @@ def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
     """
     place = elsewhere or source.archive or source.store
     missing = MissingPathError(
-        path=place, expected=f"{CONSUMER_OFFSETS}, or --offsets-archive or --deliveries", found="no such topic"
+        path=place, expected=f"{CONSUMER_OFFSETS}, or a place that has it (--offsets-archive)", found="no such topic"
     )
     try:
         if elsewhere is not None or source.store is None:

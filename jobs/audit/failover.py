@@ -1,4 +1,4 @@
-"""Where a group of A goes on in B, a copy of A: partition by partition the offset behind which nothing is lost.
+"""Offsets at which a group of A goes on in B, a copy of A, and loses nothing, partition by partition.
 
 A record of A was *delivered* if its offset is below the group's committed offset. Copies in B are known by identity:
 the same key, value, headers (by digest) and timestamp. Where equal records repeat, the first of B is the first of A

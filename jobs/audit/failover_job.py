@@ -20,6 +20,7 @@ from lastkey.jobs.audit.pairs import Pair, first_unread, list_pair, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sides import two_sides
+from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.options import AuditFailoverOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
@@ -30,6 +31,7 @@ from lastkey.jobs.store.audits import replace_results
 from lastkey.jobs.store.paths import AUDIT_FAILOVER
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.committed import Committed
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
@@ -68,22 +70,29 @@ def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     given = None if options.committed is None else read_offsets(options.committed, options.group)
     archives = [normal_uri(side.archive) for side in (options.a, options.b) if side.archive is not None]
     places = [Place("an archive", archive) for archive in archives]
+    # before Spark starts: it may be missing
+    coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
     plan = None if options.plan is None else checked_output(options.plan, *places, option="--plan")
-    ask = partial(_ask, options, pair, given, plan)
+    ask = partial(_ask, options, pair, given, coordinators, plan)
     return run_audit("failover", options, [options.a, options.b], ask, progress, partial(list_pair, pair, options))
 
 
 def _ask(
-    options: AuditFailoverOptions, pair: Pair, given: Mapping[Key, int] | None, plan: str | None, audit: Audit
+    options: AuditFailoverOptions,
+    pair: Pair,
+    given: Mapping[Key, int] | None,
+    coordinators: Source | None,
+    plan: str | None,
+    audit: Audit,
 ) -> None:
-    if given is None:
-        found = committed_in(audit.spark, coordinators_of(options.a, options.offsets_archive))
+    committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
+    if coordinators is not None:
+        accepts = (options.gaps or options.config.topic_settings(CONSUMER_OFFSETS).gaps) == "accept"
+        found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
         committed = _committed(found, options.group, pair, audit.report)
-    else:
-        committed = {key: offset for key, offset in given.items() if key[0] in pair.topics}
-        if not committed:
-            file, group = options.committed, options.group
-            raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
+    elif not committed:
+        file, group = options.committed, options.group
+        raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
     in_a, in_b = unread(pair, audit.found)
     rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
     asked = Asked(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)

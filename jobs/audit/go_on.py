@@ -33,7 +33,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class GoOn:
-    """Where a group goes on in one partition of B. `offset` None: B has nothing of it."""
+    """Answer for one partition: the offset of B at which a group goes on. None: B has nothing of it."""
 
     topic: str
     partition: int

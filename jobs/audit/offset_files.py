@@ -14,6 +14,7 @@ from typing import Final
 from lastkey.jobs.audit.go_on import GoOn
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.topics import Key
+from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.storage import normal_uri, open_root, read_file
 
 _WIDTHS: Final = (3, 4)
@@ -25,8 +26,8 @@ def read_offsets(file: str, group: str) -> dict[Key, int]:
     folder, _, name = uri.rpartition("/")
     try:
         text = read_file(open_root(folder or "/"), name).decode()
-    except FileNotFoundError:
-        raise MissingPathError(path=uri, expected="a file of offsets", found="no such file") from None
+    except LogFormatError as error:
+        raise MissingPathError(path=uri, expected="a file of offsets", found=error.found) from error
     except UnicodeDecodeError as error:
         raise UsageError(message=f"{uri}: expected UTF-8, found {error}") from None
     found: dict[Key, int] = {}

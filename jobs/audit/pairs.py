@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def in_b(self) -> dict[str, str]:
-        """What B calls each topic of A that it has."""
+        """B's name for each topic of A that it has."""
         return {name: topic for topic, name in self.names.items()}
 
 

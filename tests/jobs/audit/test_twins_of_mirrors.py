@@ -1,4 +1,4 @@
-"""What the slow twins of `audit mirror` and `audit failover` say of copies whose making is known, record by record."""
+"""Copies whose making is known, record by record, and the verdicts of the slow twins of two audits on them."""
 
 from __future__ import annotations
 
