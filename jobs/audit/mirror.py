@@ -79,10 +79,10 @@ def _keys(rows: DataFrame, same: tuple[str, ...]) -> DataFrame:
     # Of a key in several partitions nobody knows the order but by time
     time = F.when(F.col("place") == ALL_PARTITIONS, F.col("timestamp_ms")).otherwise(0)
     ordered = rows.withColumn("time", time).repartition(*key)
-    numbered = (
-        ordered.withColumn("occurrence", F.row_number().over(Window.partitionBy(*key, *same, "of_b").orderBy(*_AT)))
-        .withColumn("n_a", F.sum(on(b=False)).over(Window.partitionBy(*key, *same)))
-        .withColumn("n_b", F.sum(on(b=True)).over(Window.partitionBy(*key, *same)))
+    occurrence = F.row_number().over(Window.partitionBy(*key, *same, "of_b").orderBy(*_AT))
+    equal = Window.partitionBy(*key, *same)
+    numbered = ordered.withColumn("occurrence", occurrence).withColumns(
+        {"n_a": F.sum(on(b=False)).over(equal), "n_b": F.sum(on(b=True)).over(equal)}
     )
     pairs = numbered.groupBy(*key, *same, "occurrence").agg(
         *[F.max(of_side(b=False, column=F.col(name))).alias(f"a_{name}") for name in _PLACE],
