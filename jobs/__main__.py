@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 from lastkey.jobs.command.stopping import at_once, signals_handled
 
@@ -46,8 +47,8 @@ def end(code: int) -> None:
     sys.stderr.flush()
     if (jvm := sys.modules.get("lastkey.jobs.spark.jvm")) is not None:
         jvm.end_ahead()
-    if "pyspark" in sys.modules:
-        os._exit(code)  # the JVM ends with our end of its pipe; nothing else is left to wait for
+    if "pyspark" in sys.modules or threading.active_count() > 1:
+        os._exit(code)  # the JVM ends with our end of its pipe, and no thread that still works is waited for
     sys.exit(code)
 
 
