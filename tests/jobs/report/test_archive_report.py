@@ -210,7 +210,7 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as changed, pytest.raises(UsageError, match=r"can be written, found .*Input/output"):
-        changed.setattr(archive_report, "write_file", half)
+        changed.setattr("lastkey.jobs.report.write_page.write_file", half)
         archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     assert page.read_text() == "the old one"
     archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
