@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _DESCRIPTION: Final = "spark.job.description"
 _STAGE: Final = "callSite.short"
 _PATIENCE: Final = 30.0  # seconds to wait for threads or tasks to end, on a busy machine too
+_TOLD_MS: Final = 2_000
 
 
 @contextmanager
@@ -95,9 +96,22 @@ def await_tasks(spark: Spark, tag: str) -> bool:
     return False
 
 
+def count_tasks(spark: Spark, tag: str) -> int:
+    """Return how many tasks of a tag's jobs have ended well; 0 where nobody tells: Connect, a JVM that is gone."""
+    context: Any = context_of(spark)
+    with suppress(Exception):  # as above
+        context._jsc.sc().listenerBus().waitUntilEmpty(_TOLD_MS)  # the status store hears of tasks a little later
+        return sum(stage.numCompletedTasks for stage in _stages(context, tag))
+    return 0
+
+
 def _some_task_runs(context: Any, tag: str) -> bool:
-    tags = context._jsc.sc().statusTracker().getJobIdsForTag(tag)  # the one call that Python's tracker lacks
+    return any(stage.numActiveTasks for stage in _stages(context, tag))
+
+
+def _stages(context: Any, tag: str) -> list[Any]:
+    ids = context._jsc.sc().statusTracker().getJobIdsForTag(tag)  # the one call that Python's tracker lacks
     tracker = context.statusTracker()
-    jobs = [tracker.getJobInfo(job) for job in tags]
-    stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-    return any(stage is not None and stage.numActiveTasks for stage in stages)
+    jobs = [tracker.getJobInfo(job) for job in ids]
+    of_jobs = {stage for job in jobs if job is not None for stage in job.stageIds}  # two jobs may share one
+    return [info for stage in of_jobs if (info := tracker.getStageInfo(stage)) is not None]

@@ -92,6 +92,8 @@ class _Session:
         self.started: Spark | None = None
         self.tag = new_tag()
         self.work = Work()
+        self.tasks: list[int] = []  # counts of them; a list, since several threads add to it
+        self.here = threading.local()
 
     def get(self) -> Spark:
         if self.started is None:
@@ -102,11 +104,25 @@ class _Session:
 
     @contextmanager
     def tagged(self, name: str) -> Iterator[SparkSession]:
-        from lastkey.jobs.spark.own_jobs import tagged  # noqa: PLC0415 - needs pyspark, which threads do without
+        from lastkey.jobs.spark.own_jobs import (  # noqa: PLC0415 - needs pyspark, which threads do without
+            count_tasks,
+            tagged,
+        )
         from lastkey.jobs.spark.session import session_on  # noqa: PLC0415 - as above
 
-        with tagged(spark := self.get(), self.tag, name):
-            yield session_on(spark)
+        spark, block = self.get(), new_tag()
+        try:
+            self.here.counted = context_of(spark) is not None
+            with tagged(spark, self.tag, name), tagged(spark, block, name):
+                yield session_on(spark)
+        finally:
+            self.here.counted = False
+            self.tasks.append(count_tasks(spark, block))
+
+    def add_tasks(self, n: int) -> None:
+        """Count tasks, except where `tagged` counts all of this thread's."""
+        if not getattr(self.here, "counted", False):
+            self.tasks.append(n)
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         if self.started is not None:
@@ -129,7 +145,6 @@ class SparkTasks:
 
     def __init__(self, start_spark: StartSpark) -> None:
         self._session = _Session(start_spark)
-        self._tasks = 0
         self._cores = 0
 
     @property
@@ -159,7 +174,7 @@ class SparkTasks:
             return []
         from lastkey.jobs.spark.tasks import run_tasks  # noqa: PLC0415 - as above
 
-        self._tasks += len(items)
+        self._session.add_tasks(len(items))
         return run_tasks(self._session.get(), function, items, name, watcher, self._session.tag)
 
     def count(self, **amounts: int) -> None:
@@ -172,7 +187,8 @@ class SparkTasks:
 
     def work(self) -> Work | None:
         """Return the session's name, and how many tasks it got."""
-        return None if self._session.started is None else replace(self._session.work, tasks=self._tasks)
+        session = self._session
+        return None if session.started is None else replace(session.work, tasks=sum(session.tasks))
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Cancel the run's jobs."""

@@ -26,8 +26,8 @@ done = [
 with urllib.request.urlopen(f"{SparkContext._active_spark_context.uiWebUrl}/metrics/json") as answer:
     metrics = {name.partition(".lastkey.")[2]: gauge["value"] for name, gauge in json.load(answer)["gauges"].items()}
 results = [result for report in done for result in report.results]
-lastkey.verify(archive, topics="users", engine="spark")
-lastkey.reindex(archive, check=True, topics="users", engine="spark")
+done.append(lastkey.verify(archive, topics="users", engine="spark"))
+done.append(lastkey.reindex(archive, check=True, topics="users", engine="spark"))
 context = SparkContext._active_spark_context
 url = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
 def names(kind, name):
@@ -37,6 +37,7 @@ print(json.dumps({
     "metrics": [metrics[name] for name in ("bytes_read", "bytes_written", "records_kept")],
     "done": [sum(r.bytes_read for r in results), sum(r.bytes_written for r in results),
         sum(r.counters["records_kept"] for r in results)],
+    "tasks": sum(report.work.tasks for report in done),
     "jobs": names("jobs", "description"), "stages": names("stages", "name"),
     "left": [context.getLocalProperty("spark.job.description"), sorted(context.getJobTags())]}))
 context.stop()
@@ -63,6 +64,8 @@ def test_jobs_and_stages_have_names_and_metrics_in_the_ui_and_in_event_logs(tmp_
     names = {job["Properties"]["spark.job.description"] for job in jobs}
     stages = {stage["Stage Name"] for job in jobs for stage in job["Stage Infos"]}
     assert names == set(shown["jobs"]) == stages == set(shown["stages"])
+    ended = [line for line in lines if line["Event"] == "SparkListenerTaskEnd"]
+    assert shown["tasks"] == len(ended)  # those of the window's data frames too
     parts = {name.partition(":")[0] for name in names}
     assert parts == {"compact orders-0", "compact", "verify", "reindex"}, names
     assert {"compact orders-0: scan", "compact orders-0: window"} < names
