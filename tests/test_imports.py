@@ -125,7 +125,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
     "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
     "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files
-    "jobs.__main__": {"jobs.command", "jobs.spark"},
+    "jobs.main": {"jobs.command", "jobs.spark"},
 }
 # What kernels may import beside other kernels: what checksums are made of is inlined into them
 FOR_KERNELS = {
@@ -350,7 +350,7 @@ def test_only_the_command_line_prints():
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.__stdout__"))
         or (isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo"))
     }
-    assert users == {"jobs.command.cli", "jobs.__main__"}
+    assert users == {"jobs.command.cli", "jobs.main"}
 
 
 def test_no_product_module_imports_tests():

@@ -63,10 +63,11 @@ _SETUP: Final = re.compile(
 )
 # Spark's texts of a context that it ended by itself: of the job that was cut off, and of whatever is called afterwards
 _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
-# Of a worker that ended: at work, with its executor, or before it told its process id
+# Of a worker that ended: at work, with its executor, before it told its process id, or with the daemon that forks it
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
     r"|java\.io\.EOFException(?=\n\tat [^\n]*\n\tat org\.apache\.spark\.api\.python\.PythonWorkerFactory)"
+    r"|EOFException occurred while reading the port number from [^\n]*(?=\.\n)"
 )
 _NO_THREAD: Final = "can't start new thread"  # Python's words
 _WRITTEN_TO: Final = ("--store", "--output")

@@ -266,6 +266,11 @@ _NO_WORKER = (
     "\n\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)"
     "\n\tat org.apache.spark.api.python.PythonWorkerFactory.createWorker$1(PythonWorkerFactory.scala:188)"
 )
+_NO_DAEMON = (
+    "org.apache.spark.SparkException: EOFException occurred while reading the port number from "
+    "lastkey.jobs.spark.daemon's stdout.\n\tat org.apache.spark.errors.SparkCoreErrors$"
+    ".eofExceptionWhileReadPortNumberError(SparkCoreErrors.scala:55)"
+)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +284,7 @@ _NO_WORKER = (
         (RuntimeError("can't start new thread"), 5, "ulimit -u"),
         (BlockingIOError(11, "Resource temporarily unavailable"), 5, "ulimit -u"),  # of a fork
         (RuntimeError(f"Lost task 1.0: java.io.EOFException{_NO_WORKER}"), 5, "a worker of Spark ended"),
+        (RuntimeError(f"Lost task 1.0: {_NO_DAEMON}"), 5, "EOFException occurred while reading the port number"),
         (OSError("error closing file"), 5, "error closing file"),  # as Arrow says it
         (
             FileExistsError(17, "Cannot create directory 'x': non-directory entry exists"),
