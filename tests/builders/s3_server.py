@@ -42,6 +42,7 @@ def s3_server() -> Iterator[int]:
                 )
                 made.create_dir("logs")
                 yield int(port)
+                assert server.poll() is None, f"the S3 server ended with {server.returncode} before its tests did"
         finally:
             server.terminate()
 
