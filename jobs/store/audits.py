@@ -57,7 +57,7 @@ class AuditRead:
     start_offset: int  # records in [start_offset, end_offset)
     end_offset: int
     end_position: int  # in the .log, where the next stretch begins
-    last_position: int  # of the last batch with records, -1: none, and its checksum
+    last_position: int  # of its last batch, -1: none that is whole, and its checksum
     last_crc: int
     n_partitions: int  # of the topic; only hidden keys depend on it
     keys_hidden: bool
