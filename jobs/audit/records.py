@@ -25,7 +25,7 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.data_source.plan_tasks import each
 from lastkey.jobs.spark.workers import Workers
-from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, secret_id
+from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, lost_files, secret_id
 from lastkey.jobs.store.audits import records as all_records
 from lastkey.jobs.store.paths import AUDIT_RECORDS, table_folder
 from lastkey.jobs.store.tables import State
@@ -75,6 +75,11 @@ class Gathered:
     bytes_read: int = 0
 
     @property
+    def files(self) -> set[str]:
+        """Files of `audit_records` that hold the records."""
+        return {part.read.file for part in self.parts if part.read.records}
+
+    @property
     def all_problems(self) -> list[Problem]:
         """All that could not be read, each once."""
         return list(dict.fromkeys([*self.unlisted, *(problem for each in self.problems.values() for problem in each)]))
@@ -98,11 +103,14 @@ class _Plan:
     listed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # root -> paths
     logs: list[list[ListedLog]] = field(default_factory=list)
     reads: list[AuditRead] = field(default_factory=list)  # all rows of the table
+    lost: set[int] = field(default_factory=set)  # of these, whose records are lost
 
 
 def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Workers, progress: Progress) -> Gathered:
     """Read what is new in the sources."""
     plan, found = _Plan(reads=audit_reads(state)), Gathered()
+    lost = lost_files(state, {read.file for read in plan.reads if read.records})
+    plan.lost = {read.read_id for read in plan.reads if read.file in lost}
     for source in sources:
         _plan(plan, found, source, asked)
     files = _read(state, plan, asked, workers, progress) if plan.new else []
@@ -121,7 +129,8 @@ def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
     """Add what a source shows, and the stretches that have to be read for it."""
     known: dict[tuple[str, str], list[AuditRead]] = defaultdict(list)
     for read in [*plan.reads, *(part.read for part in found.parts if part.read.read_id in plan.new)]:
-        known[read.root, read.path].append(read)  # what another source has too need not be read for this one
+        if read.read_id not in plan.lost:
+            known[read.root, read.path].append(read)  # what another source has too need not be read for this one
     counts = source.n_partitions
     found.n_partitions |= {(source.name, topic): n for topic, n in counts.items()}
     numbers = {(one.topic, one.partition): len(plan.logs) + i for i, one in enumerate(source.partitions)}
@@ -212,7 +221,7 @@ def _commit(state: State, plan: _Plan, found: Gathered, files: Sequence[FileRead
     for read in sorted((part.read for part in found.parts), key=lambda read: -read.end_offset):
         used[read.read_id] = read  # sources may know other sizes of a file: what counts for all of them
     new = [read for read_id, read in used.items() if read_id in plan.new]
-    gone = replaced(plan.reads, new, used.keys()) | absent_reads(plan.reads, plan.listed)
+    gone = plan.lost | replaced(plan.reads, new, used.keys()) | absent_reads(plan.reads, plan.listed)
     cut = [used[read.read_id] for read in plan.reads if used.get(read.read_id, read) != read] if new else []
     if new or gone:
         commit_reads(state, files, [*new, *cut], gone | {read.read_id for read in cut})
@@ -256,9 +265,5 @@ def records_of(spark: SparkSession, state: State, found: Gathered) -> DataFrame:
     visible = pa.Table.from_pylist([dict(zip(_VISIBLE.names, row, strict=True)) for row in rows], _VISIBLE)
     shown = F.broadcast(spark.createDataFrame(visible))
     inside = (F.col("offset") >= F.col("start_offset")) & (F.col("offset") < F.col("end_offset"))
-    joined = (
-        all_records(spark, state, {part.read.file for part in found.parts if part.read.records})
-        .join(shown, "read_id")
-        .where(inside)
-    )
+    joined = all_records(spark, state, found.files).join(shown, "read_id").where(inside)
     return joined.drop("read_id", "start_offset", "end_offset")

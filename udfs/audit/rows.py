@@ -231,6 +231,8 @@ class _File:
             if self._store.is_local:
                 self._store.filesystem.create_dir(self._store.full(self._folder))
             self._stream = self._store.filesystem.open_output_stream(self._store.full(self._path), compression=None)
-            self._writer = pq.ParquetWriter(self._stream, AUDIT_RECORDS, compression="zstd", compression_level=1)
+            self._writer = pq.ParquetWriter(
+                self._stream, AUDIT_RECORDS, compression="zstd", compression_level=1, write_page_checksum=True
+            )
         self._writer.write_table(pa.Table.from_batches(self._waiting, AUDIT_RECORDS))
         self._waiting, self._bytes = [], 0
