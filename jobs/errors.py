@@ -193,6 +193,14 @@ class DamagedTableError(JobError):
     hint = "restore this file from a copy, or move the folder state away and run rebuild-state"
 
 
+class DamagedAuditError(JobError):
+    """A file of the tables of audits that is damaged."""
+
+    template = _FOUND
+    exit_code = PROBLEMS
+    hint = "delete this file: what it held is read again from the logs"
+
+
 class LogStartError(JobError):
     """A generation whose log start lies above its end, made by a version that believed any checkpoint."""
 

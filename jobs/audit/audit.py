@@ -16,10 +16,11 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditOptions, AuditSource
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.errors import JobError
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.spark import session
 from lastkey.jobs.spark.engine import spark_workers
-from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret
+from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret, check_files
 from lastkey.jobs.store.minutes import session_for, uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.udfs.storage import normal_uri
@@ -75,7 +76,12 @@ def run_audit(
         with workers.spark(f"audit {kind}") as spark:
             session.check_connector(spark, uri_for_spark(state.root))
             small = session_for(spark, size)
-            ask(Audit(small, state, found, records_of(small, state, found), report))
+            try:
+                ask(Audit(small, state, found, records_of(small, state, found), report))
+            except Exception as error:
+                if not isinstance(error, JobError):
+                    check_files(state, found.files)  # raises if Spark failed at one of them
+                raise
         report.seconds["ask"] = time.perf_counter() - at
     report.notes += state.notes
     add_run(state, run_row(report, at_ms))

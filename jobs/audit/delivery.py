@@ -119,6 +119,9 @@ def _from_table(options: AuditDeliveryOptions, audit: Audit) -> tuple[DataFrame,
         audit.report.notes.append(
             f"{counted(n_without, 'row')} of {options.deliveries}: no record with this key is left"
         )
+    named = set(told.select("topic").distinct().toArrow()["topic"].to_pylist())
+    if others := sorted({topic for _, topic in audit.found.n_partitions} - named):
+        audit.report.notes.append(f"{options.deliveries} names no key of {', '.join(others)}: not judged")
     places = (
         told.select("group", "topic")
         .distinct()

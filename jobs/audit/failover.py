@@ -198,7 +198,7 @@ def behind(known: DataFrame, offsets: DataFrame) -> DataFrame:
     return joined.groupBy(*_PARTITION).agg(
         F.count(F.when(read, 1)).alias("read"),
         F.count(F.when(again, 1)).alias("again"),
-        F.coalesce(F.max(F.when(again, time)) - F.min(F.when(again, time)), F.lit(0)).alias("again_ms"),
+        F.coalesce(F.try_subtract(F.max(F.when(again, time)), F.min(F.when(again, time))), F.lit(0)).alias("again_ms"),
         F.count(F.when(read & (state == UNMATCHED), 1)).alias("not_of_a"),
         F.count(F.when(~read & (state == UNMATCHED), 1)).alias("passed_over"),
     )

@@ -7,6 +7,7 @@ several partitions; both over `audit_records`, no log.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.audit import Audit, run_audit, source_of
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
+from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
@@ -32,7 +34,11 @@ _MISPLACED_SHARE = 0.5  # above it the number of partitions, or the partitioner,
 
 def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
     """Audit the keys of a source."""
-    return run_audit("keys", options, [options.source], partial(_ask, options), progress)
+
+    def listed_by(_: AuditReport) -> list[Source]:
+        return [replace(source_of(options.source, options), counts=options.n_partitions)]
+
+    return run_audit("keys", options, [options.source], partial(_ask, options), progress, listed_by)
 
 
 def keys_of(records: DataFrame, n_partitions: Mapping[str, int]) -> DataFrame:
@@ -70,7 +76,7 @@ def keys_of(records: DataFrame, n_partitions: Mapping[str, int]) -> DataFrame:
 
 def _ask(options: AuditKeysOptions, audit: Audit) -> None:
     (name,) = audit.report.sources
-    counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()} | dict(options.n_partitions)
+    counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
     keys = replace_results(audit.state, AUDIT_KEYS, name, keys_of(audit.records, counts))
     by_partition = (
         keys.groupBy("topic", "partition")

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from lastkey.jobs.audit.records import NO_PROBLEMS, Gathered, Part
+from lastkey.jobs.audit.known_reads import NO_PROBLEMS
+from lastkey.jobs.audit.records import Gathered, Part
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditPairOptions, AuditSource

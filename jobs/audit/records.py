@@ -2,7 +2,8 @@
 
 A stretch of a log that was read counts as long as its file has the same size and time. If the file has grown, and the
 last batch that was read is still there, only what came after it is read. So a nightly audit reads what is new; and a
-segment that several generations share, or a generation and the archive, is read once.
+segment that several generations share, or a generation and the archive, is read once. `jobs.audit.known_reads` says
+which reads count.
 """
 
 from __future__ import annotations
@@ -10,36 +11,35 @@ from __future__ import annotations
 import json
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
+from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, replaced, that_count
 from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.data_source.plan_tasks import each
 from lastkey.jobs.spark.workers import Workers
-from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, secret_id
+from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, lost_files, secret_id
 from lastkey.jobs.store.audits import records as all_records
 from lastkey.jobs.store.paths import AUDIT_RECORDS, table_folder
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.audit.rows import FileRead, ReadTask, Secret, Stretch, StretchRead, read_task
-from lastkey.udfs.audit.same_log import has_batch
-from lastkey.udfs.data_source.pieces import Piece, Range, Wanted
+from lastkey.udfs.data_source.pieces import ListedLog, Piece, Range, Wanted, listed_logs
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import absent, open_root
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _TASK_BYTES: Final = 128 << 20
 _WHOLE: Final = 1 << 62  # a segment is one stretch
-NO_PROBLEMS: Final = "[]"
 Place = tuple[str, str, int]  # source, topic, partition
 # Which records a source shows: those of a read with offsets in [start_offset, end_offset)
 _VISIBLE: Final = pa.schema(
@@ -75,6 +75,11 @@ class Gathered:
     bytes_read: int = 0
 
     @property
+    def files(self) -> set[str]:
+        """Files of `audit_records` that hold the records."""
+        return {part.read.file for part in self.parts if part.read.records}
+
+    @property
     def all_problems(self) -> list[Problem]:
         """All that could not be read, each once."""
         return list(dict.fromkeys([*self.unlisted, *(problem for each in self.problems.values() for problem in each)]))
@@ -90,11 +95,29 @@ class Asked:
     gaps: str | None = None  # wins over the setting
 
 
+@dataclass
+class _Plan:
+    """Work to do: stretches to read, by read_id; rows of the table that change or go; logs that tasks may look into."""
+
+    new: dict[int, Stretch] = field(default_factory=dict)
+    listed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # root -> paths
+    logs: list[list[ListedLog]] = field(default_factory=list)
+    reads: list[AuditRead] = field(default_factory=list)  # all rows of the table
+    lost: set[int] = field(default_factory=set)  # of these, whose records are lost
+
+
 def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Workers, progress: Progress) -> Gathered:
     """Read what is new in the sources."""
-    found, new = _plan(state, sources, asked)
-    if new:
-        _read(state, found, new, asked, workers, progress)
+    plan, found = _Plan(reads=audit_reads(state)), Gathered()
+    lost = lost_files(state, {read.file for read in plan.reads if read.records})
+    plan.lost = {read.read_id for read in plan.reads if read.file in lost}
+    for source in sources:
+        _plan(plan, found, source, asked)
+    files = _read(state, plan, asked, workers, progress) if plan.new else []
+    found.stretches_read, found.bytes_read = len(plan.new), sum(map(_size, plan.new.values()))
+    made = {one.read_id: _filled(one, file) for file in files for one in file.stretches}
+    found.parts = [replace(part, read=replace(part.read, **made.get(part.read.read_id, {}))) for part in found.parts]
+    _commit(state, plan, found, files)
     for part in found.parts:
         told = [Problem(**problem) for problem in json.loads(part.read.problems)]
         place = part.source, part.read.topic, part.read.partition
@@ -102,36 +125,36 @@ def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Worke
     return found
 
 
-def _plan(state: State, sources: Sequence[Source], asked: Asked) -> tuple[Gathered, dict[int, Stretch]]:
-    """Return what the sources show, and the stretches that have to be read for it, by read_id."""
+def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
+    """Add what a source shows, and the stretches that have to be read for it."""
     known: dict[tuple[str, str], list[AuditRead]] = defaultdict(list)
-    for read in audit_reads(state):
-        known[read.root, read.path].append(read)
-    found, new = Gathered(), dict[int, Stretch]()
-    for source in sources:
-        counts = source.n_partitions
-        found.n_partitions |= {(source.name, topic): n for topic, n in counts.items()}
-        for piece, listed in _pieces(source, asked, found):
-            n_partitions = counts[str(piece.topic)]
-            reads = [read for read in known[piece.root, piece.path] if _is_alike(read, asked, n_partitions)]
-            begin, end = _offsets(piece)
-            position = piece.start
-            for read in sorted(_unchanged(reads, listed), key=lambda read: (read.start_offset, -read.end_offset)):
-                if read.start_offset <= begin < read.end_offset:
-                    until = min(read.end_offset, end)
-                    found.parts.append(Part(source.name, read, begin, until))
-                    begin, position = until, max(position, read.end_position)
-                    if begin >= end:
-                        break
-            if begin < end:
-                stretch = Stretch(
-                    secrets.randbits(62), replace(piece, start=position, start_offset=begin), n_partitions
-                )
-                read = _read_of(stretch, listed, end, asked)
-                known[piece.root, piece.path].append(read)  # another source that has it too need not read it
-                found.parts.append(Part(source.name, read, begin, end))
-                new[read.read_id] = stretch
-    return found, new
+    for read in [*plan.reads, *(part.read for part in found.parts if part.read.read_id in plan.new)]:
+        if read.read_id not in plan.lost:
+            known[read.root, read.path].append(read)  # what another source has too need not be read for this one
+    counts = source.n_partitions
+    found.n_partitions |= {(source.name, topic): n for topic, n in counts.items()}
+    numbers = {(one.topic, one.partition): len(plan.logs) + i for i, one in enumerate(source.partitions)}
+    plan.logs += map(listed_logs, source.partitions)
+    for one in source.partitions:
+        for segment in one.segments:
+            plan.listed[segment.root].add(segment.path)
+    for piece, listed in _pieces(source, asked, found):
+        n_partitions = counts[str(piece.topic)]
+        reads = [read for read in known[piece.root, piece.path] if _is_alike(read, asked, n_partitions)]
+        begin, end = _offsets(piece)
+        position = piece.start
+        for read in sorted(that_count(reads, listed), key=lambda read: (read.start_offset, -read.end_offset)):
+            if read.start_offset <= begin < read.end_offset:
+                until = min(read.end_offset, end)
+                found.parts.append(Part(source.name, read, begin, until))
+                begin, position = until, max(position, read.end_position)
+                if begin >= end:
+                    break
+        if begin < end:
+            rest = replace(piece, start=position, start_offset=begin)
+            stretch = Stretch(secrets.randbits(62), rest, n_partitions, numbers[piece.topic, piece.partition])
+            found.parts.append(Part(source.name, _read_of(stretch, listed, end, asked), begin, end))
+            plan.new[stretch.read_id] = stretch
 
 
 def _pieces(source: Source, asked: Asked, found: Gathered) -> Iterator[tuple[Piece, ListedSegment]]:
@@ -166,17 +189,6 @@ def _is_alike(read: AuditRead, asked: Asked, n_partitions: int) -> bool:
     return same and (not read.keys_hidden or read.n_partitions == n_partitions)
 
 
-def _unchanged(reads: Sequence[AuditRead], listed: ListedSegment) -> list[AuditRead]:
-    """Return the reads of the file as it is now: of the same size and time, or of the beginning of what has grown."""
-    same = [read for read in reads if (read.size_bytes, read.mtime_ms) == (listed.size, listed.mtime_ms)]
-    smaller = [read for read in reads if read.size_bytes < listed.size and read.problems == NO_PROBLEMS]
-    newest = max(smaller, key=lambda read: read.last_position, default=None)
-    if newest is None or newest.last_position < 0:
-        return same
-    grown = has_batch(listed.root, listed.path, listed.size, newest.last_position, newest.last_crc)
-    return [*same, *smaller] if grown else same
-
-
 def _read_of(stretch: Stretch, listed: ListedSegment, end_offset: int, asked: Asked) -> AuditRead:
     """Return the row of a stretch before it is read."""
     piece = stretch.piece
@@ -187,39 +199,44 @@ def _read_of(stretch: Stretch, listed: ListedSegment, end_offset: int, asked: As
     )  # fmt: skip
 
 
-def _read(
-    state: State, found: Gathered, new: dict[int, Stretch], asked: Asked, workers: Workers, progress: Progress
-) -> None:
-    """Read stretches in tasks, commit them, and put the rows of the table into `found`."""
+def _read(state: State, plan: _Plan, asked: Asked, workers: Workers, progress: Progress) -> list[FileRead]:
+    """Read the new stretches in tasks."""
     folder = table_folder(AUDIT_RECORDS)
     tasks = [
         ReadTask(group, state.root.uri, folder, asked.secret, asked.hide_keys, _most_bytes(group, asked.config))
-        for group in groups(new.values(), _size, _TASK_BYTES)
+        for group in groups(plan.new.values(), _size, _TASK_BYTES)
     ]
     sizes = [sum(map(_size, task.stretches)) for task in tasks]
     progress.start("read", sum(sizes), BYTES)
-    files = workers.run(read_task, tasks, "audit: records", CountedBytes(progress, sizes))
+    function: Callable[[ReadTask], FileRead] = partial(read_task, plan.logs)
+    files = workers.run(function, tasks, "audit: records", CountedBytes(progress, sizes))
     progress.close()
     workers.count(bytes_read=sum(sizes))
-    made = {one.read_id: (one, file) for file in files for one in file.stretches}
-    planned = {part.read.read_id: part.read for part in found.parts if part.read.read_id in new}
-    reads = {read_id: _filled(read, *made[read_id]) for read_id, read in planned.items()}
-    commit_reads(state, files, list(reads.values()), _replaced(state, reads.values()))
-    found.parts = [replace(part, read=reads.get(part.read.read_id, part.read)) for part in found.parts]
-    found.stretches_read, found.bytes_read = len(new), sum(sizes)
+    return files
 
 
-def _filled(read: AuditRead, made: StretchRead, file: FileRead) -> AuditRead:
-    """Return the row of a stretch that was read."""
-    return replace(
-        read,
-        end_position=made.end_position,
-        last_position=made.last_position,
-        last_crc=made.last_crc,
-        records=made.records,
-        problems=json.dumps([asdict(problem) for problem in made.problems]),
-        file=file.path if made.records else "",
-    )
+def _commit(state: State, plan: _Plan, found: Gathered, files: Sequence[FileRead]) -> None:
+    """Put what was read into the tables, and remove what does not count any more."""
+    used: dict[int, AuditRead] = {}
+    for read in sorted((part.read for part in found.parts), key=lambda read: -read.end_offset):
+        used[read.read_id] = read  # sources may know other sizes of a file: what counts for all of them
+    new = [read for read_id, read in used.items() if read_id in plan.new]
+    gone = plan.lost | replaced(plan.reads, new, used.keys()) | absent_reads(plan.reads, plan.listed)
+    cut = [used[read.read_id] for read in plan.reads if used.get(read.read_id, read) != read] if new else []
+    if new or gone:
+        commit_reads(state, files, [*new, *cut], gone | {read.read_id for read in cut})
+
+
+def _filled(made: StretchRead, file: FileRead) -> dict[str, Any]:
+    """Return the columns of a stretch's row that are known once it was read."""
+    return {
+        "end_position": made.end_position,
+        "last_position": made.last_position,
+        "last_crc": made.last_crc,
+        "records": made.records,
+        "problems": json.dumps([asdict(problem) for problem in made.problems]),
+        "file": file.path if made.records else "",
+    }
 
 
 def _size(stretch: Stretch) -> int:
@@ -228,26 +245,6 @@ def _size(stretch: Stretch) -> int:
 
 def _most_bytes(stretches: Sequence[Stretch], config: Config) -> int:
     return max(config.topic_settings(str(s.piece.topic)).max_decompressed_batch_bytes for s in stretches)
-
-
-def _replaced(state: State, reads: Collection[AuditRead]) -> set[int]:
-    """Return the ids of older reads that cannot count any more: the new ones overlap them, or their file is gone."""
-    by_file: dict[tuple[str, str], list[AuditRead]] = defaultdict(list)
-    for read in reads:
-        by_file[read.root, read.path].append(read)
-    places = {(read.root, read.topic, read.partition) for read in reads}
-    out, elsewhere = set[int](), dict[str, list[AuditRead]]()
-    for old in audit_reads(state):
-        for new in by_file.get((old.root, old.path), ()):
-            overlaps = old.start_offset < new.end_offset and new.start_offset < old.end_offset
-            if overlaps and (old.keys_hidden == new.keys_hidden or old.secret_id != new.secret_id):
-                out.add(old.read_id)
-        if (old.root, old.topic, old.partition) in places and (old.root, old.path) not in by_file:
-            elsewhere.setdefault(old.root, []).append(old)
-    for root, olds in elsewhere.items():
-        gone = set(absent(open_root(root), [(old.path, 0) for old in olds]))
-        out |= {old.read_id for old in olds if old.path in gone}
-    return out
 
 
 def _counting(problems: Sequence[Problem], topic: str, asked: Asked) -> list[Problem]:
@@ -268,9 +265,5 @@ def records_of(spark: SparkSession, state: State, found: Gathered) -> DataFrame:
     visible = pa.Table.from_pylist([dict(zip(_VISIBLE.names, row, strict=True)) for row in rows], _VISIBLE)
     shown = F.broadcast(spark.createDataFrame(visible))
     inside = (F.col("offset") >= F.col("start_offset")) & (F.col("offset") < F.col("end_offset"))
-    joined = (
-        all_records(spark, state, {part.read.file for part in found.parts if part.read.records})
-        .join(shown, "read_id")
-        .where(inside)
-    )
+    joined = all_records(spark, state, found.files).join(shown, "read_id").where(inside)
     return joined.drop("read_id", "start_offset", "end_offset")

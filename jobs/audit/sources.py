@@ -20,6 +20,7 @@ class Source:
 
     name: str  # as results call it: the URI; of a generation with "@" and its number, or "@current"
     partitions: tuple[SourcePartition, ...]
+    counts: tuple[tuple[str, int], ...] = ()  # partitions of topics whose last ones are not here
 
     @property
     def n_partitions(self) -> dict[str, int]:
@@ -28,7 +29,7 @@ class Source:
         for one in self.partitions:
             if one.topic is not None and one.partition is not None:
                 found[one.topic] = max(found.get(one.topic, 0), one.partition + 1)
-        return found
+        return found | {topic: n for topic, n in self.counts if topic in found}
 
 
 def archive_source(archive: str, topics: TopicFilter) -> Source:

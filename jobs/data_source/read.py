@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from lastkey.jobs.data_source.read_options import ReadOptions
-from lastkey.logformat.errors import LogFormatError
-from lastkey.udfs.data_source.pieces import ListedLog
+from lastkey.udfs.data_source.pieces import ListedLog, listed_logs, logs_behind
 
 
 def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> Iterator[Any]:
@@ -31,20 +30,12 @@ def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> I
     return reads[options.source](spec, partition.value)
 
 
-def _listed_again(options: ReadOptions) -> Callable[[ListedLog], list[ListedLog]]:
+def _listed_again(options: ReadOptions) -> Callable[[ListedLog], Sequence[ListedLog]]:
     """Return a function that lists the logs after a given one, for a rare transaction that spans more than a task's."""
     from lastkey.jobs.data_source.plan_tasks import source_partitions  # noqa: PLC0415 - most tasks need none of it
 
     @cache
     def logs() -> list[list[ListedLog]]:
-        found = source_partitions(options, may_be_none=True)
-        return [[ListedLog(s.root, s.path, s.size) for s in partition.segments] for partition in found]
+        return [listed_logs(partition) for partition in source_partitions(options, may_be_none=True)]
 
-    def behind(log: ListedLog) -> list[ListedLog]:
-        for of_partition in logs():
-            for number, other in enumerate(of_partition):
-                if other[:2] == log[:2]:
-                    return of_partition[number + 1 :]
-        raise LogFormatError("changed", f"{log.root}/{log.path}", 0, "the log, as listed", "nothing")
-
-    return behind
+    return lambda log: logs_behind(logs(), log)

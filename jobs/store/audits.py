@@ -28,17 +28,20 @@ from deltalake.transaction import AddAction
 from pyarrow import fs as pafs
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from lastkey.jobs.errors import DamagedAuditError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, table_folder
 from lastkey.jobs.store.table import FILE, Change, Version, add_action, in_files
 from lastkey.jobs.store.tables import State
+from lastkey.logformat.s3_access import in_one_line
 from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
 from lastkey.udfs.audit.rows import FileRead, Secret
 from lastkey.udfs.storage import exists, flush, flush_folder, make_folders, make_private, read_file, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _KEY: Final = struct.Struct("<QQ")
 
@@ -57,7 +60,7 @@ class AuditRead:
     start_offset: int  # records in [start_offset, end_offset)
     end_offset: int
     end_position: int  # in the .log, where the next stretch begins
-    last_position: int  # of the last batch with records, -1: none, and its checksum
+    last_position: int  # of its last batch, -1: none that is whole, and its checksum
     last_crc: int
     n_partitions: int  # of the topic; only hidden keys depend on it
     keys_hidden: bool
@@ -86,6 +89,10 @@ def audit_secret(state: State) -> Secret:
     if not exists(root, AUDIT_KEY):
         _make_secret(state)
     data = read_file(root, AUDIT_KEY)
+    if len(data) != _KEY.size:
+        raise DamagedAuditError(
+            path=f"{root.uri}/{AUDIT_KEY}", expected=f"the {_KEY.size} bytes of a secret", found=f"{len(data)}"
+        )
     low, high = _KEY.unpack(data)
     return low, high
 
@@ -144,7 +151,36 @@ def records(spark: SparkSession, state: State, files: Collection[str]) -> DataFr
     if not files:
         return spark.createDataFrame(RECORD_COLUMNS.empty_table())
     folder = uri_for_spark(state.root, AUDIT_RECORDS)
-    return spark.read.schema(from_arrow_schema(RECORD_COLUMNS)).parquet(*(f"{folder}/{name}" for name in sorted(files)))
+    return _parquet(spark, from_arrow_schema(RECORD_COLUMNS), *(f"{folder}/{name}" for name in sorted(files)))
+
+
+def _parquet(spark: SparkSession, schema: StructType, *uris: str) -> DataFrame:
+    """Return the rows of files. Parquet's own checksums are off unless asked for; brackets in a path are no pattern."""
+    reader = spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true")
+    return reader.option("__globPaths__", "false").parquet(*uris)
+
+
+def lost_files(state: State, files: Collection[str]) -> set[str]:
+    """Return those files of `audit_records` that are not as they were written: gone, or of another size."""
+    version, folder = state.head(AUDIT_RECORDS), state.root.full(table_folder(AUDIT_RECORDS))
+    listed = state.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    there = {info.base_name: info.size for info in listed}
+    sizes = version.sizes()
+    return {name for name in files if there.get(name) is None or there[name] != sizes.get(name)}
+
+
+def check_files(state: State, files: Collection[str]) -> None:
+    """Raise DamagedAuditError for a file of `audit_records` whose pages do not fit their checksums."""
+    for name in sorted(files):
+        path = f"{table_folder(AUDIT_RECORDS)}/{name}"
+        try:
+            with state.root.filesystem.open_input_file(state.root.full(path)) as file:
+                for _ in pq.ParquetFile(file, page_checksum_verification=True).iter_batches():
+                    pass
+        except (pa.ArrowException, OSError) as error:
+            raise DamagedAuditError(
+                path=f"{state.root.uri}/{path}", expected="rows of audits", found=in_one_line(str(error))
+            ) from error
 
 
 def replace_results(state: State, name: str, source: str, frame: DataFrame) -> DataFrame:
@@ -164,7 +200,7 @@ def replace_results(state: State, name: str, source: str, frame: DataFrame) -> D
         return Change(written=written, removed=old)
 
     state.swap(name, schema, plan)
-    return frame.sparkSession.read.schema(frame.schema).parquet(uri)
+    return _parquet(frame.sparkSession, frame.schema, uri)
 
 
 def _written(state: State, name: str, folder: str) -> Iterator[AddAction]:

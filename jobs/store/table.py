@@ -82,9 +82,14 @@ class Version:
 
     def files(self) -> list[str]:
         """Return its data files, as paths below the table's folder."""
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of its data files, by their paths below the table's folder."""
         if self.delta is None:
-            return []
-        return [unquote(path) for path in pa.table(self.delta.get_add_actions())["path"].to_pylist()]
+            return {}
+        added = pa.table(self.delta.get_add_actions())
+        return dict(zip(map(unquote, added["path"].to_pylist()), added["size_bytes"].to_pylist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.udfs.data_source.find_pieces import find_pieces
-from lastkey.udfs.data_source.pieces import Range, ReadSpec, SourcePartition, Wanted
+from lastkey.udfs.data_source.pieces import Range, ReadSpec, SourcePartition, Wanted, listed_logs, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.problem import Problem
 
@@ -69,7 +70,8 @@ def last_records(partition: SourcePartition, kinds: Kinds, *, accept_gaps: bool 
     wanted = Wanted(control=True)
     pieces = find_pieces(partition, Range(wanted=wanted, set_aside=True, accept_gaps=accept_gaps))
     state = _State(kinds)
-    for batch in read_records(ReadSpec(_READ, wanted, set_aside=True), pieces):
+    spec = ReadSpec(_READ, wanted, set_aside=True, logs_behind=partial(logs_behind, [listed_logs(partition)]))
+    for batch in read_records(spec, pieces):
         state.add(batch)
     state.settle()
     rows = state.rows.sort_by("offset")

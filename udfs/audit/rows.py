@@ -10,7 +10,7 @@ In memory at a time: what udfs.data_source says, and 64 MiB of rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -25,13 +25,15 @@ from lastkey.logformat.batches.columns import Place, record_batches
 from lastkey.logformat.primitives.binary_arrays import spans_of
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.udfs.audit.record_kernels import digest_spans, hash_values
-from lastkey.udfs.data_source.pieces import Piece, ReadSpec, Wanted
+from lastkey.udfs.audit.same_log import last_batch
+from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, flush, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64
+PartitionLogs = Sequence[Sequence[ListedLog]]  # of all partitions that are read
 _POSITIVE: Final = 0x7FFFFFFF
 _GROUP_BYTES: Final = 64 << 20
 # A row is a record. Its digest covers key, value and headers; the timestamp is a column of its own
@@ -62,6 +64,7 @@ class Stretch:
     read_id: int
     piece: Piece
     n_partitions: int  # of the topic
+    partition: int  # its place among `PartitionLogs`
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,9 @@ class StretchRead:
     """Outcome of a stretch."""
 
     read_id: int
-    end_position: int  # behind the last batch with records: reading goes on there
+    end_position: int  # behind the last batch: reading goes on there
     records: int = 0
-    last_position: int = -1  # of the last batch with records, and its checksum: a log that has grown begins the same
+    last_position: int = -1  # of the last batch, and its checksum: a log that has grown begins the same
     last_crc: int = -1
     problems: list[Problem] = field(default_factory=list)
 
@@ -98,22 +101,30 @@ class FileRead:
     stretches: list[StretchRead]
 
 
-def read_task(task: ReadTask) -> FileRead:
-    """Read the stretches of a task, and write and flush their rows as one Parquet file."""
+def read_task(logs: PartitionLogs, task: ReadTask) -> FileRead:
+    """Read the stretches of a task, and write and flush their rows as one Parquet file.
+
+    logs: where the end of a transaction is looked for, and the cleaner's work behind a hole.
+    """
     store = open_root(task.store_uri)
     out = _File(store, task.folder)
     try:
-        found = [_read(task, stretch, out) for stretch in task.stretches]
+        found = [_read(task, stretch, logs[stretch.partition], out) for stretch in task.stretches]
         return FileRead(*out.close(), found)
     except BaseException:
         out.abandon()
         raise
 
 
-def _read(task: ReadTask, stretch: Stretch, out: _File) -> StretchRead:
+def _read(task: ReadTask, stretch: Stretch, logs: Sequence[ListedLog], out: _File) -> StretchRead:
     found = StretchRead(stretch.read_id, stretch.piece.start)
-    schema = pa.schema([*AUDIT_RECORDS, PROBLEM])
-    spec = ReadSpec(schema, Wanted(committed=True), set_aside=True, max_batch_bytes=task.max_batch_bytes)
+    spec = ReadSpec(
+        pa.schema([*AUDIT_RECORDS, PROBLEM]),
+        Wanted(committed=True),
+        set_aside=True,
+        max_batch_bytes=task.max_batch_bytes,
+        logs_behind=partial(logs_behind, [logs]),
+    )
     for batch in read_records(spec, [stretch.piece], partial(_rows, task, stretch, found)):
         problems = batch.column(PROBLEM.name)
         if problems.null_count < len(batch):
@@ -121,6 +132,9 @@ def _read(task: ReadTask, stretch: Stretch, out: _File) -> StretchRead:
         else:
             found.records += len(batch)
             out.add(batch.select(AUDIT_RECORDS.names))
+    last = last_batch(stretch.piece, max(found.last_position, stretch.piece.start))
+    if last is not None:
+        found.last_position, found.last_crc, found.end_position = last
     return found
 
 
@@ -132,9 +146,7 @@ def _rows(task: ReadTask, stretch: Stretch, found: StretchRead, run: Run, piece:
     digest_spans(run.raw, run.scratch, run.bodies, run.spans, k0, k1, low, high)
     offset = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
     sizes = (run.spans["end"] - run.spans["rest"]).astype(np.int32)
-    last = run.batches[run.bodies["n_records"] > 0][-1]
-    found.last_position, found.last_crc = int(last["position"]), int(last["crc"])
-    found.end_position = found.last_position + int(last["size"])
+    found.last_position = int(run.batches["position"][run.bodies["n_records"] > 0][-1])
     row = int(np.searchsorted(offset, piece.start_offset))
     place = Place(piece.topic, piece.partition)
     for batch in record_batches(run, _READ, place, start_offset=piece.start_offset, end_offset=piece.end_offset):
@@ -219,6 +231,8 @@ class _File:
             if self._store.is_local:
                 self._store.filesystem.create_dir(self._store.full(self._folder))
             self._stream = self._store.filesystem.open_output_stream(self._store.full(self._path), compression=None)
-            self._writer = pq.ParquetWriter(self._stream, AUDIT_RECORDS, compression="zstd", compression_level=1)
+            self._writer = pq.ParquetWriter(
+                self._stream, AUDIT_RECORDS, compression="zstd", compression_level=1, write_page_checksum=True
+            )
         self._writer.write_table(pa.Table.from_batches(self._waiting, AUDIT_RECORDS))
         self._waiting, self._bytes = [], 0

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.groups import groups
@@ -64,6 +65,20 @@ class ListedLog(NamedTuple):
     root: str  # URI that `path` is below
     path: str
     size: int  # bytes
+
+
+def logs_behind(partitions: Iterable[Sequence[ListedLog]], log: ListedLog) -> Sequence[ListedLog]:
+    """Return the logs behind a given one, from the logs of partitions. Raise LogFormatError if none of them has it."""
+    for logs in partitions:
+        for number, other in enumerate(logs):
+            if other[:2] == log[:2]:
+                return logs[number + 1 :]
+    raise LogFormatError("changed", f"{log.root}/{log.path}", 0, "the log, as listed", "nothing")
+
+
+def listed_logs(partition: SourcePartition) -> list[ListedLog]:
+    """Return the logs of a partition."""
+    return [ListedLog(segment.root, segment.path, segment.size) for segment in partition.segments]
 
 
 @dataclass(frozen=True)

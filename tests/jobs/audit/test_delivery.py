@@ -246,6 +246,14 @@ def test_deliveries_of_a_table(spark, archive, tmp_path, kind):
     ]
 
 
+def test_topics_that_a_table_does_not_name_are_said(spark, archive, tmp_path):
+    """An export that failed may leave an empty table: nothing is late then, as nothing is judged."""
+    pq.write_table(pa.table(TOLD).slice(0, 0), tmp_path / "told.parquet")
+    report = audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"))
+    assert report.summary["keys"] == 0
+    assert any("names no key of" in note and "orders" in note for note in report.notes)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

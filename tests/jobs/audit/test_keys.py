@@ -16,10 +16,11 @@ from lastkey.jobs.audit.keys import run
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import UsageError
+from lastkey.jobs.errors import DamagedAuditError, UsageError
 from lastkey.jobs.store.audits import audit_reads
 from lastkey.jobs.store.tables import open_state
 from tests.builders.archives import Lab, borders, put
+from tests.builders.damage import flip
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.reference.audit import keys_of, visible_records
@@ -152,6 +153,34 @@ def test_hidden_keys_are_in_no_file(spark, tmp_path):
     assert audits.joinpath("state", "audit.key").stat().st_mode & 0o777 == 0o600
     audits.joinpath("state", "audit.key").unlink()
     assert audit(archive, audits).bytes_read > 0  # what another secret hashed is of no use
+
+
+def test_hidden_keys_lie_where_the_same_keys_lie_when_shown(spark, tmp_path):
+    """A hash modulo the partitions that are here would say nothing of the partitions of the topic."""
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    for number in (0, 1):
+        write_partition(archive / f"t-{number}", " ".join(f"key{i}=1" for i in range(number, 40, 2)))
+    found = [audit(archive, audits, hide_keys=hide, n_partitions=(("t", 3),)) for hide in (False, True)]
+    assert found[0].summary == found[1].summary and found[0].summary["misplaced"]
+
+
+def test_a_damaged_table_never_counts_as_less(spark, tmp_path):
+    """Spark takes an empty file for one without rows, and decodes changed pages to other rows."""
+    archive, audits = tmp_path / "archive", tmp_path / "a[1]"
+    write_partition(archive / "t-0", " ".join(f"key{i}=1" for i in range(500)))
+    summary = audit(archive, audits).summary
+    for damage in (Path.unlink, lambda path: path.write_bytes(b"")):
+        (file,) = open_state(str(audits)).head("audit_records").files()
+        damage(audits / "state" / "audit_records" / file)
+        assert audit(archive, audits).summary == summary
+    (file,) = open_state(str(audits)).head("audit_records").files()
+    flip(audits / "state" / "audit_records" / file, 3000)
+    with pytest.raises(DamagedAuditError, match=file):
+        audit(archive, audits)
+    (audits / "state" / "audit_records" / file).unlink()
+    (audits / "state" / "audit.key").write_bytes(b"short")
+    with pytest.raises(DamagedAuditError, match=r"audit\.key: expected the 16 bytes"):
+        audit(archive, audits)
 
 
 def test_generations_share_what_was_read(spark, tmp_path):

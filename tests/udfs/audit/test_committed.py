@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import Selection
+from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.audit import last_records
 from lastkey.udfs.audit.committed import Committed, gather, partition_for, read_commits
 from lastkey.udfs.audit.share_state import BATCH, Change, delivered_ranges, start_of
@@ -31,7 +33,7 @@ from tests.builders.groups import (
     share_topics,
     write_log,
 )
-from tests.builders.logs import Row
+from tests.builders.logs import BatchText, Row, TextWriter
 from tests.reference.committed import GroupCoordinator, SharePartition
 
 ID = bytes(range(16))
@@ -297,3 +299,16 @@ def test_a_hundred_thousand_batches_over_each_other_cost_little():
 )
 def test_partition_of_a_group(name, partition):
     assert partition_for(name, 50) == partition
+
+
+def test_a_hole_that_a_cleaner_made_leaves_no_group_unknown(tmp_path):
+    """Segments far behind the hole show that a cleaner was there, and nothing else does."""
+    folder = write_log(tmp_path / "__consumer_offsets-0", [[commit("g", "t", i, 5)] for i in range(12)])
+    for name in ("log", "index", "timeindex"):
+        (folder / f"{1:020d}.{name}").unlink()
+    assert [problem.kind for problem in read(tmp_path).problems] == ["gap"]
+    with SegmentWriter(folder, 12) as log:
+        for offset in (12, 20):
+            TextWriter().append(log, BatchText((replace(commit("g", "t", offset, 5), offset=offset),)))
+    found = read(tmp_path)
+    assert not found.problems and found.rows["certain"].to_pylist() == [True] * 13

@@ -1,0 +1,146 @@
+"""Nights of audits against a first audit of the same archive, and against plain code."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import zlib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from lastkey.jobs.audit.records import Asked, Gathered, gather
+from lastkey.jobs.audit.sources import archive_source
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.options import EVERY_TOPIC
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.spark.workers import InTurn
+from lastkey.jobs.store.audits import audit_reads, audit_secret
+from lastkey.jobs.store.tables import open_state
+from tests.builders.damage import flip
+from tests.builders.faults import Fault, faults, happened
+from tests.builders.logs import write_partition
+from tests.reference.audit import visible_records
+
+Seen = list[tuple[int, bytes | None]]
+
+
+class Alone(InTurn):
+    """Workers without Spark: this process."""
+
+    def count(self, **amounts: int) -> None:
+        """Count nothing."""
+
+
+def audit(archive: Path, audits: Path, gaps: str | None = None) -> Gathered:
+    state = open_state(str(audits))
+    asked = Asked(Config(), audit_secret(state), gaps=gaps)
+    return gather(state, [archive_source(str(archive), EVERY_TOPIC)], asked, Alone(), Silent())  # type: ignore[arg-type]
+
+
+def seen(audits: Path, found: Gathered) -> Seen:
+    """Return offsets and keys that an audit counts."""
+    rows = []
+    for part in (part for part in found.parts if part.read.records):
+        for row in pq.read_table(audits / "state" / "audit_records" / part.read.file).to_pylist():
+            if row["read_id"] == part.read.read_id and part.start_offset <= row["offset"] < part.end_offset:
+                rows.append((row["offset"], row["key"]))
+    return sorted(rows)
+
+
+def check_night(root: Path, *, whole: bool = True) -> Gathered:
+    """Audit again, and compare with an audit that has read nothing before. whole: also with plain code."""
+    archive, audits, anew = (root / name for name in ("archive", "audits", "anew"))
+    shutil.rmtree(anew, ignore_errors=True)
+    found, first = audit(archive, audits), audit(archive, anew)
+    assert seen(audits, found) == seen(anew, first)
+    assert {(p.kind, p.path) for p in found.all_problems} == {(p.kind, p.path) for p in first.all_problems}
+    if whole:
+        assert not found.all_problems
+        assert seen(audits, found) == [(record.offset, record.key) for record in visible_records(archive / "t-0")]
+    return found
+
+
+NIGHTS = {
+    "aborted, cut and written anew": ("a=1 b=1 | {pid=7 txn} c=1 d=1 | {pid=7 abort}", "a=1 b=1 | x=1 y=1 | z=1 | q=1"),
+    "committed, cut and aborted": ("{pid=7 txn} c=1 | {pid=7 commit}", "{pid=7 txn} c=1 | {pid=7 abort} | d=1"),
+    "aborted, in stretches": ("a=1", "a=1 | {pid=7 txn} c=1 | {pid=7 abort}", "a=1 | x=1 y=1 z=1 | q=1 | r=1 s=1"),
+    "open, then done": ("a=1 | {pid=7 txn} c=1 | b=1", "a=1 | {pid=7 txn} c=1 | b=1 || {pid=7 commit} | d=1"),
+    "over more segments than a task names": (
+        "{pid=7 txn} a=1 || b=1 || c=1 || d=1 || e=1 || f=1 || g=1 || h=1 || i=1 || j=1 || {pid=7 abort} || k=1",
+    ),
+    "cut, then grown": ("a=1 | b=1 | c=1 | d=1", "a=1 | b=1", "a=1 | b=1 | x=1 | y=1 | z=1"),
+    "retention, null and empty keys": ("a=1 || -=1 =1 =- || c=1", "-=1 =1@2 =-@3 || c=1 | d=-"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nights", NIGHTS.values(), ids=NIGHTS)
+def test_each_night_counts_what_a_consumer_sees(tmp_path, nights):
+    for text in nights:
+        shutil.rmtree(tmp_path / "archive", ignore_errors=True)
+        write_partition(tmp_path / "archive" / "t-0", text)
+        check_night(tmp_path)
+
+
+def test_a_problem_that_lies_elsewhere_goes_with_its_cause(tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    logs = write_partition(archive / "t-0", "a=1 || {pid=7 txn} b=1 || c=1 || {pid=7 commit} || d=1").logs
+    moved = logs[2].rename(tmp_path / "away")
+    flip(logs[3], 61)  # the marker
+    assert {problem.kind for problem in check_night(tmp_path, whole=False).all_problems} == {"gap", "crc"}
+    flip(logs[3], 61)
+    assert {problem.kind for problem in check_night(tmp_path, whole=False).all_problems} == {"gap"}
+    moved.rename(logs[2])
+    check_night(tmp_path)
+    os.utime(logs[2], (1, 1))
+    with faults(tmp_path, Fault("read", "*2.log", error="EIO", times=None)):
+        found = audit(archive, audits)
+    assert happened(tmp_path) and {problem.kind for problem in found.all_problems} == {"unreadable"}
+    check_night(tmp_path)
+
+
+def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "a=1 || b=1")
+    write_partition(archive / "gone-0", "secret=1")
+    audit(archive, audits)
+    shutil.rmtree(archive / "gone-0")
+    audit(archive, audits)
+    state = open_state(str(audits))
+    reads = audit_reads(state)
+    assert {read.topic for read in reads} == {"t"}
+    assert set(state.head("audit_records").files()) == {read.file for read in reads}
+
+
+def test_holes_of_a_cleaner_are_no_gaps(tmp_path):
+    write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || c=1@10 d=1@11 || e=1@20 f=1@22 || g=1", bases={1: 10})
+    assert not check_night(tmp_path).all_problems
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_nights(tmp_path, seed):
+    """Segments grow and roll, retention takes the first, files are moved away and back, the log is made anew."""
+    draw = random.Random(seed)
+    folder, away = tmp_path / "archive" / "t-0", tmp_path / "away"
+    segments: list[list[str]] = [["a=1"]]
+    for _ in range(8):
+        for _ in range(draw.randint(0, 4)):
+            if draw.random() < 0.3:
+                segments.append([])
+            pid = draw.choice([1, 2])
+            key = draw.choice(["a", "b", "-", ""])
+            drawn = [f"{key}=1", f"{{pid={pid} txn}} {key}=2 c=-", f"{{pid={pid} commit}}", f"{{pid={pid} abort}}"]
+            segments[-1].append(draw.choice(drawn))
+        if draw.random() < 0.15:
+            segments = [["x=1 | y=1"]]
+        segments = [batches for batches in segments if batches]
+        shutil.rmtree(folder, ignore_errors=True)
+        logs = write_partition(folder, " || ".join(" | ".join(batches) for batches in segments)).logs
+        for log in logs:  # what has the same bytes has the same time
+            os.utime(log, (zlib.crc32(log.read_bytes()),) * 2)
+        is_missing = len(logs) > 2 and draw.random() < 0.3
+        if is_missing:
+            draw.choice(logs[:-1]).rename(away)
+        check_night(tmp_path, whole=not is_missing)
