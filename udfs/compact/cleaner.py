@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -211,6 +211,7 @@ class Rules:
     keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
     compacts: bool = True  # False: drop only records before oldest_ms
     dry_run: bool = False
+    magic: Literal[2, 3] = 2  # of the batches that are written
     tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
 
     @property
