@@ -119,6 +119,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
+    "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},

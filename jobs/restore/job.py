@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -199,7 +199,10 @@ def _restore_partition(
     return out
 
 
-def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def checkpoints_of(
+    targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of the checkpoints of a log directory that holds these generations."""
     ends = {t.key: t.next_offset for t in targets}
     cleaned = {t.key: cleaned_until(manifests[t.key], t.first_dirty_offset) for t in targets}
     starts = {  # Kafka writes only those above the first segment's base, which implies the others
@@ -213,7 +216,12 @@ def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Map
         (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
-        write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
+        yield name, write_offset_checkpoint(offsets)
+
+
+def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+    for name, data in checkpoints_of(targets, manifests):
+        write_file(made.root, made.file(name), data)
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
     write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
     finish(made.root, "", None)
