@@ -97,7 +97,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
     | _TASK,  # as verify
-    "udfs.report": _LOGS | _TASK | {"udfs.compact"},
+    "udfs.report": _LOGS | _TASK | {"udfs.compact", "logformat.writing"},
     "jobs": set(),
     "jobs.installation": set(),
     "jobs.errors": {"jobs.installation"},

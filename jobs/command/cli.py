@@ -253,6 +253,7 @@ def lookup(**given: Any) -> None:
 @planning_options
 @gaps_option
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
+@click.option("--format-savings", is_flag=True, help="Also measure what `convert --to v3` would save; takes longer.")
 @engine_option("auto")
 @shared
 def archive_report(now_ms: int | None, **given: Any) -> None:

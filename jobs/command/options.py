@@ -206,6 +206,7 @@ class ReportOptions:
     cleanup_policy: str | None = None  # as of compact
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone
+    format_savings: bool = False  # convert every batch, and show what magic 3 would save
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,21 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
+from lastkey.udfs.report.format_savings import FormatTask, measure_formats, merged
 from tests.builders.formats import converted
 
 _WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
@@ -76,12 +82,36 @@ def compare(name: str, data: bytes, keys_only: bool, turns: int) -> str:
     return f"{name}: v2 {v2 * 1000:.1f} ms, v3 {v3 * 1000:.1f} ms, {v2 / v3:.2f} times as fast"
 
 
+def print_table() -> None:
+    """Print a row for each size of records and of batches, with each codec's bytes a record in either format."""
+    with tempfile.TemporaryDirectory() as name:
+        for size in (10, 100, 1000):
+            for per_batch in (1, 10, 100, 1000, 10_000):
+                n = max(per_batch, min(20_000, 2_000_000 // size))
+                cells = []
+                for codec in CODEC_NAMES:
+                    path = Path(name) / "00000000000000000000.log"
+                    path.write_bytes(log(n, size, per_batch, codec))
+                    segment = ListedSegment(name, path.name, 0, path.stat().st_size, 0)
+                    found = merged([measure_formats(FormatTask(name, (segment,), 8 << 20, 1 << 28))])
+                    assert not found.stayed
+                    sums = np.sum([row.bytes for row in found.rows], axis=0) / n
+                    changes = " ".join(f"{before - after:.2f}" for before, after in pairwise(sums))
+                    cells.append(f"{sums[0]:.1f} - {sums[0] - sums[-1]:.2f}")
+                    print(f"  {size} B, {per_batch}, {codec}: {sums[0]:.2f} to {sums[-1]:.2f}; changes {changes}")
+                print(f"| {size} | {per_batch:,} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--table", action="store_true", help="bytes a record, as FORMAT.md shows them")
     given = parser.parse_args()
+    if given.table:
+        print_table()
+        return
     n = given.megabytes * (1 << 20) // (given.value_bytes + 20)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         for per_batch in (16, 100, 1000):
