@@ -128,7 +128,7 @@ def _measure(buf: np.ndarray, section: Any) -> int:
     at = section.headers_start
     if at == end and n == 0:
         section.body_bytes = 0
-        return OK if section.payloads_start == section.payloads_end else BAD_COUNT
+        return OK if section.payloads_start < 0 or section.payloads_start == section.payloads_end else BAD_COUNT
     if n > end - at:
         return BAD_COUNT
     timestamps = at + n if section.attributes else at

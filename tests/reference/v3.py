@@ -118,6 +118,68 @@ def to_v2(v3: bytes) -> bytes:
     return made[:17] + struct.pack(">I", google_crc32c.value(made[21:] + body)) + made[21:] + body
 
 
+def header_end(v3: bytes) -> int:
+    """Return where the header ends, and the first section begins."""
+    at = 41
+    for bits in (32, 64, 64, 32):
+        _, at = _varint(v3, at, bits)
+    return at
+
+
+def header_of(v3: bytes) -> Batch:
+    """Return a batch as its header tells, without records."""
+    base, _, _, _, _, attributes, pid, pepoch, sequence, _ = _FIXED.unpack_from(v3)
+    last, at = _varint(v3, 41)
+    base_ts, at = _varint(v3, at, 64)
+    delta, at = _varint(v3, at, 64)
+    return Batch(
+        base, base + last, codec=attributes & 7, transactional=bool(attributes & 16), control=bool(attributes & 32),
+        max_timestamp=_wrapped(base_ts + delta), producer_id=pid, producer_epoch=pepoch, base_sequence=sequence,
+        data=v3,
+    )  # fmt: skip
+
+
+def headers_in(v3: bytes) -> bytes:
+    """Return the headers section, decompressed."""
+    first, at = _varint(v3, header_end(v3) - _size_of_last(v3))
+    head = v3[at : at + (first if first >= 0 else ~first)]
+    return decompress(v3[22] & 7, head) if v3[22] & 7 and first > 0 else head
+
+
+def _size_of_last(v3: bytes) -> int:
+    """Return the bytes of the trail's last number."""
+    at = 41
+    for bits in (32, 64, 64):
+        _, at = _varint(v3, at, bits)
+    return header_end(v3) - at
+
+
+def numbers_in(v3: bytes) -> list[tuple[int, int, int, int]]:
+    """Return start, end, -1 and value of each number in the columns of a batch's headers section."""
+    head, count = headers_in(v3), _FIXED.unpack_from(v3)[9]
+    out, at = [], 0 if v3[22] & 128 else count
+    for bits in (64, 32, 32, 32, 32):
+        for _ in range(count):
+            start = at
+            number, at = _varint(head, at, bits)
+            out.append((start, at, -1, number))
+    return out
+
+
+def with_headers(v3: bytes, headers: bytes) -> bytes:
+    """Return a batch with another first section, as it is stored, compressed if the batch is; not signed."""
+    end = header_end(v3)
+    trail, at = b"", 41
+    for bits in (32, 64, 64):
+        start = at
+        _, at = _varint(v3, at, bits)
+        trail += v3[start:at]
+    first, _ = _varint(v3, at)
+    rest = v3[end + (first if first >= 0 else ~first) :]
+    body = trail + varint.write(len(headers)) + headers + rest
+    return v3[:8] + struct.pack(">i", 29 + len(body)) + v3[12:41] + body
+
+
 def as_v2(v3: bytes) -> Batch:
     """Return the batch that a batch of magic 3 holds."""
-    return replace(decode_batch(to_v2(v3)), codec=v3[22] & 7)
+    return replace(decode_batch(to_v2(v3)), codec=v3[22] & 7, data=v3)

@@ -251,6 +251,14 @@ def test_keys_only_reads_no_payload(codec):
     assert read(raw, keys_only=False) is None
 
 
+@pytest.mark.parametrize("keys_only", [False, True])
+def test_a_batch_without_records_has_none(keys_only):
+    """Compaction keeps such a batch for its producer's sequence numbers."""
+    data = v3.to_v3(Batch(0, 5, producer_id=7, max_timestamp=9).encoded().data)
+    assert read(np.frombuffer(data, np.uint8), keys_only) == []
+    assert read(np.frombuffer(signed(bytearray(data + b"x")), np.uint8), keys_only=False) is None
+
+
 def test_the_other_magic_never_has_a_checksum_that_fits():
     v2 = log.data_batch(0, [(1, b"k", b"v")]).data
     for data, other in ((bytearray(v2), 3), (bytearray(v3.to_v3(v2)), 2)):
