@@ -15,6 +15,8 @@ from lastkey.udfs.compact.clean.clean_batches import CleanedRun
 
 def in_format(piece: CleanedRun, chunk: Chunk, converter: Converter, path: str) -> CleanedRun:
     """Return a piece of a chunk with its batches in the converter's format, or as it is where none can change."""
+    if converter.magic == 2 and not (chunk.batches["magic"] == 3).any():
+        return piece
     data = piece.data
     if data is None:
         if piece.position < 0:  # a dry run
