@@ -1,9 +1,9 @@
 """Small partitions that hold every kind of batch and side file: a few batches of each codec and magic.
 
-With magic 2, `t-0` has three segments. A broker's cleaner left the first (headers, a tombstone, LogAppendTime, a delete
-horizon, an aborted transaction and its marker); the second has producers, a committed transaction, holes and an empty
-batch; the active one has an open transaction. With magic 0 and 1: wrappers and plain messages, then a segment of magic
-2.
+With magic 2 and 3, `t-0` has three segments. A broker's cleaner left the first (headers, a tombstone, LogAppendTime, a
+delete horizon, an aborted transaction and its marker); the second has producers, a committed transaction, holes and an
+empty batch; the active one has an open transaction. With magic 0 and 1: wrappers and plain messages, then a segment of
+magic 2.
 """
 
 from __future__ import annotations
