@@ -47,7 +47,7 @@ class Survivors:
         met["records"], met["batches"], met["digest"] = 0, candidates.sum(), digest_of(batches)
         plain = self._next_chunk()
         self._verdicts = np.zeros(len(batches), np.int8)
-        if met["batches"] == len(plain) and (batches["magic"][candidates] >= 2).all():
+        if met["batches"] == len(plain) and (batches["magic"][candidates] == 2).all():
             batch_verdicts(batches, candidates, self._survives, 0, plain, self._verdicts)
         return self._verdicts
 
