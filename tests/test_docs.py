@@ -241,8 +241,11 @@ def test_json_fields_of_compact():
     assert re.findall(r"^\| `(\w+)` \|", reasons, re.MULTILINE) == list(WHY_NEEDED)  # the worst first
 
 
-@pytest.mark.parametrize("job", ["verify", "reindex", "restore", "rollback", "rebuild-state", "vacuum", "pack"])
+@pytest.mark.parametrize(
+    "job", ["verify", "reindex", "convert", "restore", "rollback", "rebuild-state", "vacuum", "pack"]
+)
 def test_json_fields_of_the_other_jobs(job):
+    from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.rebuild_state import RebuildReport
     from lastkey.jobs.reindex.report import ReindexReport
@@ -252,6 +255,7 @@ def test_json_fields_of_the_other_jobs(job):
     from lastkey.jobs.verify.report import VerifyReport
 
     report = {"verify": lambda: VerifyReport("archive", "A"), "reindex": lambda: ReindexReport("A", "check"),
+              "convert": lambda: ConvertReport("A", "D", "v3"),
               "restore": lambda: RestoreReport("D"),
               "rebuild-state": lambda: RebuildReport("S", True),
               "rollback": lambda: RollbackReport("S", 1, True),

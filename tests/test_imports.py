@@ -84,19 +84,20 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.retention"},
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
-    "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.yields"},
+    "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.yields", "logformat.writing"},
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean"},
     "udfs.compact.split": _TASK | _STEPS,
     "udfs.compact.one_task": _TASK | _STEPS | {"udfs.yields"},
     "udfs.compact.warm_up": _STEPS | {"udfs.compact.split", "udfs.compact.one_task", "udfs.yields"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
+    "udfs.convert": _LOGS | _TASK | {"logformat.writing"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
     | _TASK,  # as verify
-    "udfs.report": _LOGS | _TASK | {"udfs.compact"},
+    "udfs.report": _LOGS | _TASK | {"udfs.compact", "logformat.writing"},
     "jobs": set(),
     "jobs.installation": set(),
     "jobs.errors": {"jobs.installation"},
@@ -108,7 +109,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.spark": _SHELL - {"jobs.archive"},
     "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},
-    "jobs.restore": _JOB | {"jobs.compact"},
+    "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,
@@ -118,6 +119,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
+    "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},

@@ -24,6 +24,7 @@ from lastkey.jobs.command import failures
 from lastkey.jobs.command.audit_commands import audit_group
 from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.failures import Failure
+from lastkey.jobs.command.format_commands import add_convert
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
     CompactOptions,
@@ -37,14 +38,7 @@ from lastkey.jobs.command.options import (
     VacuumOptions,
     check_lookup,
 )
-from lastkey.jobs.command.parse import (
-    MAX_LONG,
-    check_text,
-    parse_filter,
-    parse_span,
-    parse_time,
-    parse_topics,
-)
+from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
@@ -259,6 +253,7 @@ def lookup(**given: Any) -> None:
 @planning_options
 @gaps_option
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
+@click.option("--format-savings", is_flag=True, help="Also measure what `convert --to v3` would save; takes longer.")
 @engine_option("auto")
 @shared
 def archive_report(now_ms: int | None, **given: Any) -> None:
@@ -430,6 +425,7 @@ def _show(
 
 _audit = audit_group(_run, _show)
 lastkey.add_command(_audit)
+add_convert(lastkey, _run)
 for _command in (*lastkey.commands.values(), *_audit.commands.values()):
     _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
 

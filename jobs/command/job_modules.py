@@ -13,6 +13,7 @@ JOBS = {
     "plan": "lastkey.jobs.compact.job",
     "verify": "lastkey.jobs.verify.job",
     "reindex": "lastkey.jobs.reindex.job",
+    "convert": "lastkey.jobs.convert.job",
     "inspect": "lastkey.jobs.inspect_log",
     "lookup": "lastkey.jobs.lookup.job",
     "restore": "lastkey.jobs.restore.job",

@@ -115,6 +115,19 @@ class RebuildStateOptions:
 
 
 @dataclass(frozen=True)
+class ConvertOptions:
+    """Options of `convert (ARCHIVE | --store STORE) --to v3|v2 --output DIR`."""
+
+    archive: str | None
+    output: str
+    to: Literal["v2", "v3"]
+    store: str | None = None
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+
+
+@dataclass(frozen=True)
 class ReindexOptions:
     """Options of `reindex ARCHIVE (--check | --output DIR | --in-place)`."""
 
@@ -193,6 +206,7 @@ class ReportOptions:
     cleanup_policy: str | None = None  # as of compact
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone
+    format_savings: bool = False  # convert every batch, and show what magic 3 would save
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import JobReport, by_rule, count, counted, labelled, size, table
+from lastkey.jobs.report.format_table import FORMAT_HEADER, format_rows
 from lastkey.jobs.report.yields import HEADER, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import PartitionProfile
 
 
@@ -25,6 +27,7 @@ class ArchiveReport(JobReport):
     archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
     history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
     yields: Yields = Yields()  # of the store
+    formats: FormatSavings | None = None  # --format-savings
 
     @property
     def problems(self) -> list[Problem]:
@@ -71,6 +74,7 @@ class ArchiveReport(JobReport):
             "problems": self.problems_json(),
             "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
             "yields": self.yields.to_json(),
+            "formats": None if self.formats is None else asdict(self.formats),
             "notes": self.notes,
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
@@ -101,6 +105,9 @@ class ArchiveReport(JobReport):
         out = [table(PARTITION_HEADER, rows, left=(0, 1))] if rows else [none]
         out += self._savings_lines() if rows else []
         out += ["runs by yield:", table(HEADER, self.yields.rows(), left=(0, 1))] if self.yields.generations else []
+        if self.formats:
+            out += ["bytes a record by message format (convert --to v3):"]
+            out += [table(FORMAT_HEADER, format_rows(self.formats.rows), left=(0, 1))]
         out += labelled("would expire", (f"{p.name()}: {by_rule(p.expiring)}" for p in self.profiles if p.expiring))
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)

@@ -9,10 +9,12 @@ from typing import Any, Final
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.format_table import records_a_batch
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot, Series
 from lastkey.jobs.report.yields import Yields, total
 from lastkey.jobs.runs import JobRun, by_run
 from lastkey.logformat.names import KAFKAS_OWN
+from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
 
 _BARS: Final = 12  # at most, in a plot with a bar for each topic, partition or run
@@ -246,3 +248,23 @@ def hottest(profiles: Sequence[PartitionProfile]) -> list[tuple[PartitionProfile
 
 def _largest(rows: Any, by: Any) -> list[Any]:
     return sorted(rows, key=by, reverse=True)[:_BARS]
+
+
+def formats(savings: FormatSavings | None) -> Plot | None:
+    """Plot the bytes a record in either message format, by codec and batch size."""
+    rows = [row for row in savings.rows if row.records][:_BARS] if savings else []
+    if not rows:
+        return None
+    return plots.horizontal_bars(
+        "formats",
+        "Bytes a record by message format",
+        [f"{row.codec}, {records_a_batch(row.from_records)} a batch" for row in rows],
+        [
+            ("v2", DEAD, [row.bytes[0] / row.records for row in rows]),
+            ("v3", LIVE, [row.bytes[-1] / row.records for row in rows]),
+        ],
+        lambda value: f"{value:.1f}",
+        says="bytes a record in Kafka's format, and in the store's own",
+        label="codec and records",
+        stacked=False,
+    )

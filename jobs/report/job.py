@@ -25,6 +25,7 @@ from lastkey.jobs.compact.plan_partition import (
 )
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.formats import measure
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
@@ -90,6 +91,10 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     report.profiles.sort(key=lambda p: (p.topic, p.partition))
     report.notes += [f"{p.name()}: {note}" for p in report.profiles for note in p.notes]
     report.seconds["profile"] = time.perf_counter() - at
+    if options.format_savings:
+        at = time.perf_counter()
+        measure(report, archive, options, progress)
+        report.seconds["formats"] = time.perf_counter() - at
     return report
 
 

@@ -21,6 +21,7 @@ from lastkey.jobs.report.archive_report import PARTITION_HEADER, ArchiveReport, 
 from lastkey.jobs.report.figures import (
     compression,
     dead_by_segment,
+    formats,
     hot_keys,
     hottest,
     overview,
@@ -28,6 +29,7 @@ from lastkey.jobs.report.figures import (
     segments_by_age,
     tombstones,
 )
+from lastkey.jobs.report.format_table import FORMAT_HEADER, format_rows
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.plots import Plot
 from lastkey.logformat.control_characters import visible
@@ -128,6 +130,9 @@ def page_of(report: ArchiveReport) -> str:
         notes=report.notes[:_LISTED],
         more_notes=max(len(report.notes) - _LISTED, 0),
         hot=_hot_rows(good),
+        formats=format_rows(report.formats.rows) if report.formats else [],
+        format_header=FORMAT_HEADER,
+        format_plot=shown(drawn) if (drawn := formats(report.formats)) else None,
     )
 
 

@@ -102,11 +102,16 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
                 found = google_crc32c.extend(found, data)
                 write.write(data)
                 left -= len(data)
-    if found != checksum:
-        raise MissingFileError(
-            path=shown, expected=f"CRC-32C {checksum:#010x} of its first {size} bytes", found=f"{found:#010x}"
-        )
+    check_checksum(shown, size, checksum, found)
     return reflinked
+
+
+def check_checksum(shown: str, size: int, expected: int, found: int) -> None:
+    """Raise MissingFileError unless the first `size` bytes of a file had the CRC-32C that is known."""
+    if found != expected:
+        raise MissingFileError(
+            path=shown, expected=f"CRC-32C {expected:#010x} of its first {size} bytes", found=f"{found:#010x}"
+        )
 
 
 def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | None = None) -> int:

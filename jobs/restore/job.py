@@ -2,6 +2,7 @@
 
   checkpoints, cleaner_runs, log_segments -> which files, from the store and from the archive (nothing is written yet)
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
+     (batches of magic 3 become magic 2, and the indexes of their files new ones)
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
 The archive and the store are only read. If two restores write to one folder, one goes on; in a bucket, where nothing
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,7 +29,7 @@ from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import LogStartError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
 from lastkey.jobs.restore.clean_first import clean_first
-from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small, finish
+from lastkey.jobs.restore.copy_files import Made, check_checksum, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
@@ -37,6 +38,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.udfs.attempt import timed
+from lastkey.udfs.convert.convert_log import ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.segments import cleaned_until, side_checksums
 from lastkey.udfs.storage import Root, normal_uri, open_root, write_file
 
@@ -80,7 +82,15 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             with ThreadPoolExecutor(_THREADS) as pool:
                 jobs = [
                     pool.submit(
-                        _restore_partition, t, manifests[t.key], side_files[t.key], store, archives, made, progress
+                        _restore_partition,
+                        t,
+                        manifests[t.key],
+                        side_files[t.key],
+                        store,
+                        archives,
+                        made,
+                        _formats(options, t.topic),
+                        progress,
                     )
                     for t in targets
                 ]
@@ -113,6 +123,18 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     return report
 
 
+def _formats(options: RestoreOptions, topic: str) -> ConvertSettings:
+    settings = options.config.topic_settings(topic)
+    return ConvertSettings(
+        2,
+        index_interval_bytes=settings.index_interval_bytes,
+        segment_index_bytes=settings.segment_index_bytes,
+        time_index_interval_ms=settings.time_index_interval_ms,
+        chunk_bytes=options.config.job.chunk_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    )
+
+
 def _archives(options: RestoreOptions, targets: Sequence[Generation]) -> dict[str, Root]:
     """Open the archives that generations use, by their URIs then."""
     return {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
@@ -125,8 +147,10 @@ def _restore_partition(
     store: Root,
     archives: Mapping[str, Root],
     made: Made,
+    formats: ConvertSettings,
     progress: Progress,
 ) -> RestoredPartition:
+    """Copy a generation's files. A broker reads magic 2 alone, so a log with batches of magic 3 becomes another one."""
     cleaned = [s for s in segments if s.base_offset < target.first_dirty_offset]
     until = cleaned_until(segments, target.first_dirty_offset)
     out = RestoredPartition(
@@ -140,28 +164,45 @@ def _restore_partition(
         cleaned_again_bytes=sum(s.size_bytes for s in cleaned if s.next_offset > until),
     )
     output = made.folder(target.name)
+    indexes: dict[int, dict[str, bytes]] = {}  # of segments that a broker could not read: base -> kind -> bytes
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
     with timed(target.name):
         for segment in segments:
             source = store if segment.root == "store" else archives[target.archive_uri]
             to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
-            out.reflinked += copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
+            reflinked = copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
+            size_bytes = segment.size_bytes
+            if holds_magic_3(*((source, segment.path) if source.is_local else (output, to)), size_bytes):
+                one = convert_log(source, segment.path, size_bytes, output, to, segment.base_offset, formats)
+                check_checksum(f"{source.uri}/{segment.path}", size_bytes, segment.checksum, one.source_checksum)
+                indexes[segment.base_offset] = {names.INDEX: one.offset_index, names.TIME_INDEX: one.time_index}
+                size_bytes, reflinked = one.size, False
             finish(output, to, segment.mtime_ms)
+            out.reflinked += reflinked
+            out.converted += segment.base_offset in indexes
             out.segments += 1
             out.from_archive += segment.root == "archive"
-            out.bytes += segment.size_bytes
+            out.bytes += size_bytes
             progress.advance(segment.size_bytes)
     checksums = side_checksums(s.side_files for s in segments)
     for name in side_files:
         to = f"{target.name}/{name}"
-        out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to), checksums.get(name))
         file = names.parse_segment_file(name)
+        rebuilt = indexes.get(file.base, {}).get(file.kind) if file is not None else None
+        if rebuilt is None:
+            out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to), checksums.get(name))
+        else:
+            write_file(output, made.file(to), rebuilt)
+            out.bytes += len(rebuilt)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)
     return out
 
 
-def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def checkpoints_of(
+    targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield name and bytes of the checkpoints of a log directory that holds these generations."""
     ends = {t.key: t.next_offset for t in targets}
     cleaned = {t.key: cleaned_until(manifests[t.key], t.first_dirty_offset) for t in targets}
     starts = {  # Kafka writes only those above the first segment's base, which implies the others
@@ -175,7 +216,12 @@ def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Map
         (names.CLEANER_OFFSET_CHECKPOINT, cleaned),
         (names.LOG_START_OFFSET_CHECKPOINT, starts),
     ):
-        write_file(made.root, made.file(name), write_offset_checkpoint(offsets))
+        yield name, write_offset_checkpoint(offsets)
+
+
+def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+    for name, data in checkpoints_of(targets, manifests):
+        write_file(made.root, made.file(name), data)
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
     write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())
     finish(made.root, "", None)

@@ -26,6 +26,7 @@ class RestoredPartition:
     from_archive: int = 0
     bytes: int = 0
     reflinked: int = 0
+    converted: int = 0  # segments of which a batch had magic 3
 
 
 @dataclass
@@ -65,6 +66,8 @@ class RestoreReport(JobReport):
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
         shared = ", " + counted(reflinked, *_SHARED) if reflinked else ""
+        converted = sum(p.converted for p in self.partitions)
+        shared += f"; {counted(converted, 'segment')} came from magic 3" if converted else ""
         lines.append(
             f"{counted(len(self.partitions), 'partition')}, {size(total)} restored to {self.output} "
             f"in {seconds(self.seconds.get('total', 0.0))}{shared}"

@@ -1,4 +1,4 @@
-"""Steps from whole batches to spans: decompress, transcode magic 0 and 1, decode.
+"""Steps from whole batches to spans: decompress, transcode magic 0, 1 and 3, decode.
 
 One `BodyLoader` serves one thread: it uses its scratch arrays again for each run of batches, and `soft_bytes` plus one
 batch bounds their memory.
@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches import legacy
+from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
 from lastkey.logformat.errors import LogFormatError
@@ -49,14 +49,25 @@ class BodyLoader:
     """Scratch arrays for the bodies of batches, and their limits."""
 
     def __init__(
-        self, *, max_batch_bytes: int, soft_bytes: int = SOFT_BYTES, secret: tuple[int, int] | None = None
+        self,
+        *,
+        max_batch_bytes: int,
+        soft_bytes: int = SOFT_BYTES,
+        secret: tuple[int, int] | None = None,
+        keys_only: bool = False,
     ) -> None:
-        """Refuse batches that decompress to more than max_batch_bytes, and hash keys with the SipHash key `secret`."""
+        """Refuse batches that decompress to more than max_batch_bytes, and hash keys with the SipHash key `secret`.
+
+        keys_only: the caller looks at no value (but whether it is null), no header, no record's size or place. A format
+        that keeps them apart, magic 3, then leaves them compressed, and the values come out empty.
+        """
         self.max_batch_bytes = max_batch_bytes
         self.soft_bytes = soft_bytes
         self.secret = secret
+        self.keys_only = keys_only
         self._scratch = Scratch()
         self._inner = Scratch()
+        self._sections = Scratch()
         self._spans = np.empty(1 << 12, SPAN)
 
     def runs(
@@ -138,6 +149,8 @@ class BodyLoader:
         need = wanted[lo:hi]
         bodies = self._bodies = np.zeros(hi - lo, BODY)
         legacy_rows = part["magic"] < 2
+        v3 = np.flatnonzero(need & (part["magic"] == 3))
+        found = sections.locate(raw, raw_position, part, v3, keys_only=self.keys_only)
         codec = part["attributes"] & CODEC_MASK
         bodies["base_offset"] = part["base_offset"]
         bodies["base_timestamp"] = part["base_timestamp"]
@@ -146,20 +159,36 @@ class BodyLoader:
         bodies["n_records"] = np.where(need, part["records_count"], 0)
         packed = np.flatnonzero(need & (codec != 0))
         order = packed[::-1] if backwards else packed
-        done, at = self._unpack(raw, raw_position, part, bodies, order, path)
+        done, at, held = self._unpack(raw, raw_position, part, bodies, order, v3, found, path)
         first, last = 0, hi - lo
         if done < len(order):  # only part fits at once: the run ends before the first batch that was not unpacked
             first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
         plain = np.flatnonzero(need[first:last] & legacy_rows[first:last] & (codec[first:last] == 0)) + first
         if len(plain):
-            legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
+            at = legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
+        inside = (v3 >= first) & (v3 < last)
+        if inside.any():
+            rows = v3[inside]
+            ends = sections.write_records(
+                raw, self._sections, held, part[rows], found[inside], self._scratch, at, self.max_batch_bytes, path
+            )
+            bodies["start"][rows], bodies["end"][rows] = np.concatenate([[at], ends[:-1]]), ends
+            bodies["in_scratch"][rows] = True
         return lo + first, lo + last
 
     def _unpack(
-        self, raw: np.ndarray, raw_position: int, part: np.ndarray, bodies: np.ndarray, order: np.ndarray, path: str
-    ) -> tuple[int, int]:
-        """Decompress batches of `order` (rows of part and bodies) until the scratch is full; return their number and
-        bytes.
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        part: np.ndarray,
+        bodies: np.ndarray,
+        order: np.ndarray,
+        v3: np.ndarray,
+        found: np.ndarray,
+        path: str,
+    ) -> tuple[int, int, int]:
+        """Decompress batches of `order` (rows of part and bodies) until the scratch is full; return their number, the
+        bytes in the scratch, and those of the sections of magic 3, whose rows are `v3`, with SECTIONS `found`.
 
         This is the one Python loop over batches, because the codec libraries take one stream a call. It takes its
         values out of the arrays all at once before, and puts the results back all at once after.
@@ -173,18 +202,24 @@ class BodyLoader:
             rows["base_offset"],
             rows["attributes"] & CODEC_MASK,
             rows["magic"],
+            np.searchsorted(v3, order),
         )
         packed_bytes = int((columns[1] - columns[0]).sum())
         if _USUAL_RATIO * packed_bytes > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
+        stored = sections.stored(found)
         ends: list[int] = []
-        at = 0
-        for start, end, position, base, codec, magic in zip(*(c.tolist() for c in columns), strict=True):
-            if at >= self.soft_bytes:
+        at = held = 0
+        for start, end, position, base, codec, magic, j in zip(*(c.tolist() for c in columns), strict=True):
+            if at + 2 * held >= self.soft_bytes:  # sections are held twice, as they are and as records
                 break
             if magic == 2:
                 at += decompress_into(
                     codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
+                )
+            elif magic == 3:
+                held, stored[j] = sections.unpack(
+                    view, codec, stored[j], self._sections, held, limit, path=path, position=position, base_offset=base
                 )
             else:
                 i = int(order[len(ends)])
@@ -196,7 +231,8 @@ class BodyLoader:
         bodies["end"][unpacked] = ends
         bodies["start"][unpacked] = [0, *ends[:-1]] if ends else []
         bodies["in_scratch"][unpacked] = True
-        return len(ends), at
+        sections.set_places(found, stored)
+        return len(ends), at, held
 
     def _decode(
         self,

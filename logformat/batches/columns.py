@@ -143,7 +143,7 @@ class _Part:
     def timestamps(self) -> NDArray[np.int64]:
         """Timestamps in ms, int64[n]. The loader has already applied LogAppendTime to magic 0 and 1."""
         batches, bodies = self.run.batches, self.run.bodies
-        append_time = (batches["magic"] == 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
+        append_time = (batches["magic"] >= 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
         by_delta: NDArray[np.int64] = bodies["base_timestamp"][self.body_row] + self.spans["timestamp_delta"]
         if not append_time.any():
             return by_delta

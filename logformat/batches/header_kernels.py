@@ -1,4 +1,4 @@
-"""Kernel that writes the header of a magic 2 batch: the one place that lays out its fields (layout.BATCH_HEADER)."""
+"""Kernels that write the headers of magic 2 and 3: the one place that lays out their fields (layout.BATCH_HEADER)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.jit import inline
-from lastkey.logformat.layout import BATCH_HEADER, CRC_START, LOG_OVERHEAD, MAGIC_OFFSET, field_offset
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import (
+    BATCH_HEADER,
+    BATCH_HEADER_V3,
+    CRC_START,
+    LOG_OVERHEAD,
+    MAGIC_OFFSET,
+    V3_FIXED,
+    field_offset,
+)
 from lastkey.logformat.primitives.crc32c import crc32c_range
 from lastkey.logformat.primitives.memory_kernels import store_i16, store_i32, store_i64
+from lastkey.logformat.primitives.varint_kernels import read_varint, read_varlong, size_of_varlong, write_varlong
 
 LENGTH_OFFSET: Final = field_offset(BATCH_HEADER, "length")
 EPOCH_OFFSET: Final = field_offset(BATCH_HEADER, "partition_leader_epoch")
@@ -22,6 +31,11 @@ PRODUCER_ID_OFFSET: Final = field_offset(BATCH_HEADER, "producer_id")
 PRODUCER_EPOCH_OFFSET: Final = field_offset(BATCH_HEADER, "producer_epoch")
 BASE_SEQUENCE_OFFSET: Final = field_offset(BATCH_HEADER, "base_sequence")
 COUNT_OFFSET: Final = field_offset(BATCH_HEADER, "records_count")
+CRC_INVERTED: Final = 0xFFFFFFFF  # magic 3: no checksum covers the magic, so the other format must not fit its own
+PRODUCER_ID_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "producer_id")
+PRODUCER_EPOCH_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "producer_epoch")
+BASE_SEQUENCE_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "base_sequence")
+COUNT_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "records_count")
 
 
 @inline
@@ -57,3 +71,80 @@ def write_header(
     store_i32(out, position + BASE_SEQUENCE_OFFSET, base_sequence)
     store_i32(out, position + COUNT_OFFSET, records_count)
     store_i32(out, position + CRC_OFFSET, np.int32(np.uint32(crc32c_range(out, position + CRC_START, end))))
+
+
+@inline
+def read_trail(buf: np.ndarray, position: int, end: int) -> tuple[int, int, int, int, int]:
+    """Read the trail of a magic 3 header at buf[position].
+
+    Returns (last offset delta, base timestamp, largest timestamp, first section, position after it), all 0 with
+    position -1 if a number is too long or runs past `end`. first section: its bytes as stored; ~bytes: not compressed.
+    """
+    last_delta, after = read_varint(buf, position, end)
+    if after < 0:
+        return 0, 0, 0, 0, -1
+    base_timestamp, after = read_varlong(buf, after, end)
+    if after < 0:
+        return 0, 0, 0, 0, -1
+    max_delta, after = read_varlong(buf, after, end)
+    if after < 0:
+        return 0, 0, 0, 0, -1
+    first_section, after = read_varint(buf, after, end)
+    if after < 0:
+        return 0, 0, 0, 0, -1
+    # The difference wraps around, so that any two timestamps come back.
+    return last_delta, base_timestamp, base_timestamp + max_delta, first_section, after
+
+
+@kernel
+def trail_v3(buf: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
+    """Return the last offset delta and the largest timestamp of the magic 3 batch at buf[at]; and whether its header is
+    whole.
+    """
+    last_delta, _, max_timestamp, _, after = read_trail(buf, at + V3_FIXED, end)
+    return last_delta, max_timestamp, after >= 0
+
+
+@inline
+def size_of_header_v3(last_delta: int, base_timestamp: int, max_timestamp: int, first_section: int) -> int:
+    """Return the bytes of a magic 3 header."""
+    size = V3_FIXED + size_of_varlong(last_delta) + size_of_varlong(base_timestamp)
+    return size + size_of_varlong(max_timestamp - base_timestamp) + size_of_varlong(first_section)
+
+
+@inline
+def write_header_v3(
+    out: np.ndarray,
+    position: int,
+    end: int,
+    base_offset: int,
+    last_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+    records_count: int,
+    first_section: int,
+) -> None:
+    """Write a header of magic 3 at out[position]; the sections already lie behind it, up to out[end].
+
+    first_section: as in `read_trail`; the others as in `write_header`.
+    """
+    store_i64(out, position, base_offset)
+    store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)
+    store_i32(out, position + EPOCH_OFFSET, leader_epoch)
+    out[position + MAGIC_OFFSET] = 3
+    store_i16(out, position + ATTRIBUTES_OFFSET, attributes)
+    store_i64(out, position + PRODUCER_ID_OFFSET_V3, producer_id)
+    store_i16(out, position + PRODUCER_EPOCH_OFFSET_V3, producer_epoch)
+    store_i32(out, position + BASE_SEQUENCE_OFFSET_V3, base_sequence)
+    store_i32(out, position + COUNT_OFFSET_V3, records_count)
+    at = write_varlong(out, position + V3_FIXED, last_offset - base_offset)
+    at = write_varlong(out, at, base_timestamp)
+    at = write_varlong(out, at, max_timestamp - base_timestamp)
+    write_varlong(out, at, first_section)
+    crc = np.int64(crc32c_range(out, position + CRC_START, end)) ^ CRC_INVERTED
+    store_i32(out, position + CRC_OFFSET, np.int32(np.uint32(crc)))

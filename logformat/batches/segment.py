@@ -151,7 +151,11 @@ class Segment:
     def _records(
         self, schema: Any, start_offset: int, end_offset: int, max_rows: int, max_bytes: int, soft_bytes: int
     ) -> Iterator[Any]:
-        loader = BodyLoader(max_batch_bytes=self.max_batch_bytes, soft_bytes=soft_bytes)
+        loader = BodyLoader(
+            max_batch_bytes=self.max_batch_bytes,
+            soft_bytes=soft_bytes,
+            keys_only=not {"value", "headers"} & set(schema.names),
+        )
         with open_regular(self.filesystem, self.path) as file:
             for chunk in self._chunks(file):
                 batches = chunk.batches

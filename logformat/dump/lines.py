@@ -39,7 +39,7 @@ _EMPTY: Final = "OptionalLong.empty"
 def batch_lines(batches: NDArray[np.void], valid: NDArray[np.bool_]) -> Any:
     """Return the lines of layout.BATCH[n]; valid: bool[n], whether the checksum fits."""
     b = batches
-    v2 = b["magic"] == 2
+    v2 = b["magic"] >= 2
     attributes = b["attributes"]
     base_sequence, last_sequence = _sequences(b)
     horizon = joined("OptionalLong[", b["base_timestamp"], "]")
@@ -118,7 +118,7 @@ def record_lines(
     control = records.column("control")
     parts: list[Any] = []
     if metadata:
-        v2 = pc.equal(records.column("magic"), 2)
+        v2 = pc.greater_equal(records.column("magic"), 2)
         kind = np.asarray(records.column("timestampType"))
         parts += [
             "| offset: ", records.column("offset"), " ", names_of(TIMESTAMP_TYPES, kind + 1), ": ",

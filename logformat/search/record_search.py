@@ -34,7 +34,7 @@ class RecordSearch:
     """Search whose buffers are used again from segment to segment. For one thread at a time."""
 
     def __init__(self, max_batch_bytes: int) -> None:
-        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
+        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes, keys_only=True)
 
     def find(self, segment: SearchableSegment, targets: NDArray[np.int64], start_offset: int) -> NDArray[np.void]:
         """Return RECORD[n]: the first with a timestamp >= each target (int64[n] ms, not falling), offset >=

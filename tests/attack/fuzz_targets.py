@@ -52,7 +52,12 @@ def _with_checksums(data: bytes) -> bytes:
     at = 0
     while at + 17 <= len(data):
         size = 12 + struct.unpack_from(">i", data, at + 8)[0]
-        if size < 26 or at + size > len(data) or (data[at + 16] >= 2 and size < 61):
+        if (
+            size < 26
+            or at + size > len(data)
+            or (data[at + 16] == 2 and size < 61)
+            or (data[at + 16] == 3 and size < 45)
+        ):
             break
         data = signed(data, at, size)
         at += size

@@ -19,9 +19,17 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
-from lastkey.jobs.command.options import InspectOptions, LookupOptions, ReindexOptions, ReportOptions, VerifyOptions
+from lastkey.jobs.command.options import (
+    ConvertOptions,
+    InspectOptions,
+    LookupOptions,
+    ReindexOptions,
+    ReportOptions,
+    VerifyOptions,
+)
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact.plan_partition import RunPlan, inputs_from_archive, plan_partition
+from lastkey.jobs.convert.job import run as convert
 from lastkey.jobs.data_source.source import KafkaLog, columns_of
 from lastkey.jobs.data_source.stream import StreamReader
 from lastkey.jobs.errors import JobError
@@ -40,6 +48,7 @@ from lastkey.udfs.compact.split.key_files import remove_key_files
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import open_root
+from tests.attack.forked import Failed
 from tests.attack.specimens import CONFIG, crc32c
 from tests.builders.damage import BOMB_LIMIT, NOW_MS, START_MS
 from tests.builders.folders import Outcome
@@ -47,6 +56,7 @@ from tests.builders.pages import needs_nothing_else
 from tests.builders.sources import options_of, read
 from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_of
+from tests.reference.any_magic import decode_any
 
 SECRET = (11, 12)
 
@@ -146,6 +156,37 @@ def _reindexed(root: Path, options: ReindexOptions) -> Seen:
         if f.status == "impossible" or (f.status != "same" and f.reason)
     ]
     return Seen(problems, shown)
+
+
+def convert_and_back(root: Path, work: Path) -> Seen:
+    """Convert to magic 3, and that to magic 2. Raises Failed if a log that was read does not come back."""
+    for name in ("there", "back"):
+        shutil.rmtree(work / name, ignore_errors=True)
+    there = convert(ConvertOptions(str(root), str(work / "there"), "v3", config=CONFIG), Silent())
+    back = convert(ConvertOptions(str(work / "there"), str(work / "back"), "v2", config=CONFIG), Silent())
+    if back.problems and not there.problems:
+        raise Failed(f"on the way back: {back.problems[:3]}")
+    rows = []
+    for log in sorted((work / "back").rglob("*.log")):
+        before, after = (decoded_log(path) for path in (root / log.relative_to(work / "back"), log))
+        if after != before:
+            raise Failed(f"{log.name}: {after[:3]} came back, of {before[:3]}")
+        rows += after
+    return Seen(list(there.problems), rows)
+
+
+def decoded_log(path: Path) -> list[Any]:
+    """Return all fields and records of a log, by a slow reader where it can read them; else the bytes."""
+    out: list[Any] = []
+    data, at = path.read_bytes(), 0
+    while at + 12 <= len(data):
+        part = data[at : at + 12 + max(int.from_bytes(data[at + 8 : at + 12], "big", signed=True), 0)]
+        try:
+            out.append(decode_any(part)[0])
+        except Exception:  # the slow readers check by assertions, and their codecs raise anything
+            out.append(part[:8] + part[12:])
+        at += len(part)
+    return [*out, data[at:]]
 
 
 def look_up(root: Path, work: Path) -> Seen:
@@ -368,7 +409,8 @@ def check_named(problems: Iterable[Problem]) -> None:
 
 JOBS: dict[str, Callable[[Path, Path], Seen]] = {
     "compact": compact, "compact by blocks": compact_blocks, "verify": verify_archive, "reindex": reindex_check,
-    "reindex into a folder": reindex_output, "lookup": look_up, "inspect": dump, "report": report_profile,
+    "reindex into a folder": reindex_output, "convert and back": convert_and_back,
+    "lookup": look_up, "inspect": dump, "report": report_profile,
     "time index": time_index,
     "data source": data_source,
     "data source, bad records aside": data_source_set_aside,

@@ -1,9 +1,9 @@
 """Small partitions that hold every kind of batch and side file: a few batches of each codec and magic.
 
-With magic 2, `t-0` has three segments. A broker's cleaner left the first (headers, a tombstone, LogAppendTime, a delete
-horizon, an aborted transaction and its marker); the second has producers, a committed transaction, holes and an empty
-batch; the active one has an open transaction. With magic 0 and 1: wrappers and plain messages, then a segment of magic
-2.
+With magic 2 and 3, `t-0` has three segments. A broker's cleaner left the first (headers, a tombstone, LogAppendTime, a
+delete horizon, an aborted transaction and its marker); the second has producers, a committed transaction, holes and an
+empty batch; the active one has an open transaction. With magic 0 and 1: wrappers and plain messages, then a segment of
+magic 2.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives import codec as product_codec
 from lastkey.logformat.side_files import checkpoints
 from tests.builders.damage import BOMB_LIMIT, START_MS
+from tests.builders.formats import converted
 from tests.builders.logs import TOPIC_ID
 from tests.builders.reindexed import run as reindex
 from tests.builders.trees import files_of
@@ -48,6 +49,7 @@ NAMES = (
     *(f"v0-{c}" for c in ("none", "gzip", "snappy", "lz4")),
     *(f"v1-{c}" for c in ("none", "gzip", "snappy", "lz4")),
     *(f"v2-{c}" for c in CODECS),
+    *(f"v3-{c}" for c in CODECS),
 )
 CHECKPOINT = 10  # a cleaner was here below this offset
 CONFIG = parse_config(
@@ -82,9 +84,10 @@ def make(name: str, work: Path) -> Specimen:
     root = work / name
     folder = root / "t-0"
     folder.mkdir(parents=True)
-    segments = _of_magic_2(CODECS[codec]) if magic == "v2" else _legacy(int(magic[1]), CODECS[codec])
+    segments = _of_magic_2(CODECS[codec]) if magic >= "v2" else _legacy(int(magic[1]), CODECS[codec])
     for base, batches in segments.items():
-        (folder / segment_file(base, "log")).write_bytes(b"".join(b.data for b in batches))
+        data = b"".join(b.data for b in batches)
+        (folder / segment_file(base, "log")).write_bytes(converted(data, 3) if magic == "v3" else data)
     (folder / "partition.metadata").write_bytes(checkpoints.write_partition_metadata(TOPIC_ID))
     end = max(b.last_offset for b in segments[max(segments)]) + 1
     for checkpoint, offset in (
@@ -226,7 +229,8 @@ def signed(data: bytes, at: int = 0, size: int | None = None) -> bytes:
     end = len(data) if size is None else at + size
     out = bytearray(data)
     if out[at + 16] >= 2:
-        struct.pack_into(">I", out, at + 17, crc32c(bytes(out[at + 21 : end])))
+        inverted = 0xFFFFFFFF if out[at + 16] == 3 else 0
+        struct.pack_into(">I", out, at + 17, crc32c(bytes(out[at + 21 : end])) ^ inverted)
     else:
         struct.pack_into(">I", out, at + 12, zlib.crc32(bytes(out[at + 16 : end])))
     return bytes(out)

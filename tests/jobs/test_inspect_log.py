@@ -167,7 +167,7 @@ def test_damage_is_code_3(archive):
     log.write_bytes(data)
     code, _, err = inspect(archive)
     assert code == 3
-    assert "expected magic 0, 1 or 2, found 7" in err
+    assert "expected magic 0 to 3, found 7" in err
 
 
 def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):

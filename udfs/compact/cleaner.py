@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -188,7 +188,7 @@ def batch_retention(
     round.
     """
     control = (batches["attributes"] & CONTROL_MASK) != 0
-    has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
+    has_horizon = (batches["magic"] >= 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
     drop = discardable & (~control | (has_horizon & (batches["base_timestamp"] <= now_ms)))
     stays = is_last_of_producer(batches, producers) | (batches["last_offset"] + 1 == first_uncleanable_offset)
     retention = np.where(stays, RETAIN_EMPTY, np.where(drop, DELETE, DELETE_EMPTY)).astype(np.int8)
@@ -211,6 +211,7 @@ class Rules:
     keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
     compacts: bool = True  # False: drop only records before oldest_ms
     dry_run: bool = False
+    magic: Literal[2, 3] = 2  # of the batches that are written
     tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
 
     @property

@@ -16,6 +16,7 @@ Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 Schedule = Literal["full", "yield"]
+StoreFormat = Literal["v2", "v3"]
 
 ANOTHER_LOG: Final = "topic recreated, archive rolled back, or another cluster: --reset starts over"
 
@@ -39,6 +40,7 @@ class CleanSettings:
     retention_bytes: int = -1
     compaction_strategy: Strategy = "offset"  # keep the last record of a key, or that of the highest version
     compaction_strategy_header: str = ""  # name of the header that holds the version, for the strategy header
+    store_format: StoreFormat = "v2"  # message format of the segments that are written
     retention_exact: bool = False  # drop expired records even inside a kept segment
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
@@ -51,6 +53,11 @@ class CleanSettings:
     def by_offset(self) -> bool:
         """True if the last record of a key stays, as in Kafka."""
         return self.compaction_strategy == "offset"
+
+    @property
+    def store_magic(self) -> Literal[2, 3]:
+        """Magic of the batches that are written, unless they cannot have it (`logformat.writing.formats`)."""
+        return 3 if self.store_format == "v3" else 2
 
     @property
     def retention(self) -> RetentionLimits:

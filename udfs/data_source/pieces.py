@@ -136,7 +136,7 @@ class Wanted:
         if self.start_ms is not None:
             may &= batches["max_timestamp"] >= self.start_ms
         if self.end_ms is not None:
-            append_time = (batches["magic"] == 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
+            append_time = (batches["magic"] >= 2) & (batches["attributes"] & TIMESTAMP_TYPE_MASK != 0)
             may &= ~append_time | (batches["max_timestamp"] < self.end_ms)
         return may
 

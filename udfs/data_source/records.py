@@ -59,7 +59,8 @@ class _Reader:
         self.spec = spec
         self.rows_of = rows_of
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
-        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes)
+        keys_only = rows_of is None and not {"value", "headers"} & set(self.schema.names)
+        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes, keys_only=keys_only)
         self.buffer = ChunkBuffer(CHUNK_BYTES, spec.max_batch_bytes)
         self.searched = select(
             RECORDS,

@@ -50,7 +50,7 @@ def note_records(
     while row < batches.shape[0]:
         batch = batches[row]
         body = bodies[row]
-        append_time = batch.magic == 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
+        append_time = batch.magic >= 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
         n = np.int64(0) if batch.attributes & CONTROL_MASK != 0 else np.int64(body.n_records)
         while record < n:
             span = spans[body.first_span + record]

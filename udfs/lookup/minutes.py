@@ -109,7 +109,7 @@ def _by_headers(segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]
 
 
 def _by_records(segment: TimedSegment, first: FirstOffsets) -> None:
-    listed, loader = segment.listed, BodyLoader(max_batch_bytes=segment.max_batch_bytes)
+    listed, loader = segment.listed, BodyLoader(max_batch_bytes=segment.max_batch_bytes, keys_only=True)
     with opened(open_root(listed.root), listed.path) as file:
         buffer = ChunkBuffer(max_batch_bytes=segment.max_batch_bytes)
         for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail()):

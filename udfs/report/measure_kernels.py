@@ -96,7 +96,7 @@ def count_keys(
 @inline
 def _time_of(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
     """Return a record's timestamp: that of its batch for LogAppendTime."""
-    if batch.magic == 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0:
+    if batch.magic >= 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0:
         return np.int64(batch.max_timestamp)
     return body.base_timestamp + span.timestamp_delta
 
@@ -130,7 +130,7 @@ def add_up(
         if control:
             sums[CONTROL_RECORDS] += body.n_records
         largest = largest_before[i]
-        horizon = batch.magic == 2 and batch.attributes & DELETE_HORIZON_MASK != 0
+        horizon = batch.magic >= 2 and batch.attributes & DELETE_HORIZON_MASK != 0
         dead = np.int64(0)
         length = np.int64(0)
         for row in range(body.first_span, body.first_span + body.n_records):

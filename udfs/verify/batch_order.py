@@ -80,7 +80,7 @@ class Epochs:
     def check(self, path: str, batches: np.ndarray) -> None:
         """Add one note for a chunk, at the first batch that is not as expected."""
         epoch = batches["partition_leader_epoch"]
-        current = batches["magic"] == 2
+        current = batches["magic"] >= 2
         highest = np.maximum.accumulate(np.concatenate([[self.latest], epoch]))
         wrong = current & ((epoch < -1) | ((epoch >= 0) & (epoch < highest[:-1])))
         expected = highest[:-1].astype(np.int64)

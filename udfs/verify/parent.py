@@ -283,7 +283,7 @@ class _Walk:
         gone = np.zeros(len(batches), np.bool_)
         if len(self.aborted):
             gone = self.aborted[at] == batches["base_offset"]
-        current = batches["magic"] == 2
+        current = batches["magic"] >= 2
         horizon = current & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         past = np.where(
             current,

@@ -157,7 +157,7 @@ def _count(facts: CheckedSegment, batches: np.ndarray, raw: np.ndarray) -> None:
     facts.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
     facts.checksum = crc32c_extend(facts.checksum, raw)
     last = batches[-1]
-    offset = last["base_offset"] if last["magic"] == 2 else last["last_offset"]
+    offset = last["base_offset"] if last["magic"] >= 2 else last["last_offset"]
     facts.last_batch = LastBatch(int(offset), int(last["partition_leader_epoch"]), int(last["crc"]))
 
 

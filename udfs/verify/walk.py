@@ -17,7 +17,7 @@ from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MIN_LEGACY_SIZE
+from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE, V3_SMALLEST
 from lastkey.udfs.problem import Problem
 
 MAX_PROBLEMS: Final = 1000  # rows for one file; further ones are only counted
@@ -198,8 +198,8 @@ def _plausible(file: Any, found: LogWalk, position: int, previous: int) -> bool:
     if position + _PEEK > found.size:
         return False
     offset, length, magic = _peek(file, found, position)
-    smallest = BATCH_OVERHEAD - LOG_OVERHEAD if magic == 2 else MIN_LEGACY_SIZE
-    return magic <= 2 and length >= smallest and offset > previous
+    smallest = {2: BATCH_OVERHEAD - LOG_OVERHEAD, 3: V3_SMALLEST - LOG_OVERHEAD}.get(magic, MIN_LEGACY_SIZE)
+    return magic <= MAX_MAGIC and length >= smallest and offset > previous
 
 
 def _peek(file: Any, found: LogWalk, position: int) -> tuple[int, int, int]:

@@ -348,7 +348,7 @@ def test_unknown_codec(part: Partition, codec: int) -> None:
     expect(part, "codec", position)
 
 
-@pytest.mark.parametrize("magic", [3, 127, 255])
+@pytest.mark.parametrize("magic", [4, 127, 255])
 def test_unknown_magic(part: Partition, magic: int) -> None:
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 16, bytes([magic]))

@@ -79,7 +79,7 @@ def decide(
         body = bodies[i]
         result = cleaned[i]
         control = batch.attributes & CONTROL_MASK != 0
-        current = batch.magic == 2
+        current = batch.magic >= 2
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
         known = verdicts[i] != UNKNOWN

@@ -95,7 +95,11 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
     header.
     """
     table = Winners(plan.limits.task_memory_bytes // 2)
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+    loader = BodyLoader(
+        max_batch_bytes=plan.settings.max_decompressed_batch_bytes,
+        secret=plan.secret,
+        keys_only=plan.settings.compaction_strategy != "header",
+    )
     highest = NO_VERSION
     for numbers in analysis.groups:
         for source in (analysis.sources[number] for number in numbers):

@@ -302,4 +302,5 @@ def _rules(
         txn_discardable=discardable,
         oldest_ms=plan.oldest_ms,
         dry_run=plan.dry_run,
+        magic=plan.settings.store_magic,
     )

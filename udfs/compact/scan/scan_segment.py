@@ -17,7 +17,7 @@ import numpy as np
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from lastkey.logformat.layout import CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_MAGIC, MIN_LEGACY_SIZE
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
@@ -224,11 +224,11 @@ def _above(file: Any, path: str, size: int, tail: Tail) -> int:
     if after + _HEAD.size <= size:
         read_exactly(file, path, after, head)
         behind, length, kind, _ = _HEAD.unpack_from(head.data)
-        whole = length >= MIN_LEGACY_SIZE and 0 <= kind <= 2 and after + LOG_OVERHEAD + length <= size
+        whole = length >= MIN_LEGACY_SIZE and 0 <= kind <= MAX_MAGIC and after + LOG_OVERHEAD + length <= size
         if whole and behind <= tail.reached_by:
             expected = f"a last offset below {behind}, where the next batch begins"
             raise LogFormatError("offsets", path, tail.position, expected, f"{tail.reached_by}", base_offset=base)
-    return base if magic == 2 or not attributes & CODEC_MASK else -1
+    return base if magic >= 2 or not attributes & CODEC_MASK else -1
 
 
 def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
@@ -293,5 +293,5 @@ def most_records(batches: np.ndarray, previous_last_offset: int) -> np.ndarray:
 
 
 def _identity(batch: np.void) -> LastBatch:
-    offset = batch["base_offset"] if batch["magic"] == 2 else batch["last_offset"]
+    offset = batch["base_offset"] if batch["magic"] >= 2 else batch["last_offset"]
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))

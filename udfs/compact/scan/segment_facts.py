@@ -46,13 +46,13 @@ def scan_written(
     also: sees every chunk. Raises LogFormatError kind "readback", or "unreadable".
     """
     hashes, horizons = [np.empty(0, np.uint64)], [-1]
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret, keys_only=True)
 
     def see(chunk: Chunk) -> None:
         also(chunk)
         batches = chunk.batches
         data = (batches["attributes"] & CONTROL_MASK) == 0
-        has_horizon = (batches["magic"] == 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
+        has_horizon = (batches["magic"] >= 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         horizons.append(int(batches["base_timestamp"][has_horizon].max(initial=-1)))
         for run in loader.runs(
             chunk.raw, chunk.position, batches, data, row.path, backwards=False, before=chunk.before

@@ -1,0 +1,188 @@
+"""`convert --to v3|v2 ARCHIVE --output DIR`: writes an archive again in another message format, without loss.
+
+A task for each segment, or for consecutive small ones (udfs.convert). The output of an archive has its folders, names
+and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
+output of a store is one log directory, with the current generation of each partition.
+"""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lastkey.jobs.archive.listing import check_holds_partitions, listed
+from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
+from lastkey.jobs.command.options import ConvertOptions, RestoreOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
+from lastkey.jobs.errors import OutputFullError, UsageError
+from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
+from lastkey.jobs.restore.job import checkpoints_of
+from lastkey.jobs.spark.engine import chosen_engine, workers
+from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.logformat import names
+from lastkey.logformat.listing import ListedSegment
+from lastkey.udfs.convert.convert_log import ConvertSettings
+from lastkey.udfs.convert.convert_segments import ConvertTask, Copy, convert_segments, sums
+from lastkey.udfs.groups import groups
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import exists, normal_uri, open_root, write_file
+
+_TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
+
+
+@dataclass
+class _Partition:
+    """A partition to convert."""
+
+    topic: str
+    partition: int
+    folder: str  # below the output
+    segments: Sequence[ListedSegment]
+    copies: Sequence[Copy]
+
+
+@dataclass
+class _Plan:
+    """All that is to be written."""
+
+    source: str  # URI
+    partitions: list[_Partition] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)  # beside the partitions
+    files: list[tuple[str, bytes]] = field(default_factory=list)  # the same: path and bytes
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
+    """Convert the partitions of the topics."""
+    started = time.perf_counter()
+    if (options.archive is None) == (options.store is None):
+        raise UsageError(message="convert needs either ARCHIVE or --store STORE")
+    output = normal_uri(options.output)
+    check_empty(open_root(output))
+    plan = _of_archive(options, output) if options.store is None else _of_store(options, options.store, output)
+    report = ConvertReport(plan.source, output, options.to, notes=plan.notes, found=plan.problems)
+    report.seconds["list"] = time.perf_counter() - started
+    try:
+        _convert(options, plan, output, report, progress)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputFullError(path=error.filename or output, found=error.strerror or "disk full") from error
+        raise
+    except (KeyboardInterrupt, EarlyEndError) as error:
+        error.add_note(f"remove {output}, or give another --output, and run again")
+        raise
+    report.found.sort(key=lambda problem: (problem.path, problem.position))
+    report.seconds["total"] = time.perf_counter() - started
+    return report
+
+
+def _of_archive(options: ConvertOptions, output: str) -> _Plan:
+    plan = _Plan(normal_uri(options.archive or ""))
+    archive = listed(plan.source, options.topics)
+    check_holds_partitions(archive)
+    check_topics(options.topics, archive.topics, plan.source)
+    check_apart(Place("--output", output), Place("the archive", plan.source))
+    check_outside(Place("--output", output), archive)
+    plan.notes += archive.notes
+    plan.problems += archive.unreadable
+    uri = archive.root.uri
+    for _, one in sorted(archive.partitions.items()):
+        if one.problem is not None:
+            plan.problems.append(one.problem)
+        kept = [s.txn_index for s in one.segments if s.txn_index is not None]
+        kept += [*one.snapshots.values(), *one.orphans.values(), *one.side_files.values()]
+        copies = [Copy(uri, path, path) for path in kept]
+        plan.partitions.append(_Partition(one.topic, one.partition, one.path, one.segments, copies))
+    for folder in sorted({posixpath.dirname(one.folder) for one in plan.partitions}):
+        for name in (*names.OFFSET_CHECKPOINTS, names.META_PROPERTIES):
+            path = posixpath.join(folder, name)
+            if exists(archive.root, path):
+                plan.copies.append(Copy(uri, path, path))
+    return plan
+
+
+def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
+    """Plan what `restore` would copy. Raises its errors for files that are missing."""
+    tables = open_store(uri)
+    store = tables.root
+    check_apart(Place("--output", output), Place("the store", store.uri))
+    targets = choose(tables, options.topics, None)
+    manifests = manifests_of(tables, targets)
+    archives = {t.archive_uri: open_root(normal_uri(t.archive_uri)) for t in targets}
+    list_apart(open_root(output), archives, RestoreOptions(uri, output, options.config, options.topics))
+    side_files = check_files(tables, store, archives, targets, manifests)
+    plan = _Plan(store.uri, notes=tables.notes)
+    for t in targets:
+        segments = [
+            ListedSegment(
+                store.uri if s.root == "store" else archives[t.archive_uri].uri,
+                s.path,
+                s.base_offset,
+                s.size_bytes,
+                s.mtime_ms or 0,
+            )
+            for s in manifests[t.key]
+        ]
+        made_again = {
+            names.segment_file(s.base_offset, kind)
+            for s in manifests[t.key]
+            for kind in (names.INDEX, names.TIME_INDEX)
+        }
+        kept = [name for name in side_files[t.key] if name not in made_again]
+        copies = [Copy(store.uri, f"{t.folder}/{name}", f"{t.name}/{name}") for name in kept]
+        plan.partitions.append(_Partition(t.topic, t.partition, t.name, segments, copies))
+    plan.files += checkpoints_of(targets, manifests)
+    return plan
+
+
+def _convert(options: ConvertOptions, plan: _Plan, output: str, report: ConvertReport, progress: Progress) -> None:
+    planned = [(one, list(_tasks(options, one, output))) for one in plan.partitions]
+    tasks = [task for _, of in planned for task in of]
+    n_bytes = sum(map(_size, tasks))
+    progress.start("convert", n_bytes, BYTES)
+    with workers(chosen_engine(options, writes=True), n_bytes, options.config, report, progress) as made:
+        watcher = CountedBytes(progress, [*map(_size, tasks)])
+        results = iter(made.run(convert_segments, tasks, "convert: segments", watcher))
+        for one, of in planned:
+            parts = [next(results) for _ in of]
+            report.partitions.append(ConvertedPartition(one.topic, one.partition, **sums(parts)))
+            report.found += [problem for part in parts for problem in part.problems]
+        made.count(
+            bytes_read=sum(p.bytes_before for p in report.partitions),
+            bytes_written=sum(p.bytes_after for p in report.partitions),
+        )
+    beside = ConvertTask(output, "", (), tuple(plan.copies), _settings(options, ""))
+    report.found += convert_segments(beside).problems
+    for path, data in plan.files:
+        write_file(open_root(output), path, data)
+    progress.close()
+
+
+def _size(task: ConvertTask) -> int:
+    return sum(segment.size for segment in task.segments)
+
+
+def _settings(options: ConvertOptions, topic: str) -> ConvertSettings:
+    settings = options.config.topic_settings(topic)
+    return ConvertSettings(
+        3 if options.to == "v3" else 2,
+        index_interval_bytes=settings.index_interval_bytes,
+        segment_index_bytes=settings.segment_index_bytes,
+        time_index_interval_ms=settings.time_index_interval_ms,
+        chunk_bytes=options.config.job.chunk_bytes,
+        max_batch_bytes=settings.max_decompressed_batch_bytes,
+    )
+
+
+def _tasks(options: ConvertOptions, one: _Partition, output: str) -> Iterator[ConvertTask]:
+    settings, copies = _settings(options, one.topic), tuple(one.copies)
+    parts = [*groups(one.segments, lambda s: s.size, _TASK_BYTES)] or [()]
+    for number, part in enumerate(parts):
+        yield ConvertTask(output, one.folder, part, () if number else copies, settings)

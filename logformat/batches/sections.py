@@ -1,0 +1,122 @@
+"""Bodies of magic 3 as records in the magic 2 encoding, so that one decoder serves all (FORMAT.md, "Magic 3").
+
+`locate` finds the stored sections of a run's batches, `unpack` decompresses those of one batch, and `write_records`
+writes the records of all. If only keys are wanted, the payloads are not touched: values are empty, or null.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastkey.logformat.batches import section_kernels as kernels
+from lastkey.logformat.batches.section_kernels import SECTIONS
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.primitives.codec import Scratch, decompress_into
+
+# Of a batch: whether the headers, and the payloads, are compressed; start and end of the headers, and of the payloads.
+Places: TypeAlias = tuple[bool, bool, int, int, int, int]
+_PLACES: Final = (
+    "headers_packed", "payloads_packed", "headers_start", "headers_end", "payloads_start", "payloads_end",
+)  # fmt: skip
+
+# status -> kind, expected, found
+_PROBLEMS: Final = {
+    kernels.BAD_VARINT: ("varint", "varints of at most 5 (varlong: 10) bytes in the headers section", "one too long"),
+    kernels.BAD_RECORD: ("record", "fields that fit the sections, and offsets that rise", "a field that does not"),
+    kernels.BAD_COUNT: ("count", "records that fill the sections", "more or fewer bytes"),
+}
+
+
+def locate(
+    raw: NDArray[np.uint8],
+    raw_position: int,
+    batches: NDArray[np.void],
+    rows: NDArray[np.int64],
+    *,
+    keys_only: bool,
+) -> NDArray[np.void]:
+    """Return SECTIONS[m] of the batches of magic 3 in `rows` (int64[m]) of BATCH[n]; raw begins at raw_position."""
+    found = np.zeros(len(rows), SECTIONS)
+    kernels.locate_sections(raw, raw_position, batches, rows, found)
+    if keys_only:
+        found["payloads_start"], found["payloads_packed"] = -1, False
+    return found
+
+
+def stored(found: NDArray[np.void]) -> list[Places]:
+    """Return the places of SECTIONS[m], for `unpack`."""
+    return list(zip(*(found[name].tolist() for name in _PLACES), strict=True))
+
+
+def set_places(found: NDArray[np.void], places: list[Places]) -> None:
+    """Enter the places, which `unpack` has changed, in SECTIONS[m]."""
+    if places:
+        for name, column in zip(_PLACES[2:], zip(*(place[2:] for place in places), strict=True), strict=True):
+            found[name] = column
+
+
+def unpack(
+    view: memoryview,
+    codec: int,
+    place: Places,
+    out: Scratch,
+    at: int,
+    limit: int,
+    *,
+    path: str,
+    position: int,
+    base_offset: int,
+) -> tuple[int, Places]:
+    """Decompress the packed sections of a batch into `out` from byte `at` on; return the position behind them, and
+    their new places.
+
+    view: the bytes in which the stored sections lie; limit: most bytes of both. Raises the errors of decompress_into.
+    """
+    headers_packed, payloads_packed, start, end, payloads_start, payloads_end = place
+    if headers_packed:
+        n = decompress_into(
+            codec, view[start:end], out, at, limit, path=path, position=position, base_offset=base_offset
+        )
+        start, end, at, limit = at, at + n, at + n, limit - n
+    if payloads_packed:
+        source = view[payloads_start:payloads_end]
+        n = decompress_into(codec, source, out, at, limit, path=path, position=position, base_offset=base_offset)
+        payloads_start, payloads_end, at = at, at + n, at + n
+    return at, (headers_packed, payloads_packed, start, end, payloads_start, payloads_end)
+
+
+def write_records(
+    raw: NDArray[np.uint8],
+    unpacked: Scratch,
+    at: int,
+    batches: NDArray[np.void],
+    sections: NDArray[np.void],
+    out: Scratch,
+    out_at: int,
+    limit: int,
+    path: str,
+) -> NDArray[np.int64]:
+    """Write the records of SECTIONS[m] into `out` from byte out_at on; return int64[m], where each body ends.
+
+    batches: BATCH[m], for errors; unpacked: holds the sections of `unpack` below byte `at`; limit: most bytes of a
+    body. Raises LogFormatError of the kinds in _PROBLEMS, and "bomb".
+    """
+    plain = np.where(sections["headers_packed"], 0, sections["headers_end"] - sections["headers_start"])
+    payloads = ~sections["payloads_packed"] & (sections["payloads_start"] >= 0)
+    plain = plain + np.where(payloads, sections["payloads_end"] - sections["payloads_start"], 0)
+    unpacked.reserve(at + int(plain.sum()))
+    kernels.copy_plain(raw, sections, unpacked.array, at)
+    status, row = kernels.measure_bodies(unpacked.array, sections, limit)
+    if row >= 0:
+        kind, expected, found = _PROBLEMS.get(
+            status, ("bomb", f"at most {limit} bytes of records (max.decompressed.batch.bytes)", "more")
+        )
+        position, base = int(batches["position"][row]), int(batches["base_offset"][row])
+        raise LogFormatError(kind, path, position, expected, found, base_offset=base)
+    out.reserve(out_at + int(sections["body_bytes"].sum()))
+    ends = np.empty(len(sections), np.int64)
+    kernels.write_bodies(unpacked.array, sections, out.array, out_at, ends)
+    return ends

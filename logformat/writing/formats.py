@@ -1,0 +1,178 @@
+"""Batches of magic 2 as magic 3, and back (FORMAT.md, "Magic 3").
+
+    converter = Converter(3)
+    for chunk in read_chunks(...):
+        for converted in converter.convert(chunk.raw, chunk.position, chunk.batches, path): ...
+
+Nothing is lost, by construction: each batch of magic 3 is read again, and kept only if its header's fields and its
+records in the magic 2 encoding are what they were, byte for byte. Every other batch stays as it is, so a file may hold
+both formats. What stays: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies
+that cannot be read; and bodies that their fields do not give again (a varint longer than needed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from lastkey.logformat.batches.header_kernels import ATTRIBUTES_OFFSET
+from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_MASK, CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
+from lastkey.logformat.primitives.codec import compress
+from lastkey.logformat.writing import section_kernels as kernels
+from lastkey.logformat.writing.encode_kernels import write_batches
+from lastkey.logformat.writing.section_kernels import MEASURED
+
+Magic = Literal[2, 3]
+# Fields of a row that must be the same after a round trip
+_SAME: Final = tuple(name for name in BATCH.names or () if name not in ("position", "size", "crc", "magic"))
+_SOFT_BYTES: Final = 8 << 20  # decompressed bytes worked on at once: they are there five times, at worst
+_MOST_BYTES: Final = 2**31 - 1 - 128  # of a batch of magic 2
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Consecutive batches in another format."""
+
+    data: NDArray[np.uint8]  # all batches, those that stay as they are too
+    sizes: NDArray[np.int64]  # int64[n], of each
+    changed: NDArray[np.bool_]  # bool[n], which have another format now
+    first: int  # row of the first one among the caller's batches
+
+
+class Converter:
+    """Converter to one format; for one thread."""
+
+    def __init__(self, magic: Magic, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+        """max_batch_bytes: batches that decompress to more stay as they are."""
+        self.magic = magic
+        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=_SOFT_BYTES)
+        self._again = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=_SOFT_BYTES)
+
+    def convert(
+        self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void], path: str
+    ) -> Iterator[Converted]:
+        """Yield all of BATCH[n], checked before, in the other format where that is possible, in runs that fit memory.
+
+        raw: bytes of the file from raw_position on.
+        """
+        wanted = self.candidates(raw, raw_position, batches)
+        for run in self._loader.runs_around_damage(raw, raw_position, batches, wanted, path):
+            if not isinstance(run, BadBatch):
+                yield self._convert(run, raw_position, path)
+
+    def candidates(self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return bool[n]: which of BATCH[n] could have the other format, by their headers."""
+        if self.magic == 2:
+            return np.asarray(batches["magic"] == 3)
+        at = batches["position"] - raw_position + ATTRIBUTES_OFFSET
+        unknown = (raw[at] != 0) | (batches["attributes"] & IGNORE_ATTRIBUTES_MASK != 0)
+        return np.asarray((batches["magic"] == 2) & ~unknown & (batches["attributes"] & CONTROL_MASK == 0))
+
+    def _convert(self, run: Run, raw_position: int, path: str) -> Converted:
+        if self.magic == 2:
+            return _to_v2(run, raw_position)
+        which = run.wanted.copy()
+        data, sizes = _to_v3(run, raw_position, which)
+        rows = _walked(data, len(which))
+        for name in _SAME:
+            which &= rows[name] == run.batches[name]
+        for again in self._again.runs_around_damage(data, 0, rows, run.wanted & which, path):
+            if isinstance(again, BadBatch):
+                which[again.row] = False
+                continue
+            part = slice(again.first, again.first + len(again.batches))
+            equal = which[part].copy()
+            kernels.bodies_equal(run.raw, run.scratch, run.bodies[part], again.raw, again.scratch, again.bodies, equal)
+            which[part] &= equal
+        if (which != run.wanted).any():
+            data, sizes = _to_v3(run, raw_position, which)
+        return Converted(data, sizes, which, run.first)
+
+
+def _walked(data: NDArray[np.uint8], n: int) -> NDArray[np.void]:
+    rows = np.empty(n, BATCH)
+    found, _, status, _, _ = walk.walk_batches(data, len(data), 0, -1, NO_END, walk.CHECK_ALL, rows)
+    if found < n:
+        raise AssertionError(f"batch {found} of {n} cannot be read as it was written: status {status}")
+    return rows
+
+
+def _to_v3(run: Run, raw_position: int, which: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the run's batches, those of `which` in magic 3, and the size of each."""
+    measured = np.zeros(len(which), MEASURED)
+    kernels.measure_sections(run.raw, run.scratch, run.bodies, run.spans, which, measured)
+    plain = np.empty(int(measured["headers"].sum() + measured["payloads"].sum()), np.uint8)
+    kernels.write_sections(run.raw, run.scratch, run.bodies, run.spans, which, measured, plain)
+    first_sections = measured["headers"].copy()
+    stored = measured["headers"] + measured["payloads"]
+    codecs = run.batches["attributes"] & CODEC_MASK
+    data = plain
+    if (codecs[which] != 0).any():
+        data = _compressed(plain, codecs, which, measured, first_sections, stored)
+    sizes = np.where(which, stored, run.batches["size"])
+    kernels.sizes_v3(run.batches, which, first_sections, sizes)
+    out = np.empty(int(sizes.sum()), np.uint8)
+    kernels.write_batches_v3(
+        run.raw, raw_position, run.batches, which, measured["attributes"], first_sections, sizes, data, out
+    )
+    return out, sizes
+
+
+def _compressed(
+    plain: NDArray[np.uint8],
+    codecs: NDArray[np.int16],
+    which: NDArray[np.bool_],
+    measured: NDArray[np.void],
+    first_sections: NDArray[np.int64],
+    stored: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Return the sections as stored, and enter their sizes. A first section that its codec does not make smaller stays
+    plain. This is a Python loop over batches, because the codec libraries take one stream a call.
+    """
+    parts: list[Any] = []
+    at = 0
+    rows = np.flatnonzero(which)
+    for i, codec, head, tail in zip(
+        rows.tolist(), codecs[rows].tolist(), measured["headers"][rows].tolist(), measured["payloads"][rows].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        headers, payloads = plain[at : at + head], plain[at + head : at + head + tail]
+        at += head + tail
+        first: Any = headers
+        if codec and head:
+            packed = compress(codec, headers)
+            first, first_sections[i] = (packed, len(packed)) if len(packed) < head else (headers, ~head)
+        second = compress(codec, payloads) if codec and tail else payloads
+        parts += (first, second)
+        stored[i] = len(first) + len(second)
+    return np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _to_v2(run: Run, raw_position: int) -> Converted:
+    which = run.wanted & (run.bodies["end"] - run.bodies["start"] <= _MOST_BYTES)
+    rows = run.batches[which]
+    parts: list[Any] = [
+        compress(codec, run.scratch[start:end]) if codec and start < end else run.scratch[start:end]
+        for codec, start, end in zip(
+            (rows["attributes"] & CODEC_MASK).tolist(),
+            run.bodies["start"][which].tolist(),
+            run.bodies["end"][which].tolist(),
+            strict=True,
+        )
+    ]
+    lengths = np.array([len(part) for part in parts], np.int64)
+    payload = np.frombuffer(b"".join(parts), np.uint8)
+    replaced = np.empty(len(payload) + BATCH_OVERHEAD * len(rows), np.uint8)
+    write_batches(rows, payload, np.cumsum(lengths), replaced)
+    sizes = run.batches["size"].copy()
+    sizes[which] = BATCH_OVERHEAD + lengths
+    out = np.empty(int(sizes.sum()), np.uint8)
+    kernels.copy_around(run.raw, raw_position, run.batches, which, replaced, sizes, out)
+    return Converted(out, sizes, which, run.first)

@@ -1,0 +1,280 @@
+"""Kernels from decoded records to the sections of magic 3, the reverse of `batches.section_kernels`, and to batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lastkey.logformat.batches.header_kernels import size_of_header_v3, write_header_v3
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import IGNORE_ATTRIBUTES_MASK
+from lastkey.logformat.primitives.memory_kernels import copy_bytes
+from lastkey.logformat.primitives.varint_kernels import read_varint, size_of_varlong, write_varlong
+
+# The bytes of a batch's columns, and of its sections.
+MEASURED = np.dtype(
+    [
+        ("timestamps", "i8"),
+        ("offsets", "i8"),
+        ("key_lengths", "i8"),
+        ("value_lengths", "i8"),
+        ("header_sizes", "i8"),
+        ("headers", "i8"),  # of the first section
+        ("payloads", "i8"),  # of the second one
+        ("attributes", "?"),  # some record has any
+    ],
+    align=True,
+)
+
+
+@inline
+def _fields(buf: np.ndarray, span: Any) -> tuple[int, int, int, int, int, int]:
+    """Return a decoded record's attributes; length of its key, -1 for null, and place; the same of its value; bytes of
+    its headers with their count, 0 for none.
+    """
+    end = span.end
+    _, at = read_varint(buf, span.start, end)
+    attributes: int = buf[at]
+    key_length, key = read_varint(buf, span.rest, end)
+    value_length, value = read_varint(buf, key + max(key_length, 0), end)
+    header_size: int = end - value - max(value_length, 0)
+    if header_size == 1 and buf[end - 1] == 0:
+        header_size = 0
+    return attributes, max(key_length, -1), key, max(value_length, -1), value, header_size
+
+
+@kernel
+def measure_sections(
+    raw: np.ndarray, scratch: np.ndarray, bodies: np.ndarray, spans: np.ndarray, which: np.ndarray, out: np.ndarray
+) -> None:
+    """Measure the sections of the batches in `which` (bool[n]): out MEASURED[n], written; zeros for the others.
+
+    raw, scratch: uint8[], where the records lie; bodies: BODY[n]; spans: SPAN[].
+    """
+    for i in range(bodies.shape[0]):
+        if not which[i]:
+            continue
+        if bodies[i].in_scratch:
+            _measure(scratch, bodies[i], spans, out[i])
+        else:
+            _measure(raw, bodies[i], spans, out[i])
+
+
+@inline
+def _measure(buf: np.ndarray, body: Any, spans: np.ndarray, out: Any) -> None:
+    timestamp = 0
+    offset = -1
+    timestamps = 0
+    offsets = 0
+    key_lengths = 0
+    value_lengths = 0
+    header_sizes = 0
+    keys = 0
+    payloads = 0
+    any_attributes = 0
+    for row in range(body.first_span, body.first_span + body.n_records):
+        span = spans[row]
+        attributes, key_length, _, value_length, _, header_size = _fields(buf, span)
+        any_attributes |= attributes
+        timestamps += size_of_varlong(span.timestamp_delta - timestamp)
+        offsets += size_of_varlong(span.offset_delta - offset - 1)
+        key_lengths += size_of_varlong(key_length)
+        value_lengths += size_of_varlong(value_length)
+        header_sizes += size_of_varlong(header_size)
+        keys += max(key_length, 0)
+        payloads += max(value_length, 0) + header_size
+        timestamp = span.timestamp_delta
+        offset = span.offset_delta
+    out.timestamps = timestamps
+    out.offsets = offsets
+    out.key_lengths = key_lengths
+    out.value_lengths = value_lengths
+    out.header_sizes = header_sizes
+    out.attributes = any_attributes != 0
+    out.headers = timestamps + offsets + key_lengths + value_lengths + header_sizes + keys
+    if any_attributes != 0:
+        out.headers += body.n_records
+    out.payloads = payloads
+
+
+@kernel
+def write_sections(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    which: np.ndarray,
+    measured: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Write the sections of the batches in `which`, both of one behind those of the other.
+
+    measured: MEASURED[n] of `measure_sections`; out: uint8[all their sections], written; the others as there.
+    """
+    at = 0
+    for i in range(bodies.shape[0]):
+        if not which[i]:
+            continue
+        if bodies[i].in_scratch:
+            at = _write(scratch, bodies[i], spans, measured[i], out, at)
+        else:
+            at = _write(raw, bodies[i], spans, measured[i], out, at)
+
+
+@inline
+def _write(buf: np.ndarray, body: Any, spans: np.ndarray, sizes: Any, out: np.ndarray, at: int) -> int:
+    attribute = at
+    timestamps = at + body.n_records if sizes.attributes else at
+    offsets = timestamps + sizes.timestamps
+    key_lengths = offsets + sizes.offsets
+    value_lengths = key_lengths + sizes.key_lengths
+    header_sizes = value_lengths + sizes.value_lengths
+    keys = header_sizes + sizes.header_sizes
+    payloads = at + sizes.headers
+    timestamp = 0
+    offset = -1
+    for row in range(body.first_span, body.first_span + body.n_records):
+        span = spans[row]
+        attributes, key_length, key, value_length, value, header_size = _fields(buf, span)
+        if sizes.attributes:
+            out[attribute] = attributes
+            attribute += 1
+        timestamps = write_varlong(out, timestamps, span.timestamp_delta - timestamp)
+        offsets = write_varlong(out, offsets, span.offset_delta - offset - 1)
+        key_lengths = write_varlong(out, key_lengths, key_length)
+        value_lengths = write_varlong(out, value_lengths, value_length)
+        header_sizes = write_varlong(out, header_sizes, header_size)
+        if key_length > 0:
+            copy_bytes(out, keys, buf, key, key_length)
+            keys += key_length
+        stored = max(value_length, 0) + header_size
+        if stored > 0:  # the headers stand right behind the value
+            copy_bytes(out, payloads, buf, value, stored)
+            payloads += stored
+        timestamp = span.timestamp_delta
+        offset = span.offset_delta
+    end: int = at + sizes.headers + sizes.payloads
+    return end
+
+
+@kernel
+def sizes_v3(batches: np.ndarray, which: np.ndarray, first_sections: np.ndarray, stored: np.ndarray) -> None:
+    """Add the header's bytes to `stored` (int64[n]: bytes of both sections as stored) of the batches in `which`."""
+    for i in range(batches.shape[0]):
+        if which[i]:
+            b = batches[i]
+            last_delta = b.last_offset - b.base_offset
+            stored[i] += size_of_header_v3(last_delta, b.base_timestamp, b.max_timestamp, first_sections[i])
+
+
+@kernel
+def write_batches_v3(
+    raw: np.ndarray,
+    raw_position: int,
+    batches: np.ndarray,
+    which: np.ndarray,
+    attributes: np.ndarray,
+    first_sections: np.ndarray,
+    sizes: np.ndarray,
+    sections: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Write the batches in `which` as magic 3, and copy the others as they are, one after the other.
+
+    raw: bytes of the file from raw_position on; batches: BATCH[n]; attributes: bool[n], whether the records have any;
+    first_sections: int64[n], as in `read_trail`; sizes: int64[n], of each result; sections: uint8, stored ones of those
+    in `which`; out: uint8[sum(sizes)], written.
+    """
+    at = 0
+    taken = 0
+    for i in range(batches.shape[0]):
+        b = batches[i]
+        end = at + sizes[i]
+        if which[i]:
+            header = size_of_header_v3(
+                b.last_offset - b.base_offset, b.base_timestamp, b.max_timestamp, first_sections[i]
+            )
+            copy_bytes(out, at + header, sections, taken, sizes[i] - header)
+            taken += sizes[i] - header
+            bits: int = b.attributes if attributes[i] else b.attributes | IGNORE_ATTRIBUTES_MASK
+            write_header_v3(
+                out,
+                at,
+                end,
+                b.base_offset,
+                b.last_offset,
+                b.partition_leader_epoch,
+                bits,
+                b.base_timestamp,
+                b.max_timestamp,
+                b.producer_id,
+                b.producer_epoch,
+                b.base_sequence,
+                b.records_count,
+                first_sections[i],
+            )
+        else:
+            copy_bytes(out, at, raw, b.position - raw_position, sizes[i])
+        at = end
+
+
+@kernel
+def copy_around(
+    raw: np.ndarray,
+    raw_position: int,
+    batches: np.ndarray,
+    which: np.ndarray,
+    replaced: np.ndarray,
+    sizes: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """Put `replaced` (uint8: the batches in `which`, one after the other) among the others, which are copied.
+
+    sizes: int64[n], of each result; out: uint8[sum(sizes)], written; the others as in `write_batches_v3`.
+    """
+    at = 0
+    taken = 0
+    for i in range(batches.shape[0]):
+        if which[i]:
+            copy_bytes(out, at, replaced, taken, sizes[i])
+            taken += sizes[i]
+        else:
+            copy_bytes(out, at, raw, batches[i].position - raw_position, sizes[i])
+        at += sizes[i]
+
+
+@kernel
+def bodies_equal(
+    raw_a: np.ndarray,
+    scratch_a: np.ndarray,
+    bodies_a: np.ndarray,
+    raw_b: np.ndarray,
+    scratch_b: np.ndarray,
+    bodies_b: np.ndarray,
+    equal: np.ndarray,
+) -> None:
+    """Compare the records of BODY[n] with those of BODY[n], byte for byte: equal bool[n], written only with False."""
+    for i in range(bodies_a.shape[0]):
+        if bodies_a[i].in_scratch:
+            equal[i] = equal[i] and _equal_to(scratch_a, bodies_a[i], raw_b, scratch_b, bodies_b[i])
+        else:
+            equal[i] = equal[i] and _equal_to(raw_a, bodies_a[i], raw_b, scratch_b, bodies_b[i])
+
+
+@inline
+def _equal_to(buf: np.ndarray, body: Any, raw: np.ndarray, scratch: np.ndarray, other: Any) -> bool:
+    if other.in_scratch:
+        return _equal(buf, body, scratch, other)
+    return _equal(buf, body, raw, other)
+
+
+@inline
+def _equal(a: np.ndarray, body_a: Any, b: np.ndarray, body_b: Any) -> bool:
+    n = body_a.end - body_a.start
+    if n != body_b.end - body_b.start:
+        return False
+    difference = np.uint8(0)
+    for j in range(n):
+        difference |= a[body_a.start + j] ^ b[body_b.start + j]
+    return bool(difference == 0)

@@ -1,0 +1,96 @@
+"""Stores that keep magic 3: `restore` gives the files that a store in magic 2 gives, and verify finds nothing wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.restore.report import RestoreReport
+from lastkey.jobs.verify import job as verify
+from tests.builders.archives import put
+from tests.builders.damage import flip
+from tests.builders.formats import as_v3
+from tests.builders.trees import files_of
+from tests.golden import Case
+from tests.reference.log import decode_log
+
+NAMES = ("none-tomb", "lz4-append", "txn-zstd", "gzip-headers")
+DAY_MS = 25 * 3_600_000
+
+
+def settings(form: str) -> dict[str, object]:
+    defaults = {"cleanup.policy": "compact", "null.keys": "drop", "store.format": form, "segment.bytes": 30_000}
+    return {"defaults": defaults, "job": {"engine": "threads"}}
+
+
+def stored(archive: Path, work: Path, forms: tuple[str, ...], now_ms: int) -> RestoreReport:
+    """Compact an archive once for each format, and restore."""
+    store = work / "store"
+    for number, form in enumerate(forms):
+        options = CompactOptions(
+            str(archive), str(store), now_ms + number * DAY_MS, parse_config(settings(form)), force=True
+        )
+        report = compact.run(options, Silent())
+        assert report.exit_code == 0, report.to_text()
+        checked = verify.run(VerifyOptions(store=str(store), config=parse_config(settings(form))), Silent())
+        assert checked.exit_code == 0, checked.to_text()
+    restored = restore.run(RestoreOptions(str(store), str(work / "out")), Silent())
+    assert restored.exit_code == 0
+    return restored
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Return the files of a log directory; of logs that a codec writes in another way here, the batches."""
+    out: dict[str, object] = {}
+    for path, data in files_of(folder).items():
+        if "txn-zstd" in path and path.endswith(".log"):
+            out[path] = decode_log(data)
+        elif not ("txn-zstd" in path and path.endswith("index") and not path.endswith("txnindex")):
+            out[path] = data
+    return out
+
+
+@pytest.fixture
+def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
+    for name in NAMES:
+        for partition in cases[name].partitions:
+            put(cases[name].input(partition), tmp_path / "archive" / partition)
+    return tmp_path / "archive"
+
+
+def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
+    """Two runs each; also with one format after the other, and from an archive in magic 3."""
+    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
+    plain = stored(archive, tmp_path / "v2", ("v2", "v2"), now_ms)
+    assert not any(p.converted for p in plain.partitions)
+    expected = contents(tmp_path / "v2" / "out")
+    newer = as_v3(archive, tmp_path / "archive-v3")
+    for name, source, forms in (
+        ("v3", archive, ("v3", "v3")), ("mixed", archive, ("v2", "v3")), ("of-v3", newer, ("v2", "v3")),
+    ):  # fmt: skip
+        report = stored(source, tmp_path / name, forms, now_ms)
+        assert contents(tmp_path / name / "out") == expected
+        assert all(p.converted for p in report.partitions)
+        assert "came from magic 3" in report.to_text()
+    sizes = {name: sum(p.stat().st_size for p in (tmp_path / name).rglob("store/**/*.log")) for name in ("v2", "v3")}
+    assert sizes["v3"] < sizes["v2"]
+
+
+def test_a_changed_byte_of_a_store_in_magic_3_is_named(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
+    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
+    stored(archive, tmp_path / "v3", ("v3",), now_ms)
+    log = next(path for path in sorted((tmp_path / "v3" / "store" / "segments").rglob("*.log")) if path.stat().st_size)
+    flip(log, log.stat().st_size - 3)
+    config = parse_config(settings("v3"))
+    found = verify.run(VerifyOptions(store=str(tmp_path / "v3" / "store"), config=config), Silent())
+    assert found.exit_code == 3
+    assert log.name in found.to_text()
+    with pytest.raises(Exception, match="CRC-32C"):
+        restore.run(RestoreOptions(str(tmp_path / "v3" / "store"), str(tmp_path / "again")), Silent())
+    assert not (tmp_path / "again").exists()

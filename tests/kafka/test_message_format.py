@@ -1,0 +1,58 @@
+"""Magic 3 and a real broker: it refuses a file in that format, and serves what a store in that format gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import CompactOptions, RestoreOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.restore import job as restore
+from tests.builders.archives import put
+from tests.builders.formats import as_v3
+from tests.builders.trees import files_in
+from tests.golden import Case
+from tests.kafka_lab.errors import LabError
+from tests.kafka_lab.loading import (
+    check_served,
+    partition_dirs,
+    recovered_by_broker,
+    start_restored,
+)
+from tests.kafka_lab.oracle import dump
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+NAMES = ("none-tomb", "txn-zstd", "gzip-headers", "lz4-append")
+
+
+def test_what_is_restored_from_a_store_in_magic_3_is_served_as_from_one_in_magic_2(cases, tmp_path):
+    chosen = [cases[name] for name in NAMES]
+    for case in chosen:
+        for partition in case.partitions:
+            put(case.input(partition), tmp_path / "archive" / partition)
+    now_ms = max(case.now_ms(1, partition) for case in chosen for partition in case.partitions)
+    for form in ("v2", "v3"):
+        defaults = {"cleanup.policy": "compact", "null.keys": "drop", "store.format": form}
+        config = parse_config({"defaults": defaults, "job": {"engine": "threads"}})
+        store = str(tmp_path / form)
+        options = CompactOptions(str(tmp_path / "archive"), store, now_ms, config, force=True)
+        assert compact.run(options, Silent()).exit_code == 0
+        assert restore.run(RestoreOptions(store, str(tmp_path / f"{form}-out")), Silent()).exit_code == 0
+    assert 3 in {log.read_bytes()[16] for log in files_in(tmp_path / "v3" / "segments", "**/*.log")}
+    with start_restored(tmp_path / "v3-out") as broker:
+        problems, _ = check_served(broker.bootstrap, partition_dirs([tmp_path / "v2-out"]))
+        assert problems == []
+
+
+def test_a_broker_refuses_a_file_in_magic_3(cases: dict[str, Case], tmp_path: Path) -> None:
+    """Kafka's own reader stops at the magic byte, and a recovery takes the whole log away."""
+    (partition,) = cases["none-tomb"].partitions
+    folder = as_v3(cases["none-tomb"].input(partition), tmp_path / partition)
+    with pytest.raises(LabError, match="Invalid magic found in record: 3"):
+        dump([folder])
+    with recovered_by_broker({partition: folder}) as data:
+        assert sum(log.stat().st_size for log in (data / partition).glob("*.log")) == 0

@@ -1,0 +1,33 @@
+"""Survivors in the message format of the store (`store.format`), just before they are written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lastkey.logformat.batches import walk_kernels as walk
+from lastkey.logformat.batches.chunks import NO_END, Chunk
+from lastkey.logformat.layout import BATCH
+from lastkey.logformat.writing.formats import Converter
+from lastkey.udfs.compact.clean.clean_batches import CleanedRun
+
+
+def in_format(piece: CleanedRun, chunk: Chunk, converter: Converter, path: str) -> CleanedRun:
+    """Return a piece of a chunk with its batches in the converter's format, or as it is where none can change."""
+    if converter.magic == 2 and not (chunk.batches["magic"] == 3).any():
+        return piece
+    data = piece.data
+    if data is None:
+        if piece.position < 0:  # a dry run
+            return piece
+        data = chunk.raw[piece.position - chunk.position :][: piece.size]
+    batches = np.empty(len(piece.rows), BATCH)
+    walk.walk_batches(data, len(data), 0, -1, NO_END, False, batches)
+    if not converter.candidates(data, 0, batches).any():
+        return piece
+    parts = list(converter.convert(data, 0, batches, path))
+    rows = piece.rows.copy()
+    rows["size"] = np.concatenate([part.sizes for part in parts])
+    changed = np.concatenate([part.data for part in parts])
+    return replace(piece, rows=rows, data=changed, position=-1, size=len(changed))

@@ -1,0 +1,1 @@
+"""A log written in another message format."""

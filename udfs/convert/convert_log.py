@@ -1,0 +1,104 @@
+"""One `.log` -> the same log in another message format, with the indexes of the new file (FORMAT.md, "Magic 3").
+
+A stream: chunks are read and checked, converted (`logformat.writing.formats`), written, and counted for the indexes, in
+the memory of a chunk. Bytes at the end that are no batch come along as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import MAX_SEGMENT_BYTES
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.logformat.writing.formats import Converter, Magic
+from lastkey.udfs.storage import Root, opened
+
+_PIECE: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class ConvertSettings:
+    """Settings that decide the bytes of the indexes, and how logs are read."""
+
+    magic: Magic
+    index_interval_bytes: int = 4096
+    segment_index_bytes: int = 10 << 20
+    time_index_interval_ms: int = 0
+    chunk_bytes: int = CHUNK_BYTES
+    max_batch_bytes: int = MAX_BATCH_BYTES
+
+
+@dataclass(frozen=True)
+class ConvertedLog:
+    """A log that has been written, and what stands beside it."""
+
+    size: int
+    batches: int
+    changed: int  # batches that have the other format now
+    source_checksum: int  # CRC-32C of the bytes that were read
+    checksum: int  # ... and of those that were written
+    offset_index: bytes
+    time_index: bytes
+
+
+def convert_log(
+    source: Root, path: str, size: int, target: Root, to: str, base_offset: int, settings: ConvertSettings
+) -> ConvertedLog:
+    """Write the first `size` bytes of a log to another file, in the format of the settings.
+
+    Raises LogFormatError for damage, as a reader does; what is written then is worth nothing.
+    """
+    buffer, tail = ChunkBuffer(settings.chunk_bytes, settings.max_batch_bytes), Tail()
+    converter = Converter(settings.magic, max_batch_bytes=settings.max_batch_bytes)
+    indexes = IndexBuilder(
+        base_offset, settings.index_interval_bytes, settings.segment_index_bytes, to, settings.time_index_interval_ms
+    )
+    read = written = batches = changed = total = 0
+    with (
+        opened(source, path) as file,
+        target.filesystem.open_output_stream(target.full(to), compression=None) as out,
+    ):
+        for chunk in read_chunks(file, path, 0, size, buffer, tail):
+            read = crc32c_extend(read, chunk.raw)
+            for part in converter.convert(chunk.raw, chunk.position, chunk.batches, path):
+                rows = chunk.batches[part.first : part.first + len(part.sizes)]
+                indexes.append(rows["last_offset"], part.sizes, rows["max_timestamp"])
+                out.write(part.data.data)
+                written = crc32c_extend(written, part.data)
+                total += len(part.data)
+                if total > MAX_SEGMENT_BYTES:
+                    raise LogFormatError(
+                        "length",
+                        path,
+                        chunk.position,
+                        f"a log of at most {MAX_SEGMENT_BYTES} bytes in magic {settings.magic}",
+                        "more",
+                        hint="its records take more room there: compact it with a smaller segment.bytes first",
+                    )
+                batches += len(rows)
+                changed += int(part.changed.sum())
+        for at in range(tail.position, size, _PIECE):  # a torn batch, or zeros
+            piece = np.empty(min(_PIECE, size - at), np.uint8)
+            read_exactly(file, path, at, piece)
+            out.write(piece.data)
+            read, written, total = crc32c_extend(read, piece), crc32c_extend(written, piece), total + len(piece)
+    return ConvertedLog(total, batches, changed, read, written, *indexes.finish())
+
+
+def holds_magic_3(root: Root, path: str, size: int) -> bool:
+    """Return whether some batch has magic 3, by the headers alone. Damage ends the walk: who reads the log says it."""
+    try:
+        with opened(root, path) as file:
+            for headers in read_headers(file, path, 0, size, ChunkBuffer(), Tail()):
+                if (headers.batches["magic"] == 3).any():
+                    return True
+    except LogFormatError:
+        pass
+    return False

@@ -1,0 +1,143 @@
+"""Consecutive segments of an archived partition -> the same in another format, below an output folder.
+
+Each `.log` comes with new indexes; every other file of the partition is copied. Files keep their times. A log that
+cannot be read leaves no file, and is a problem; the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
+
+_PIECE: Final = 8 << 20
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A small file to copy."""
+
+    root: str  # URI
+    path: str  # below the root
+    to: str  # below the output
+
+
+@dataclass(frozen=True)
+class ConvertTask:
+    """Consecutive segments of one partition, and small files to copy."""
+
+    output_uri: str
+    folder: str  # of the partition, below the output
+    segments: tuple[ListedSegment, ...]
+    copies: tuple[Copy, ...]
+    settings: ConvertSettings
+
+
+@dataclass(frozen=True)
+class ConvertedSegments:
+    """Sums over a task, and its problems."""
+
+    segments: int
+    batches: int
+    changed: int
+    bytes_before: int
+    bytes_after: int
+    problems: tuple[Problem, ...]
+    seconds: float
+
+
+def convert_segments(task: ConvertTask) -> ConvertedSegments:
+    """Convert and copy. Raises OSError for a full disk."""
+    started = time.perf_counter()
+    output = open_root(task.output_uri)
+    output.filesystem.create_dir(output.full(task.folder), recursive=True)
+    done: list[tuple[ListedSegment, ConvertedLog]] = []
+    problems: list[Problem] = []
+    for segment in task.segments:
+        one = attempt(segment.path, lambda s=segment: _convert(s, output, task))  # type: ignore[misc]
+        if isinstance(one, Problem):
+            problems.append(one)
+            _remove(output, f"{task.folder}/{names.segment_file(segment.base_offset, names.LOG)}")
+        else:
+            done.append((segment, one))
+    for copy in task.copies:
+        copied = attempt(copy.path, lambda c=copy: _copy(c, output))  # type: ignore[misc]
+        problems += [copied] if isinstance(copied, Problem) else []
+    if output.is_local:
+        flush_folder(output, task.folder)
+    return ConvertedSegments(
+        len(done),
+        sum(one.batches for _, one in done),
+        sum(one.changed for _, one in done),
+        sum(segment.size for segment, _ in done),
+        sum(one.size for _, one in done),
+        tuple(problems),
+        time.perf_counter() - started,
+    )
+
+
+def _convert(segment: ListedSegment, output: Root, task: ConvertTask) -> ConvertedLog:
+    root = open_root(segment.root)
+    to = f"{task.folder}/{names.segment_file(segment.base_offset, names.LOG)}"
+    one = convert_log(root, segment.path, segment.size, output, to, segment.base_offset, task.settings)
+    found = _checksum(output, to, one.size)
+    if found != one.checksum:
+        raise LogFormatError("readback", to, 0, f"CRC-32C {one.checksum:#010x}, as written", f"{found:#010x}")
+    for kind, data in ((names.INDEX, one.offset_index), (names.TIME_INDEX, one.time_index)):
+        path = f"{task.folder}/{names.segment_file(segment.base_offset, kind)}"
+        write_file(output, path, data)
+        _set_time(output, path, segment.mtime_ms * 1_000_000)
+    _set_time(output, to, segment.mtime_ms * 1_000_000)
+    if output.is_local:
+        flush(output, to)
+    return one
+
+
+def _checksum(root: Root, path: str, size: int) -> int:
+    found, piece = 0, np.empty(min(size, _PIECE), np.uint8)
+    with opened(root, path) as file:
+        for at in range(0, size, _PIECE):
+            part = piece[: min(_PIECE, size - at)]
+            read_exactly(file, path, at, part)
+            found = crc32c_extend(found, part)
+    return found
+
+
+def _copy(copy: Copy, output: Root) -> None:
+    source = open_root(copy.root)
+    with opened(source, copy.path) as file:
+        write_file(output, copy.to, file.read())
+    mtime_ns = source.filesystem.get_file_info(source.full(copy.path)).mtime_ns
+    if mtime_ns is not None:
+        _set_time(output, copy.to, mtime_ns)
+
+
+def _set_time(root: Root, path: str, mtime_ns: int) -> None:
+    if root.is_local:
+        os.utime(root.full(path), ns=(mtime_ns, mtime_ns))
+
+
+def _remove(root: Root, path: str) -> None:
+    with suppress(OSError):
+        root.filesystem.delete_file(root.full(path))
+
+
+def sums(parts: Sequence[ConvertedSegments]) -> dict[str, int]:
+    """Return the sums of several tasks' counts."""
+    named = ("segments", "batches", "changed", "bytes_before", "bytes_after")
+    return {name: sum(getattr(part, name) for part in parts) for name in named}
