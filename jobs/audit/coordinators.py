@@ -115,6 +115,6 @@ def _position(
     start = 0 if row is None or row["committed_offset"] is None else row["committed_offset"]
     # a share group that has no row here has no state: one that could not be read has a row
     known = (kind == "share" or group not in unknown) if row is None else row["certain"]
-    tail = max([start, *(each["last"] + 1 for each in ranges)])
+    tail = min(max([start, *(each["last"] + 1 for each in ranges)]), 2**63 - 1)
     values = group, kind if row is None else row["group_type"], topic, partition, start, tail, ranges, known
     return dict(zip(POSITIONS.names, values, strict=True))

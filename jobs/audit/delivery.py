@@ -34,7 +34,7 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from lastkey.jobs.audit.sources import Source
 
 _TREND: Final = 10  # earlier audits in the report
-_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 _COUNTS: Final = ("keys", "delivered", "undelivered", "unknown", "never", "undelivered_tombstones", "versions_behind")
 
 
@@ -91,9 +90,11 @@ def _from_commits(
         place = part.read.topic, part.read.partition
         ends[place] = max(ends.get(place, 0), part.end_offset)
     positions = positions_of(found, options.groups, counts, ends)
-    audit.report.other_problems += found.problems
+    audit.report.other_problems += [*found.problems, *found.unreadable(options.groups, counts)]
     audit.report.notes += [*found.notes, *positions.notes]
-    audit.report.notes += [f"group {group!r} is not known: {why}" for group, why in sorted(positions.unknown.items())]
+    for group, why in sorted(positions.unknown.items()):  # who asked for a group by name gets no answer
+        told = audit.report.other_problems if group in options.groups else audit.report.notes
+        told.append(f"group {group!r} is not known: {why}")
     audit.report.details["unknown_groups"] = dict(positions.unknown)
     table, spark = positions.table, audit.spark
     is_share = pc.equal(table["group_type"], "share")
@@ -210,7 +211,7 @@ def _fill(
         Bars(
             "waits",
             "Keys that have waited longest",
-            "milliseconds from the oldest version that was not delivered to the newest record of the partition",
+            "from the oldest version that was not delivered to the newest record of the partition",
             labels,
             [("waits", [row["age_ms"] or 0 for row in latest])],
             "ms",
@@ -272,11 +273,3 @@ def _key_row(row: Mapping[str, Any]) -> list[str]:
 def _name(group: str) -> str:
     """Return a group's name in one line."""
     return group if group.isprintable() else repr(group)
-
-
-def duration(ms: int | None) -> str:
-    """Format a time span for people: 90061000 -> 1.0 d."""
-    if ms is None:
-        return "-"
-    unit, name = next((pair for pair in _UNITS if ms >= pair[0]), (1, "ms"))
-    return f"{ms} ms" if unit == 1 else f"{ms / unit:.1f} {name}"

@@ -113,7 +113,7 @@ def _ask(
 
 def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:
     """Return the group's offsets in A's topics that are compared; name what is not known of them."""
-    report.other_problems += found.problems
+    report.other_problems += [*found.problems, *found.unreadable((group,), pair.topics)]
     unknown = found.unknown_because(group)
     rows = [row for row in found.rows.to_pylist() if row["group"] == group and row["topic"] in pair.topics]
     if not rows and unknown is None:

@@ -100,7 +100,8 @@ def by_table(records: DataFrame, deliveries: DataFrame) -> DataFrame:
     joined = keyed.join(deliveries, ["group", *columns], "left")
     delivered = F.coalesce(F.col("offset") <= F.col("told"), F.lit(False))
     marked = joined.withColumn("delivered", delivered).withColumn("behind", ~delivered)
-    found = _by_key(marked, F.max("told").alias("told"))
+    told = F.when(F.col("told") >= 0, F.col("told"))  # below 0: nothing is delivered, as tables may say it
+    found = _by_key(marked, F.max(told).alias("told"))
     return found.withColumn("delivered_offset", F.coalesce("told", "delivered_offset")).drop("told")
 
 

@@ -13,7 +13,7 @@ from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
 _LISTED: Final = 200  # problems and notes
 _BARS: Final = 12
 _COLOURS: Final = (LIVE, DEAD, OTHER)
-_SHOWN: Final = {"count": plots.number, "bytes": plots.bytes_of, "ms": plots.number}
+_SHOWN: Final = {"count": plots.number, "bytes": plots.bytes_of, "ms": plots.span_of}
 
 
 def page_of(report: Shown, at_ms: int) -> str:

@@ -267,6 +267,17 @@ def seconds(value: float) -> str:
     return f"{int(value) // 60} min {int(value) % 60} s" if value >= 60 else f"{value:.2f} s"
 
 
+_SPANS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+
+
+def duration(ms: int | None) -> str:
+    """Format a time span for people: 90061000 -> 1.0 d."""
+    if ms is None:
+        return "-"
+    unit, name = next((pair for pair in _SPANS if ms >= pair[0]), (1, "ms"))
+    return f"{ms} ms" if unit == 1 else f"{ms / unit:.1f} {name}"
+
+
 _RULES: dict[Reason, str] = {"log_start": "DeleteRecords", "size": "size", "time": "time"}
 
 

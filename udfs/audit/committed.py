@@ -13,12 +13,13 @@ coordinator key). So a partition that could not be fully read leaves exactly its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, KINDS, SHARE_STATE, Commit, SharedTopic, decode
 from lastkey.udfs.audit.last_records import last_records
@@ -78,6 +79,19 @@ class Committed:
         if not self.partitions:
             return f"there is no {CONSUMER_OFFSETS}"
         return self.unread.get(partition_for(group, self.partitions))
+
+    def unreadable(self, groups: Collection[str], topics: Collection[str]) -> list[str]:
+        """Name the last commits of groups (none given: of all) for topics whose value cannot be read."""
+        return [
+            f"group {row['group']!r}: the offset that it committed last of {row['topic']}-{row['partition']} cannot be"
+            f" read (record {row['record_offset']} of"
+            f" {SHARE_STATE if row['group_type'] == 'share' else CONSUMER_OFFSETS}-{row['coordinator_partition']})"
+            for row in self.rows.filter(pc.invert(self.rows["certain"])).to_pylist()
+            if row["committed_offset"] is None
+            and row["record_offset"] >= 0
+            and row["topic"] in topics
+            and (not groups or row["group"] in groups)
+        ]
 
 
 def read_commits(partition: SourcePartition, *, accept_gaps: bool = False) -> CommitsRead:

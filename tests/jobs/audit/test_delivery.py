@@ -15,7 +15,7 @@ import pytest
 from deltalake import write_deltalake
 
 from lastkey.jobs.audit.coordinators import positions_of
-from lastkey.jobs.audit.delivery import duration, run
+from lastkey.jobs.audit.delivery import run
 from lastkey.jobs.audit.lags import (
     LAGS,
     POSITIONS,
@@ -30,14 +30,15 @@ from lastkey.jobs.audit.lags import (
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditDeliveryOptions, AuditSource
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.reporting import duration
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.audit.committed import CommitsRead, gather, partition_for
 from lastkey.udfs.audit.group_records import Commit
 from tests.builders.archives import Lab
 from tests.builders.damage import edit
-from tests.builders.groups import commit, end, in_transaction, share_record, share_topics, write_log
-from tests.builders.logs import START_MS, write_partition
+from tests.builders.groups import commit, commit_key, end, in_transaction, share_record, share_topics, write_log
+from tests.builders.logs import START_MS, Row, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.reference.delivery import Version, lag_of, rank
 
@@ -187,13 +188,19 @@ def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
     with pytest.raises(UsageError, match="--deliveries contradicts --offsets-archive"):
         audit(archive, tmp_path / "audits", deliveries="told.csv", offsets_archive=str(archive))
     other = tmp_path / "offsets"
-    write_log(other / "__consumer_offsets-0", [[commit("g", "orders", 0, 99), commit("g", "elsewhere", 0, 5)]])
+    unreadable = Row(commit_key("g", "orders", 1), b"\0\3")
+    commits = [commit("g", "orders", 0, 99), commit("g", "elsewhere", 0, 5), unreadable]
+    write_log(other / "__consumer_offsets-0", [commits])
     report = audit(archive, tmp_path / "audits", offsets_archive=str(other))
     assert [note for note in report.notes if "99" in note] == [
         "group 'g' is at offset 99 of orders-0, and what was read of it ends at 7: the log is older than the offsets,"
         " or the topic was made anew"
     ]
     assert {row["topic"] for row in report.summary["groups"]} == {"orders"}
+    assert report.summary["unknown"] == 1 and report.exit_code == 3
+    assert report.problems == [
+        "group 'g': the offset that it committed last of orders-1 cannot be read (record 2 of __consumer_offsets-0)"
+    ]
 
 
 def test_what_is_left_out_of_positions_is_named():
@@ -214,6 +221,14 @@ def test_what_is_left_out_of_positions_is_named():
     ]
     rows = [(row["group"], row["partition"], row["start"], row["known"]) for row in positions.table.to_pylist()]
     assert rows == [("h", 0, 5, True), ("h", 1, 0, True)] and positions.unknown == {}
+
+
+def test_a_share_group_that_acknowledged_the_last_offset_there_can_be():
+    most = 2**63 - 1
+    commits = (Commit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
+    found = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
+    (row,) = positions_of(found, (), {"orders": 1}, {}).table.to_pylist()
+    assert (row["tail"], row["ranges"]) == (most, [{"first": 7, "last": most}])
 
 
 TOLD = {"topic": ["orders", "orders", "orders"], "key": ["a", "b", "gone"], "offset": [2, 5, 1]}
@@ -295,7 +310,12 @@ def drawn_case(drawn: random.Random) -> tuple[list[dict[str, Any]], list[dict[st
                 values = group, kind, topic, partition, start, tail, ranges, drawn.random() < 0.9
                 positions.append(dict(zip(POSITIONS.names, values, strict=True)))
         told += [
-            {"group": "table", "topic": topic, "key": key, "told": drawn.randrange(60)}
+            {
+                "group": "table",
+                "topic": topic,
+                "key": key,
+                "told": drawn.choice([-(2**63), -1, *(drawn.randrange(60) for _ in range(6))]),
+            }
             for key in (b"", b"a", b"c")
             if drawn.random() < 0.7
         ]
@@ -349,7 +369,8 @@ def test_lags_of_drawn_logs_as_plain_code_counts_them(spark):
             row = lag_of(versions, delivered_by(place, key, positions, told), newest)
             if place["group"] == "table":
                 row["delivered_offset"] = next(
-                    (t["told"] for t in told if (t["topic"], t["key"]) == (place["topic"], key)), None
+                    (t["told"] for t in told if (t["topic"], t["key"]) == (place["topic"], key) and t["told"] >= 0),
+                    None,
                 )
                 row["lag_offsets"] = lag_by_table(row, versions)
             verdict = "undelivered" if row["lag_versions"] else "delivered"

@@ -14,8 +14,8 @@ from lastkey.jobs.command.options import AuditFailoverOptions, audit_side
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UsageError
 from tests.builders.damage import flip
-from tests.builders.groups import commit, write_log
-from tests.builders.logs import write_partition
+from tests.builders.groups import commit, commit_key, write_log
+from tests.builders.logs import Row, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.builders.trees import files_in
 
@@ -38,11 +38,11 @@ def answers(report: AuditReport) -> dict[str, tuple[int | None, str, int]]:
     return {f"{one['topic']}-{one['partition']}": (one["offset"], one["way"], one["again"]) for one in rows}
 
 
-def write_a(root: Path, topics: dict[str, str], committed: dict[str, int]) -> Path:
+def write_a(root: Path, topics: dict[str, str], committed: dict[str, int], *more: Row) -> Path:
     for name, text in topics.items():
         write_partition(root / name, text)
     rows = [commit("g", *partition.rsplit("-", 1)[:1], int(partition[-1]), n) for partition, n in committed.items()]
-    write_log(root / "__consumer_offsets-0", [rows])
+    write_log(root / "__consumer_offsets-0", [[*rows, *more]])
     return root
 
 
@@ -52,6 +52,7 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
         tmp_path / "a",
         {"exact-0": LOG, "changed-0": LOG, "none-0": LOG, "holes-0": LOG, "damaged-0": LOG, "unread-0": LOG},
         {"exact-0": 5, "changed-0": 5, "none-0": 5, "holes-0": 3, "damaged-0": 5},
+        Row(commit_key("g", "unread", 0), b"\0\3"),
     )
     b = tmp_path / "b"
     write_partition(b / "exact-0", LOG.replace("||", "|"))
@@ -67,7 +68,8 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     assert found["none-0"] == (None, "identity", 0)
     assert found["holes-0"] == (3, "identity", 0)
     assert found["damaged-0"][0] == 0  # its first batch holds nobody knows what
-    assert "unread-0" not in found  # the group never read it
+    assert "unread-0" not in found  # what the group committed of it cannot be read
+    assert any("committed last of unread-0 cannot be read" in str(problem) for problem in report.problems)
     lost = {(row["topic"], row["offset"]): row["key"] for row in report.details["lost"]}
     assert {offset: key for (topic, offset), key in lost.items() if topic == "holes"} == {3: "c", 4: "(none)", 6: "d"}
     assert {offset for topic, offset in lost if topic == "none"} == {5, 6, 7}
