@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.udfs.audit.key_set import KeySet
 
 _MOST_BYTES: Final = 4 << 30  # of a file: hex takes two bytes a byte
+_MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def key_set(path: str | None, given: Sequence[str], form: KeyFormat) -> KeySet:
@@ -44,6 +46,11 @@ def _of_file(path: str, parse: Callable[[bytes], bytes], form: KeyFormat) -> Ite
         raise MissingPathError(path=path, expected="a file of keys", found=error.strerror or str(error)) from None
     if len(data) > _MOST_BYTES:
         raise UsageError(message=f"{path}: expected at most {_MOST_BYTES:,} bytes of keys, found more")
+    if data.startswith(_MARKS):  # else the first key is one that nothing holds, and would be called absent
+        raise UsageError(
+            message=f"{path}, line 1: expected a key, found a byte order mark: save the file as UTF-8 without one, or"
+            " give its keys as hex if it is part of the first"
+        )
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else (), 1):
         text = line.removesuffix(b"\r")
         if not text:

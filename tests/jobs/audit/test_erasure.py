@@ -228,6 +228,9 @@ def test_files_of_keys(tmp_path: Path) -> None:
     assert key_set(str(path), [], "base64").keys.to_pylist() == [b"\0\n"]
     for data, form, said in (
         (b"a\n\nb\n", "text", "line 2: expected a key, found an empty line"),
+        (b"\xef\xbb\xbfa\n", "text", "line 1: expected a key, found a byte order mark"),
+        ("a\n".encode("utf-16"), "text", "line 1: expected a key, found a byte order mark"),
+        (b"\xef\xbb\xbf61\n", "hex", "line 1: expected a key, found a byte order mark"),
         (b"00\n0g\n", "hex", "line 2: expected hex, found other characters"),
         (b"AA==\nA*==\n", "base64", "line 2: expected base64, found other characters"),
     ):
