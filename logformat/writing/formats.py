@@ -85,6 +85,7 @@ class Converter:
             return _to_v2(run, raw_position, path)
         which = run.wanted.copy()
         data, sizes = _to_v3(run, raw_position, which)
+        which &= sizes <= self._again.max_batch_bytes + BATCH_OVERHEAD  # else no reader with this limit takes it
         rows = _walked(data, len(which))
         for name in _SAME:
             which &= rows[name] == run.batches[name]
