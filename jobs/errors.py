@@ -177,6 +177,14 @@ class MissingFileError(JobError):
     )
 
 
+class OtherFormatError(JobError):
+    """A segment of magic 3 that cannot be written in magic 2, which brokers read."""
+
+    template = "{path} at byte {position}: expected {expected}, found {found}"
+    exit_code = PROBLEMS
+    hint = "nothing was restored; with --config give the settings that compact ran with"
+
+
 class ManifestError(JobError):
     """A manifest in a generation's folder that differs from the one that was written."""
 

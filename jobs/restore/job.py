@@ -26,7 +26,7 @@ from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size
 from lastkey.jobs.command.stopping import result_of
-from lastkey.jobs.errors import LogStartError, RestoreFullError
+from lastkey.jobs.errors import LogStartError, OtherFormatError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
 from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import Made, check_checksum, copy_log, copy_small, finish
@@ -35,10 +35,10 @@ from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.errors import is_full
+from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.udfs.attempt import timed
-from lastkey.udfs.convert.convert_log import ConvertSettings, convert_log, holds_magic_3
+from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.segments import cleaned_until, side_checksums
 from lastkey.udfs.storage import Root, normal_uri, open_root, write_file
 
@@ -173,7 +173,7 @@ def _restore_partition(
             reflinked = copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
             size_bytes = segment.size_bytes
             if holds_magic_3(*((source, segment.path) if source.is_local else (output, to)), size_bytes):
-                one = convert_log(source, segment.path, size_bytes, output, to, segment.base_offset, formats)
+                one = _in_magic_2(source, segment, output, to, formats)
                 check_checksum(f"{source.uri}/{segment.path}", size_bytes, segment.checksum, one.source_checksum)
                 indexes[segment.base_offset] = {names.INDEX: one.offset_index, names.TIME_INDEX: one.time_index}
                 size_bytes, reflinked = one.size, False
@@ -197,6 +197,18 @@ def _restore_partition(
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)
     return out
+
+
+def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings) -> ConvertedLog:
+    try:
+        return convert_log(source, segment.path, segment.size_bytes, output, to, segment.base_offset, formats)
+    except LogFormatError as error:
+        raise OtherFormatError(
+            path=f"{source.uri}/{segment.path}",
+            position=error.position,
+            expected=error.expected,
+            found="; ".join(filter(None, (error.found, error.hint))),
+        ) from error
 
 
 def checkpoints_of(

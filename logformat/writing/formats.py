@@ -7,7 +7,8 @@
 Nothing is lost, by construction: each batch of magic 3 is read again, and kept only if its header's fields and its
 records in the magic 2 encoding are what they were, byte for byte. Every other batch stays as it is, so a file may hold
 both formats. What stays: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies
-that cannot be read; and bodies that their fields do not give again (a varint longer than needed).
+that cannot be read; and bodies that their fields do not give again (a varint longer than needed). On the way back no
+batch of magic 3 stays, because a broker would not read it: one that cannot change is an error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from lastkey.logformat.batches.header_kernels import ATTRIBUTES_OFFSET
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_MASK, CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.codec import compress
 from lastkey.logformat.writing import section_kernels as kernels
@@ -50,7 +52,7 @@ class Converter:
     """Converter to one format; for one thread."""
 
     def __init__(self, magic: Magic, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
-        """max_batch_bytes: batches that decompress to more stay as they are."""
+        """max_batch_bytes: batches of magic 2 that decompress to more stay as they are."""
         self.magic = magic
         self._loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=_SOFT_BYTES)
         self._again = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=_SOFT_BYTES)
@@ -60,12 +62,15 @@ class Converter:
     ) -> Iterator[Converted]:
         """Yield all of BATCH[n], checked before, in the other format where that is possible, in runs that fit memory.
 
-        raw: bytes of the file from raw_position on.
+        raw: bytes of the file from raw_position on. Raises LogFormatError for a batch of magic 3 that cannot become one
+        of magic 2.
         """
         wanted = self.candidates(raw, raw_position, batches)
         for run in self._loader.runs_around_damage(raw, raw_position, batches, wanted, path):
             if not isinstance(run, BadBatch):
                 yield self._convert(run, raw_position, path)
+            elif self.magic == 2:
+                raise run.error
 
     def candidates(self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return bool[n]: which of BATCH[n] could have the other format, by their headers."""
@@ -77,9 +82,10 @@ class Converter:
 
     def _convert(self, run: Run, raw_position: int, path: str) -> Converted:
         if self.magic == 2:
-            return _to_v2(run, raw_position)
+            return _to_v2(run, raw_position, path)
         which = run.wanted.copy()
         data, sizes = _to_v3(run, raw_position, which)
+        which &= sizes <= self._again.max_batch_bytes + BATCH_OVERHEAD  # else no reader with this limit takes it
         rows = _walked(data, len(which))
         for name in _SAME:
             which &= rows[name] == run.batches[name]
@@ -155,9 +161,15 @@ def _compressed(
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def _to_v2(run: Run, raw_position: int) -> Converted:
-    which = run.wanted & (run.bodies["end"] - run.bodies["start"] <= _MOST_BYTES)
+def _to_v2(run: Run, raw_position: int, path: str) -> Converted:
+    which = run.wanted
     rows = run.batches[which]
+    bodies = (run.bodies["end"] - run.bodies["start"])[which]
+    if (bodies > _MOST_BYTES).any():
+        i = int((bodies > _MOST_BYTES).argmax())
+        raise LogFormatError(
+            "length", path, int(rows["position"][i]), f"at most {_MOST_BYTES} bytes of records", str(int(bodies[i]))
+        )
     parts: list[Any] = [
         compress(codec, run.scratch[start:end]) if codec and start < end else run.scratch[start:end]
         for codec, start, end in zip(

@@ -68,10 +68,6 @@ def convert_log(
         for chunk in read_chunks(file, path, 0, size, buffer, tail):
             read = crc32c_extend(read, chunk.raw)
             for part in converter.convert(chunk.raw, chunk.position, chunk.batches, path):
-                rows = chunk.batches[part.first : part.first + len(part.sizes)]
-                indexes.append(rows["last_offset"], part.sizes, rows["max_timestamp"])
-                out.write(part.data.data)
-                written = crc32c_extend(written, part.data)
                 total += len(part.data)
                 if total > MAX_SEGMENT_BYTES:
                     raise LogFormatError(
@@ -82,6 +78,10 @@ def convert_log(
                         "more",
                         hint="its records take more room there: compact it with a smaller segment.bytes first",
                     )
+                rows = chunk.batches[part.first : part.first + len(part.sizes)]
+                indexes.append(rows["last_offset"], part.sizes, rows["max_timestamp"])
+                out.write(part.data.data)
+                written = crc32c_extend(written, part.data)
                 batches += len(rows)
                 changed += int(part.changed.sum())
         for at in range(tail.position, size, _PIECE):  # a torn batch, or zeros

@@ -7,17 +7,20 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
+from lastkey.jobs.convert import job as convert
+from lastkey.jobs.errors import OtherFormatError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.report import RestoreReport
 from lastkey.jobs.verify import job as verify
 from tests.builders.archives import put
 from tests.builders.damage import flip
 from tests.builders.formats import as_v3
-from tests.builders.trees import files_of
+from tests.builders.trees import files_in, files_of
 from tests.golden import Case
+from tests.reference import log
 from tests.reference.log import decode_log
 
 NAMES = ("none-tomb", "lz4-append", "txn-zstd", "gzip-headers")
@@ -85,12 +88,36 @@ def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: di
 def test_a_changed_byte_of_a_store_in_magic_3_is_named(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     stored(archive, tmp_path / "v3", ("v3",), now_ms)
-    log = next(path for path in sorted((tmp_path / "v3" / "store" / "segments").rglob("*.log")) if path.stat().st_size)
-    flip(log, log.stat().st_size - 3)
+    written = next(
+        path for path in sorted((tmp_path / "v3" / "store" / "segments").rglob("*.log")) if path.stat().st_size
+    )
+    flip(written, written.stat().st_size - 3)
     config = parse_config(settings("v3"))
     found = verify.run(VerifyOptions(store=str(tmp_path / "v3" / "store"), config=config), Silent())
     assert found.exit_code == 3
-    assert log.name in found.to_text()
+    assert written.name in found.to_text()
     with pytest.raises(Exception, match="CRC-32C"):
         restore.run(RestoreOptions(str(tmp_path / "v3" / "store"), str(tmp_path / "again")), Silent())
     assert not (tmp_path / "again").exists()
+
+
+def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -> None:
+    """It is named, by restore and by convert, and nothing of its log stays."""
+    values = [(DAY_MS + i, b"k%d" % i, bytes(300_000)) for i in range(5)]
+    logs = {0: log.data_batch(0, values, codec=log.GZIP).data, 5: log.data_batch(5, [(DAY_MS, b"k", b"v")]).data}
+    (tmp_path / "archive" / "t-0").mkdir(parents=True)
+    for base, data in logs.items():
+        (tmp_path / "archive" / "t-0" / f"{base:020d}.log").write_bytes(data)
+    given = settings("v3")
+    made = CompactOptions(str(tmp_path / "archive"), str(tmp_path / "store"), DAY_MS, parse_config(given), force=True)
+    assert compact.run(made, Silent()).exit_code == 0
+    small = parse_config(given | {"topics": {"t": {"max.decompressed.batch.bytes": 1 << 20}}})
+    options = RestoreOptions(str(tmp_path / "store"), str(tmp_path / "out"), config=small)
+    with pytest.raises(OtherFormatError, match=r"00000\.log at byte 0.*max\.decompressed\.batch\.bytes"):
+        restore.run(options, Silent())
+    assert not (tmp_path / "out").exists()
+    newer = as_v3(tmp_path / "archive", tmp_path / "newer")
+    report = convert.run(ConvertOptions(str(newer), str(tmp_path / "v2"), "v2", config=small), Silent())
+    assert report.exit_code == 3
+    assert [problem.kind for problem in report.found] == ["bomb"]
+    assert [path.stem for path in files_in(tmp_path / "v2", "t-0/*.log")] == [f"{5:020d}"]

@@ -273,3 +273,13 @@ def test_sections_above_the_limit_are_refused(tmp_path):
     with pytest.raises(LogFormatError, match=r"max\.decompressed\.batch\.bytes"):
         segment.to_arrow()
     assert segment.to_arrow(["key"]).num_rows == 50
+
+
+def test_a_batch_that_only_magic_3_puts_above_the_limit_stays():
+    """Steps between timestamps that jump take more bytes than their deltas."""
+    data = log.data_batch(0, [(2**60 * (i % 2), b"k", b"v") for i in range(100)]).data
+    raw, rows = rows_of(data)
+    for limit, changed in ((len(data) - 61, False), (2 * len(data), True)):
+        (part,) = Converter(3, max_batch_bytes=limit).convert(raw, 0, rows, "t-0/0.log")
+        assert part.changed.tolist() == [changed]
+        assert (part.data.tobytes() == data) != changed
