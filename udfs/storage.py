@@ -61,10 +61,12 @@ def open_root(uri: str) -> Root:
     return Root(uri, filesystem, base.rstrip("/"))
 
 
-@cache
 def cached_root(uri: str) -> Root:
-    """Return `open_root(uri)`, made once a process."""
-    return open_root(uri)
+    """Return `open_root(uri)`, made once a process; for S3 once for each endpoint and profile of the environment."""
+    return open_root(uri) if canonical(uri).startswith("s3://") else _cached_root(uri)
+
+
+_cached_root = cache(open_root)
 
 
 def cached_place(uri: str) -> tuple[Any, str]:

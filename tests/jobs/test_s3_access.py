@@ -27,7 +27,7 @@ from lastkey.logformat import s3_access
 from lastkey.logformat.errors import LogFormatError, stopped, unreadable
 from lastkey.logformat.locations import file_system
 from lastkey.logformat.s3_access import AccessError, delta_options
-from lastkey.udfs.storage import open_root
+from lastkey.udfs.storage import cached_root, open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.logs import write_partition
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
@@ -262,6 +262,20 @@ def test_other_object_stores_that_cannot_be_used_are_one_line(kind, said, where)
     assert len(str(found)) < 200
     in_task = job_error(RuntimeError(f"Job aborted\nAccessError: {found}\n\tat x"))
     assert in_task is not None and in_task.fields == found.fields
+
+
+def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_path):
+    """A notebook may read one store, and then another one that has a bucket of the same name."""
+    write_partition(tmp_path / "t-0", "a=1")
+    uri = f"{BUCKET}/endpoints"
+    filesystem, path = file_system(uri)
+    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    with socket.socket() as nobody, environment({"AWS_ENDPOINT_URL": None}):
+        nobody.bind(("127.0.0.1", 0))  # it does not listen
+        with environment({"AWS_ENDPOINT_URL": f"http://127.0.0.1:{nobody.getsockname()[1]}"}):
+            elsewhere = cached_root(uri)
+    assert cached_root(uri).filesystem.get_file_info(path).type == pafs.FileType.Directory
+    assert cached_root(uri).filesystem is filesystem and elsewhere.filesystem is not filesystem
 
 
 def test_a_file_that_is_not_there_is_no_fault_of_googles_store():
