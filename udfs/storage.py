@@ -63,10 +63,13 @@ def open_root(uri: str) -> Root:
 
 def cached_root(uri: str) -> Root:
     """Return `open_root(uri)`, made once a process; for S3 once for each endpoint and profile of the environment."""
-    return open_root(uri) if canonical(uri).startswith("s3://") else _cached_root(uri)
+    return open_root(uri) if canonical(uri).startswith("s3://") else root_made_once(uri)
 
 
-_cached_root = cache(open_root)
+@cache
+def root_made_once(uri: str) -> Root:
+    """Return `open_root(uri)`, made once a process."""
+    return open_root(uri)
 
 
 def cached_place(uri: str) -> tuple[Any, str]:

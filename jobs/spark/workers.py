@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
@@ -112,8 +112,8 @@ class _Session:
 
         spark, block = self.get(), new_tag()
         try:
-            self.here.counted = context_of(spark) is not None
-            with tagged(spark, self.tag, name), tagged(spark, block, name):
+            self.here.counted = context_of(spark) is not None  # a client of Connect is told nothing
+            with tagged(spark, self.tag, name), tagged(spark, block, name) if self.here.counted else nullcontext():
                 yield session_on(spark)
         finally:
             self.here.counted = False

@@ -92,13 +92,13 @@ class Fault:
 @contextmanager
 def faults(folder: Path, *given: Fault) -> Iterator[None]:
     """Let faults happen in this process while the block runs. `folder`: keeps their counts."""
-    from lastkey.udfs.storage import cached_root
+    from lastkey.udfs.storage import root_made_once
 
     plan = _Plan(_folder(folder), given)
     before = locations.pafs
     locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri, S3FileSystem=pafs.S3FileSystem)
     wrapped = os.pread, os.fsync
-    cached_root.cache_clear()
+    root_made_once.cache_clear()
     _hook_once()
     _state.plan = plan
     os.pread, os.fsync = _pread, _fsync
@@ -110,7 +110,7 @@ def faults(folder: Path, *given: Fault) -> Iterator[None]:
         regular_files.RegularFile = _RealRegular  # type: ignore[misc]
         _state.plan = None
         locations.pafs = before
-        cached_root.cache_clear()
+        root_made_once.cache_clear()
 
 
 def faulty_environment(folder: Path, *given: Fault, base: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -380,6 +380,7 @@ def test_every_error_fills_its_template():
             "found",
             "topic",
             "partition",
+            "position",
             "reason",
             "message",
             "advice",

@@ -116,9 +116,9 @@ def counting(monkeypatch) -> CountingFiles:
     handler = CountingFiles()
     remote = pafs.PyFileSystem(handler)
     monkeypatch.setattr(storage, "open_root", lambda uri: Root(uri, remote, uri))
-    storage.cached_root.cache_clear()
+    storage.root_made_once.cache_clear()
     yield handler
-    storage.cached_root.cache_clear()
+    storage.root_made_once.cache_clear()
 
 
 def read_bytes() -> int:
