@@ -278,6 +278,7 @@ def test_a_clean_store_holds_it_nowhere_and_other_tools_say_so_too(clean: Path) 
         assert not re.search(rb"hot-[0-9]|cold-[0-9]", path.read_bytes()), path
 
 
+@pytest.mark.slow  # a server of its own
 def test_a_store_in_a_bucket(clean: Path) -> None:
     wanted, names = [b"hot-1", b"cold-3", KEY], ("path", "key", "offset", "state", "certainty")
     here = searched(clean / "store", clean / "archive", wanted)
