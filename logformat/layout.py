@@ -166,6 +166,10 @@ BATCH = np.dtype(
 )
 
 assert BATCH_OVERHEAD == 61 and CRC_START == 21
+assert all(
+    field_offset(BATCH_HEADER, name) - field_offset(BATCH_HEADER_V3, name) == BATCH_OVERHEAD - V3_FIXED
+    for name in ("producer_id", "producer_epoch", "base_sequence", "records_count")
+)
 assert V3_FIXED == 41 and field_offset(BATCH_HEADER_V3, "attributes") == CRC_START
 assert field_offset(BATCH_HEADER, "magic") == MAGIC_OFFSET
 assert MESSAGE_V0.itemsize + 8 == MIN_LEGACY_SIZE

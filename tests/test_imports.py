@@ -74,6 +74,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.problem": {"logformat.errors"},
     "udfs.segments": {"logformat.listing"},
     "udfs.attempt": {"logformat.errors", "udfs.problem"},
+    "udfs.read_back": _LOGS | {"udfs.storage"},
     "udfs.holes": _LOGS | {"logformat.search", "udfs.storage", "udfs.problem", "udfs.segments"},
     "udfs.decode": {"logformat.jit", "logformat.primitives"},
     "udfs.dump_files": _FILES | _HOLES | {"logformat.listing", "logformat.dump", "udfs.decode"},
@@ -85,13 +86,13 @@ FLOORS: dict[str, set[str]] = {
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
     "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.yields", "logformat.writing"},
-    "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean"},
+    "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
     "udfs.compact.split": _TASK | _STEPS,
     "udfs.compact.one_task": _TASK | _STEPS | {"udfs.yields"},
     "udfs.compact.warm_up": _STEPS | {"udfs.compact.split", "udfs.compact.one_task", "udfs.yields"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
-    "udfs.convert": _LOGS | _TASK | {"logformat.writing"},
+    "udfs.convert": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}

@@ -127,6 +127,12 @@ def flush(root: Root, path: str) -> None:
             os.close(descriptor)
 
 
+def set_time(root: Root, path: str, mtime_ns: int) -> None:
+    """Give a file, or a folder, this modification time. Object stores keep times of their own."""
+    if root.is_local:
+        os.utime(root.full(path), ns=(mtime_ns, mtime_ns))
+
+
 def flush_folder(root: Root, folder: str) -> None:
     """Flush a folder and those above it up to the root, so that its own name survives a power cut too."""
     while True:

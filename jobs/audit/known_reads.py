@@ -1,4 +1,4 @@
-"""Which rows of `audit_reads` still say what a log holds, and which can go.
+"""Rows of `audit_reads` that still say what a log holds, and those that can go.
 
 - A file of the same size and time holds what it held. Not so where something could not be read because of another file,
   a permission, or a setting: that is tried again each time, also if the file itself does not change.

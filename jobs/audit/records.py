@@ -104,13 +104,18 @@ class _Plan:
     logs: list[list[ListedLog]] = field(default_factory=list)
     reads: list[AuditRead] = field(default_factory=list)  # all rows of the table
     lost: set[int] = field(default_factory=set)  # of these, whose records are lost
+    known: dict[tuple[str, str], list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # others, and new
 
 
 def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Workers, progress: Progress) -> Gathered:
     """Read what is new in the sources."""
     plan, found = _Plan(reads=audit_reads(state)), Gathered()
     lost = lost_files(state, {read.file for read in plan.reads if read.records})
-    plan.lost = {read.read_id for read in plan.reads if read.file in lost}
+    for read in plan.reads:
+        if read.file in lost:
+            plan.lost.add(read.read_id)
+        else:
+            plan.known[read.root, read.path].append(read)
     for source in sources:
         _plan(plan, found, source, asked)
     files = _read(state, plan, asked, workers, progress) if plan.new else []
@@ -127,10 +132,6 @@ def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Worke
 
 def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
     """Add what a source shows, and the stretches that have to be read for it."""
-    known: dict[tuple[str, str], list[AuditRead]] = defaultdict(list)
-    for read in [*plan.reads, *(part.read for part in found.parts if part.read.read_id in plan.new)]:
-        if read.read_id not in plan.lost:
-            known[read.root, read.path].append(read)  # what another source has too need not be read for this one
     counts = source.n_partitions
     found.n_partitions |= {(source.name, topic): n for topic, n in counts.items()}
     numbers = {(one.topic, one.partition): len(plan.logs) + i for i, one in enumerate(source.partitions)}
@@ -140,7 +141,8 @@ def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
             plan.listed[segment.root].add(segment.path)
     for piece, listed in _pieces(source, asked, found):
         n_partitions = counts[str(piece.topic)]
-        reads = [read for read in known[piece.root, piece.path] if _is_alike(read, asked, n_partitions)]
+        known = plan.known[piece.root, piece.path]
+        reads = [read for read in known if _is_alike(read, asked, n_partitions)]
         begin, end = _offsets(piece)
         position = piece.start
         for read in sorted(that_count(reads, listed), key=lambda read: (read.start_offset, -read.end_offset)):
@@ -153,7 +155,8 @@ def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
         if begin < end:
             rest = replace(piece, start=position, start_offset=begin)
             stretch = Stretch(secrets.randbits(62), rest, n_partitions, numbers[piece.topic, piece.partition])
-            found.parts.append(Part(source.name, _read_of(stretch, listed, end, asked), begin, end))
+            known.append(read := _read_of(stretch, listed, end, asked))  # another source that has it need not read it
+            found.parts.append(Part(source.name, read, begin, end))
             plan.new[stretch.read_id] = stretch
 
 

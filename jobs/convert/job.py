@@ -22,7 +22,7 @@ from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
 from lastkey.jobs.errors import OutputFullError, UsageError
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
-from lastkey.jobs.restore.job import checkpoints_of
+from lastkey.jobs.restore.job import checkpoints_of, convert_settings
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
@@ -170,15 +170,7 @@ def _size(task: ConvertTask) -> int:
 
 
 def _settings(options: ConvertOptions, topic: str) -> ConvertSettings:
-    settings = options.config.topic_settings(topic)
-    return ConvertSettings(
-        3 if options.to == "v3" else 2,
-        index_interval_bytes=settings.index_interval_bytes,
-        segment_index_bytes=settings.segment_index_bytes,
-        time_index_interval_ms=settings.time_index_interval_ms,
-        chunk_bytes=options.config.job.chunk_bytes,
-        max_batch_bytes=settings.max_decompressed_batch_bytes,
-    )
+    return convert_settings(options.config, topic, 3 if options.to == "v3" else 2)
 
 
 def _tasks(options: ConvertOptions, one: _Partition, output: str) -> Iterator[ConvertTask]:

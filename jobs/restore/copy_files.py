@@ -16,7 +16,7 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import MissingFileError
 from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root, flush_names, open_file
+from lastkey.udfs.storage import Root, flush, flush_names, open_file, set_time
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
@@ -134,15 +134,9 @@ def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | N
 
 def finish(target: Root, path: str, mtime_ms: int | None) -> None:
     """Give a local copy its modification time, and flush it to the disk."""
-    if not target.is_local:
-        return
     if mtime_ms is not None:
-        os.utime(target.full(path), ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
-    descriptor = os.open(target.full(path), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        set_time(target, path, mtime_ms * 1_000_000)
+    flush(target, path)
 
 
 def _reflink(source: Root, path: str, target: str, size: int) -> bool:

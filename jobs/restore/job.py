@@ -18,10 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal
 
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.archive.places import Place, check_apart, check_empty
+from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size
@@ -89,7 +91,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
                         store,
                         archives,
                         made,
-                        _formats(options, t.topic),
+                        convert_settings(options.config, t.topic, 2),
                         progress,
                     )
                     for t in targets
@@ -123,14 +125,15 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     return report
 
 
-def _formats(options: RestoreOptions, topic: str) -> ConvertSettings:
-    settings = options.config.topic_settings(topic)
+def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:
+    """Return what decides the bytes of a topic's converted logs and their indexes."""
+    settings = config.topic_settings(topic)
     return ConvertSettings(
-        2,
+        magic,
         index_interval_bytes=settings.index_interval_bytes,
         segment_index_bytes=settings.segment_index_bytes,
         time_index_interval_ms=settings.time_index_interval_ms,
-        chunk_bytes=options.config.job.chunk_bytes,
+        chunk_bytes=config.job.chunk_bytes,
         max_batch_bytes=settings.max_decompressed_batch_bytes,
     )
 

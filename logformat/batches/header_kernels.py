@@ -27,15 +27,36 @@ ATTRIBUTES_OFFSET: Final = field_offset(BATCH_HEADER, "attributes")
 LAST_DELTA_OFFSET: Final = field_offset(BATCH_HEADER, "last_offset_delta")
 BASE_TIMESTAMP_OFFSET: Final = field_offset(BATCH_HEADER, "base_timestamp")
 MAX_TIMESTAMP_OFFSET: Final = field_offset(BATCH_HEADER, "max_timestamp")
-PRODUCER_ID_OFFSET: Final = field_offset(BATCH_HEADER, "producer_id")
-PRODUCER_EPOCH_OFFSET: Final = field_offset(BATCH_HEADER, "producer_epoch")
-BASE_SEQUENCE_OFFSET: Final = field_offset(BATCH_HEADER, "base_sequence")
-COUNT_OFFSET: Final = field_offset(BATCH_HEADER, "records_count")
+# From the producer's id to the number of records the same fields lie in both headers
+PRODUCER_OFFSET: Final = field_offset(BATCH_HEADER, "producer_id")
+PRODUCER_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "producer_id")
+PRODUCER_EPOCH: Final = field_offset(BATCH_HEADER, "producer_epoch") - PRODUCER_OFFSET
+BASE_SEQUENCE: Final = field_offset(BATCH_HEADER, "base_sequence") - PRODUCER_OFFSET
+COUNT: Final = field_offset(BATCH_HEADER, "records_count") - PRODUCER_OFFSET
+COUNT_OFFSET: Final = PRODUCER_OFFSET + COUNT
+COUNT_OFFSET_V3: Final = PRODUCER_OFFSET_V3 + COUNT
 CRC_INVERTED: Final = 0xFFFFFFFF  # magic 3: no checksum covers the magic, so the other format must not fit its own
-PRODUCER_ID_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "producer_id")
-PRODUCER_EPOCH_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "producer_epoch")
-BASE_SEQUENCE_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "base_sequence")
-COUNT_OFFSET_V3: Final = field_offset(BATCH_HEADER_V3, "records_count")
+
+
+@inline
+def _write_start(
+    out: np.ndarray, position: int, end: int, base_offset: int, leader_epoch: int, magic: int, attributes: int
+) -> None:
+    store_i64(out, position, base_offset)
+    store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)
+    store_i32(out, position + EPOCH_OFFSET, leader_epoch)
+    out[position + MAGIC_OFFSET] = magic
+    store_i16(out, position + ATTRIBUTES_OFFSET, attributes)
+
+
+@inline
+def _write_producer(
+    out: np.ndarray, at: int, producer_id: int, producer_epoch: int, base_sequence: int, records_count: int
+) -> None:
+    store_i64(out, at, producer_id)
+    store_i16(out, at + PRODUCER_EPOCH, producer_epoch)
+    store_i32(out, at + BASE_SEQUENCE, base_sequence)
+    store_i32(out, at + COUNT, records_count)
 
 
 @inline
@@ -58,18 +79,11 @@ def write_header(
 
     out: uint8[::1]; the other arguments are integers of any width, stored in the width of their field.
     """
-    store_i64(out, position, base_offset)
-    store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)
-    store_i32(out, position + EPOCH_OFFSET, leader_epoch)
-    out[position + MAGIC_OFFSET] = 2
-    store_i16(out, position + ATTRIBUTES_OFFSET, attributes)
+    _write_start(out, position, end, base_offset, leader_epoch, 2, attributes)
     store_i32(out, position + LAST_DELTA_OFFSET, last_offset - base_offset)
     store_i64(out, position + BASE_TIMESTAMP_OFFSET, base_timestamp)
     store_i64(out, position + MAX_TIMESTAMP_OFFSET, max_timestamp)
-    store_i64(out, position + PRODUCER_ID_OFFSET, producer_id)
-    store_i16(out, position + PRODUCER_EPOCH_OFFSET, producer_epoch)
-    store_i32(out, position + BASE_SEQUENCE_OFFSET, base_sequence)
-    store_i32(out, position + COUNT_OFFSET, records_count)
+    _write_producer(out, position + PRODUCER_OFFSET, producer_id, producer_epoch, base_sequence, records_count)
     store_i32(out, position + CRC_OFFSET, np.int32(np.uint32(crc32c_range(out, position + CRC_START, end))))
 
 
@@ -133,15 +147,8 @@ def write_header_v3(
 
     first_section: as in `read_trail`; the others as in `write_header`.
     """
-    store_i64(out, position, base_offset)
-    store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)
-    store_i32(out, position + EPOCH_OFFSET, leader_epoch)
-    out[position + MAGIC_OFFSET] = 3
-    store_i16(out, position + ATTRIBUTES_OFFSET, attributes)
-    store_i64(out, position + PRODUCER_ID_OFFSET_V3, producer_id)
-    store_i16(out, position + PRODUCER_EPOCH_OFFSET_V3, producer_epoch)
-    store_i32(out, position + BASE_SEQUENCE_OFFSET_V3, base_sequence)
-    store_i32(out, position + COUNT_OFFSET_V3, records_count)
+    _write_start(out, position, end, base_offset, leader_epoch, 3, attributes)
+    _write_producer(out, position + PRODUCER_OFFSET_V3, producer_id, producer_epoch, base_sequence, records_count)
     at = write_varlong(out, position + V3_FIXED, last_offset - base_offset)
     at = write_varlong(out, at, base_timestamp)
     at = write_varlong(out, at, max_timestamp - base_timestamp)

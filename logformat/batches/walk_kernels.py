@@ -12,20 +12,17 @@ import numpy as np
 
 from lastkey.logformat.batches.header_kernels import (
     ATTRIBUTES_OFFSET,
-    BASE_SEQUENCE_OFFSET,
-    BASE_SEQUENCE_OFFSET_V3,
+    BASE_SEQUENCE,
     BASE_TIMESTAMP_OFFSET,
-    COUNT_OFFSET,
-    COUNT_OFFSET_V3,
+    COUNT,
     CRC_INVERTED,
     CRC_OFFSET,
     EPOCH_OFFSET,
     LAST_DELTA_OFFSET,
     MAX_TIMESTAMP_OFFSET,
-    PRODUCER_EPOCH_OFFSET,
-    PRODUCER_EPOCH_OFFSET_V3,
-    PRODUCER_ID_OFFSET,
-    PRODUCER_ID_OFFSET_V3,
+    PRODUCER_EPOCH,
+    PRODUCER_OFFSET,
+    PRODUCER_OFFSET_V3,
     read_trail,
 )
 from lastkey.logformat.jit import inline, kernel
@@ -157,23 +154,12 @@ def read_header(
             if actual != crc:
                 return BAD_CRC, crc, actual
         last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
-        count = np.int64(load_i32(buf, position + COUNT_OFFSET))
-        status, expected, found = check_range(first, last_delta)
+        status, expected, found = _read_fields(buf, position, position + PRODUCER_OFFSET, last_delta, crc, row)
         if status != FRAMED:
             return status, expected, found
-        if count < 0 or count > last_delta + 1:
-            return BAD_COUNT, last_delta + 1, count
-        row.base_offset = first
-        row.last_offset = first + last_delta
-        row.crc = crc
-        row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
         row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
         row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
-        row.producer_id = load_i64(buf, position + PRODUCER_ID_OFFSET)
-        row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET)
-        row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET)
-        row.records_count = count
-        if attributes & CONTROL_MASK and count > 0:
+        if attributes & CONTROL_MASK and row.records_count > 0:
             kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
             if kind < 0 or attributes & CODEC_MASK:
                 return BAD_CONTROL, 0, kind
@@ -242,8 +228,22 @@ def _read_v3(buf: np.ndarray, position: int, end: int, check_crc: bool, row: Any
         return BAD_SECTION, end - after, first_section
     if attributes & CONTROL_MASK:
         return BAD_CONTROL, np.int64(0), np.int64(0)
+    row.base_timestamp = base_timestamp
+    row.max_timestamp = max_timestamp
+    row.attributes = attributes & ~IGNORE_ATTRIBUTES_MASK
+    return _read_fields(buf, position, position + PRODUCER_OFFSET_V3, last_delta, crc, row)
+
+
+@inline
+def _read_fields(
+    buf: np.ndarray, position: int, producer: int, last_delta: int, crc: int, row: Any
+) -> tuple[int, int, int]:
+    """Read the fields that magic 2 and 3 store alike into `row`, and check offsets and count. Returns as `read_header`.
+
+    producer: position of the producer's id.
+    """
     first = load_i64(buf, position)
-    count = np.int64(load_i32(buf, position + COUNT_OFFSET_V3))
+    count = np.int64(load_i32(buf, producer + COUNT))
     status, expected, found = check_range(first, last_delta)
     if status != FRAMED:
         return status, expected, found
@@ -253,13 +253,10 @@ def _read_v3(buf: np.ndarray, position: int, end: int, check_crc: bool, row: Any
     row.last_offset = first + last_delta
     row.crc = crc
     row.partition_leader_epoch = load_i32(buf, position + EPOCH_OFFSET)
-    row.base_timestamp = base_timestamp
-    row.max_timestamp = max_timestamp
-    row.producer_id = load_i64(buf, position + PRODUCER_ID_OFFSET_V3)
-    row.producer_epoch = load_i16(buf, position + PRODUCER_EPOCH_OFFSET_V3)
-    row.base_sequence = load_i32(buf, position + BASE_SEQUENCE_OFFSET_V3)
+    row.producer_id = load_i64(buf, producer)
+    row.producer_epoch = load_i16(buf, producer + PRODUCER_EPOCH)
+    row.base_sequence = load_i32(buf, producer + BASE_SEQUENCE)
     row.records_count = count
-    row.attributes = attributes & ~IGNORE_ATTRIBUTES_MASK
     return FRAMED, np.int64(0), np.int64(0)
 
 

@@ -6,26 +6,18 @@ cannot be read leaves no file, and is a problem; the others go on.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import read_exactly
-from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import ListedSegment
-from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
-
-_PIECE: Final = 8 << 20
+from lastkey.udfs.read_back import check_written
+from lastkey.udfs.storage import Root, flush, flush_folder, open_root, opened, set_time, write_file
 
 
 @dataclass(frozen=True)
@@ -95,27 +87,15 @@ def _convert(segment: ListedSegment, output: Root, task: ConvertTask) -> Convert
     root = open_root(segment.root)
     to = f"{task.folder}/{names.segment_file(segment.base_offset, names.LOG)}"
     one = convert_log(root, segment.path, segment.size, output, to, segment.base_offset, task.settings)
-    found = _checksum(output, to, one.size)
-    if found != one.checksum:
-        raise LogFormatError("readback", to, 0, f"CRC-32C {one.checksum:#010x}, as written", f"{found:#010x}")
+    check_written(output, to, one.size, one.checksum)
     for kind, data in ((names.INDEX, one.offset_index), (names.TIME_INDEX, one.time_index)):
         path = f"{task.folder}/{names.segment_file(segment.base_offset, kind)}"
         write_file(output, path, data)
-        _set_time(output, path, segment.mtime_ms * 1_000_000)
-    _set_time(output, to, segment.mtime_ms * 1_000_000)
+        set_time(output, path, segment.mtime_ms * 1_000_000)
+    set_time(output, to, segment.mtime_ms * 1_000_000)
     if output.is_local:
         flush(output, to)
     return one
-
-
-def _checksum(root: Root, path: str, size: int) -> int:
-    found, piece = 0, np.empty(min(size, _PIECE), np.uint8)
-    with opened(root, path) as file:
-        for at in range(0, size, _PIECE):
-            part = piece[: min(_PIECE, size - at)]
-            read_exactly(file, path, at, part)
-            found = crc32c_extend(found, part)
-    return found
 
 
 def _copy(copy: Copy, output: Root) -> None:
@@ -124,12 +104,7 @@ def _copy(copy: Copy, output: Root) -> None:
         write_file(output, copy.to, file.read())
     mtime_ns = source.filesystem.get_file_info(source.full(copy.path)).mtime_ns
     if mtime_ns is not None:
-        _set_time(output, copy.to, mtime_ns)
-
-
-def _set_time(root: Root, path: str, mtime_ns: int) -> None:
-    if root.is_local:
-        os.utime(root.full(path), ns=(mtime_ns, mtime_ns))
+        set_time(output, copy.to, mtime_ns)
 
 
 def _remove(root: Root, path: str) -> None:

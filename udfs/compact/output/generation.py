@@ -23,7 +23,6 @@ from lastkey.udfs.compact.clean.pending_keys import PendingKeys, pending_of, wit
 from lastkey.udfs.compact.cleaner import SegmentFacts
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.place_segments import (
-    check_written,
     make_folder,
     place_one,
     write_indexes,
@@ -39,6 +38,7 @@ from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts, write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
+from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
 from lastkey.udfs.storage import Root, exists, file_size, flush, flush_folder, make_private, open_root
 

@@ -11,19 +11,16 @@ from typing import Final, TypeVar
 import google_crc32c
 import numpy as np
 
-from lastkey.logformat.batches.chunks import read_exactly
-from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import MAX_RELATIVE_OFFSET, MAX_SEGMENT_BYTES, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.names import segment_file
-from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
+from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, make_private, open_root, opened, read_file, write_file
+from lastkey.udfs.storage import Root, make_private, open_root, read_file, write_file
 
 S = TypeVar("S", Group, OutputSegment)
 
-_PART_BYTES: Final = 8 << 20
 _MOVERS: Final = 8  # segments to move at once: in a bucket each is copied and read back
 _SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # their offsets are relative to the base
 
@@ -136,19 +133,3 @@ def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> by
     entries = np.frombuffer(read_file(store, path, MAX_SEGMENT_BYTES), entry).copy()
     entries["relative_offset"] += shift
     return entries.tobytes()
-
-
-def check_written(store: Root, path: str, size: int, checksum: int) -> None:
-    """Read a copied `.log` back, and raise LogFormatError kind "readback" unless it has the size and checksum of its
-    source.
-    """
-    found = 0
-    with opened(store, path) as file:
-        if file.size() != size:
-            raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
-        for start in range(0, size, _PART_BYTES):
-            part = np.empty(min(_PART_BYTES, size - start), np.uint8)
-            read_exactly(file, path, start, part)
-            found = crc32c_extend(found, part)
-    if found != checksum:
-        raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")
