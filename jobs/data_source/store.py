@@ -25,7 +25,7 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.data_source.pieces import SourcePartition
-from lastkey.udfs.storage import Root, normal_uri
+from lastkey.udfs.storage import Root, absent, normal_uri
 
 
 def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
@@ -71,14 +71,15 @@ def generation_partition(store: Root, one: Generation, manifest: list[Segment], 
     """Return a generation to read. Raise NoGenerationError if its files are gone. archive: where it is, if it moved."""
     folder = one.folder
     beside = one.files(store)
-    for segment in manifest:
-        if segment.root == "store" and segment.path.rpartition("/")[2] not in beside:
-            raise NoGenerationError(
-                partition=one.name,
-                found=one.generation,
-                reason=f"its files are gone ({segment.path})",
-                expected="a generation that vacuum has not deleted",
-            )
+    # after a run by yield, its logs lie in the folders of earlier generations too
+    gone = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
+    if gone:
+        raise NoGenerationError(
+            partition=one.name,
+            found=one.generation,
+            reason=f"its files are gone ({gone[0]})",
+            expected="a generation that vacuum has not deleted",
+        )
     roots = {"store": store.uri, "archive": archive or normal_uri(one.archive_uri)}
     segments = [
         ListedSegment(

@@ -17,6 +17,7 @@ from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
 from lastkey.jobs.store.tables import open_state
 from tests.builders.archives import HOUR, Lab, only_input, put
 from tests.builders.logs import log_text, write_partition, write_segment
+from tests.builders.nights import run_nights
 from tests.builders.sources import BY_NAME, _Partition, options_of, read, tasks_of
 from tests.builders.stores import manifest_of, row, run_id
 from tests.golden import golden
@@ -131,6 +132,20 @@ def test_a_missing_generation_store_or_topic_is_refused(made, tmp_path):
     with pytest.raises(NoGenerationError, match="its files are gone"):
         read("kafka_log", None, store=str(vacuumed), generation="1")
     assert len(keys(store=str(vacuumed), topics="t")) == 3
+
+
+def test_a_generation_by_yield_whose_logs_lie_in_folders_of_earlier_ones(tmp_path):
+    lab = run_nights(tmp_path)
+    current = lab.state().current()
+    segments = current[1]["t", 0]
+    folders = {segment.path.rpartition("/")[0] for segment in segments if segment.root == "store"}
+    assert folders - {current[0]["t", 0].folder}, "no log of an earlier generation is used"
+    records = [r for b in lab.batches(segments) if not b.control for r in b.records]
+    assert keys(store=str(lab.store)) == [("t", r.offset, r.key) for r in records]
+    log = lab.path(segments[0])
+    log.write_bytes(log.read_bytes()[:-1])
+    with pytest.raises(NoGenerationError, match=log.name):
+        read("kafka_log", None, store=str(lab.store))
 
 
 @pytest.mark.spark
