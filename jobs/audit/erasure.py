@@ -223,7 +223,12 @@ def _fill(report: AuditReport, sought: Sought, shown: Shown, options: AuditErasu
     summary = report.summary
     report.cards = [
         Card("keys", count(n), "looked for"),
-        Card("still there", count(summary["keys_found"]), f"{counted(summary['found'], 'time')}"),
+        Card(
+            "still there",
+            count(summary["keys_found"]),
+            counted(summary["found"], "time"),
+            "bad" if summary["found"] else "",
+        ),
         Card("perhaps there", count(summary["keys_maybe"]), f"{counted(summary['may'], 'time')}: by filters or bytes"),
         Card("searched", counted(len(places.files), "file"), size(report.bytes_read)),
         Card("without keys", counted(places.without_keys.total(), "file"), "indexes, manifests and their like"),

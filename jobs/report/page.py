@@ -39,6 +39,7 @@ from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfi
 _TOPICS_WITH_PLOTS: Final = 12  # the topics with the most bytes
 _SEGMENT_ROWS: Final = 4000  # in all partitions together
 _LISTED: Final = 200  # problems and notes
+_CELL: Final = 120  # characters of a name or a key: Kafka's keys may have megabytes; --json has all of them
 
 
 _TEMPLATES: Final = jinja2.Environment(
@@ -48,6 +49,7 @@ _TEMPLATES: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_TEMPLATES.filters["short"] = lambda text: plots.short(text, _CELL)
 SEGMENT_HEADER: Final = (
     "segment", "size", "dead bytes", "records", "dead", "tombstones", "out of order", "codecs", "first record",
 )  # fmt: skip

@@ -96,13 +96,13 @@ def horizontal_bars(
         )
         for p, end in marks:
             axes.text(end + longest * 0.012, p, show(end), va="center", fontsize=_FONT - 1)
-        axes.set_yticks(list(places), [_short(text, 30 if width == WIDE else 18) for text in labels])
+        axes.set_yticks(list(places), [short(text, 30 if width == WIDE else 18) for text in labels])
         axes.invert_yaxis()
         axes.set_xlim(0, longest * (1.2 if width == WIDE else 1.36))
         axes.tick_params(left=False)
         axes.spines["bottom"].set_visible(False)
         axes.set_xticks([])
-        _legend(figure, axes, series)
+        _legend(figure, series)
 
     rows = [(text, *(show(s[2][i]) for s in series)) for i, text in enumerate(labels)]
     height = _ROW * max(len(labels), 1) * (1 if stacked else 0.72 * len(series)) + (16 if len(series) == 1 else 40)
@@ -153,7 +153,7 @@ def columns(
         axes.spines["left"].set_visible(False)
         axes.set_xlim(-0.7, len(shown) - 0.3)
         axes.set_ylim(0, (max(bottom, default=0) or 1) * 1.05)
-        _legend(figure, axes, joined)
+        _legend(figure, joined)
 
     counts = [min(step, len(labels) - i) - 1 for i in range(0, len(labels), step)]
     names = [text + (f" and {more} more" if more else "") for text, more in zip(shown, counts, strict=True)]
@@ -230,14 +230,16 @@ def _aligned(n: int, to_the_end: bool) -> list[Align]:
     return out
 
 
-def _short(text: str, most: int) -> str:
+def short(text: str, most: int) -> str:
+    """Return a text in one line, without its middle if it is longer than `most` characters."""
     text = visible(text).replace("\t", " ").replace("\n", " ")
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most - most // 2) :]}"
 
 
-def _legend(figure: Figure, axes: Any, series: Sequence[Series]) -> None:
+def _legend(figure: Figure, series: Sequence[Series]) -> None:
     if len(series) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0.2, handlelength=1.1)
+        # from the left edge of the plot, not of its axes: long labels leave those too little room on a narrow screen
+        figure.legend(loc="outside upper left", ncols=len(series), borderaxespad=0.2, handlelength=1.1)
 
 
 def _plot(

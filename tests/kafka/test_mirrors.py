@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from lastkey.jobs.command.cli import main
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, consume, make_logs, read_group
+from tests.kafka_lab.jvm import java_command, lab
 from tests.kafka_lab.mirror import IDENTITY, Flow, MirrorMaker
 from tests.reference.log import Batch, Record, decode_log, with_timestamps
 
@@ -134,7 +136,8 @@ def test_a_record_removed_one_changed_and_one_late_are_found(mirrored, tmp_path,
 
 
 def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
-    words = ("--audits", tmp_path / "audits", "--group", GROUP, *RENAMES)
+    plan = tmp_path / "plan.csv"
+    words = ("--audits", tmp_path / "audits", "--group", GROUP, "--plan", plan, *RENAMES)
     code, found = audit(capsys, "failover", mirrored.a, mirrored.b, *words)
     assert code == 0, found
     answers = {f"{one['topic']}-{one['partition']}": one for one in found["partitions"]}
@@ -146,6 +149,9 @@ def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
             name: consume(b.bootstrap, COPIES[name], lines=True, start=one["offset"]).lines
             for name, one in answers.items()
         }
+        reset_offsets(b, plan)
+        set_by_kafka = lab().call("committed_offsets", bootstrap=b.bootstrap)[GROUP]["offsets"]
+    assert {name: set_by_kafka[COPIES[name]][0] for name in answers} == {n: one["offset"] for n, one in answers.items()}
     for name, one in answers.items():
         delivered, wanted = split(mirrored.lines[name], mirrored.committed[name])
         got = Counter(map(content, read[name]))
@@ -161,6 +167,15 @@ def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
         assert one["offset"] == (first if not others else first - others - one["again"]), name
     # Others' records must be read, and what was delivered after them stands behind them; else the mirror is exact
     assert {name: one["again"] for name, one in answers.items()} == {"orders-0": 0, "orders-1": 0, "moves-0": 150}
+
+
+def reset_offsets(broker: Broker, plan: Path) -> None:
+    """Let Kafka's own tool set the group's offsets to those of a plan."""
+    main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+    words = ("--bootstrap-server", broker.bootstrap, "--group", GROUP, "--reset-offsets", "--from-file", plan)
+    command = java_command(main, *map(str, words), "--execute")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 and "Error" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 def content(line: str) -> str:
