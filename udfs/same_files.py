@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
@@ -50,7 +51,7 @@ def compare_files(plan: FilesPlan) -> FilesResult:
 
 def _same(name: str, uri: str, files: tuple[KnownFile, ...]) -> tuple[Problem | None, int]:
     for n, file in enumerate(files):
-        done = attempt(name, lambda file=file: check_written(open_root(uri), file.path, file.size, file.checksum))
+        done = attempt(name, partial(check_written, open_root(uri), file.path, file.size, file.checksum), told=False)
         if isinstance(done, Problem):
             return done, n
     return None, len(files)

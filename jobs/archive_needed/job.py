@@ -35,7 +35,7 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.same_files import FilesPlan, FilesResult, KnownFile, compare_files
-from lastkey.udfs.storage import normal_uri, open_root
+from lastkey.udfs.storage import normal_uri
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ def _answer(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: 
 
 
 def _at_work(archived: ArchivedPartition, label: str) -> Problem:
-    return Problem("changed", archived.path, NO_POSITION, "no run at work on it", label, hint="ask again when it is done")
+    return Problem(
+        "changed", archived.path, NO_POSITION, "no run at work on it", label, hint="ask again when it is done"
+    )
 
 
 def _older(state: State, chain: Sequence[RunRow]) -> Iterator[Kept]:

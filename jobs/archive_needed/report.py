@@ -101,7 +101,6 @@ class ArchiveNeededReport(JobReport):
         )
         return "\n".join(out)
 
-
     def aside(self) -> list[str]:
         """Return problems and notes for stderr if stdout has paths alone."""
         return [*labelled("problem", self.problems), *labelled("note", self.notes)] if self.paths_only else []

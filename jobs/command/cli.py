@@ -150,7 +150,9 @@ def verify(**given: Any) -> None:
 @click.option("--skip-crc", is_flag=True, help="Compare sizes alone; read none of the files.")
 @click.option("--paths", is_flag=True, help="Print only the files that are not needed, one a line.")
 @gaps_option
-@click.option("--all", "show_all", is_flag=True, help="Also list partitions of which a part is not needed, however many.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="Also list partitions of which a part is not needed, however many."
+)
 @engine_option("auto")
 @shared
 def archive_needed(**given: Any) -> None:
