@@ -40,8 +40,8 @@ def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_pa
         if len(found) == MOST_FAILURES:
             break
     line = (
-        f"deleting what is not needed: {tried:,} sequences, {tally.steps['delete']:,} times, {tally.deleted:,} segments, "
-        f"{tally.generations:,} generations judged: {f'{len(found)} failed' if found else 'nothing missed'}"
+        f"deleting what is not needed: {tried:,} sequences, {tally.steps['delete']:,} times, {tally.deleted:,} "
+        f"segments, {tally.generations:,} generations judged: {f'{len(found)} failed' if found else 'nothing missed'}"
     )
     tell(request, line)
     assert not found, line + "".join(found)
