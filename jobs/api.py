@@ -31,7 +31,14 @@ from lastkey.jobs.command.config import (
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import CompactOptions, ReindexOptions, RestoreOptions, VerifyOptions
-from lastkey.jobs.command.parse import check_location, parse_globs, parse_partitions, parse_topics, wrong_type
+from lastkey.jobs.command.parse import (
+    check_location,
+    parse_globs,
+    parse_partitions,
+    parse_time,
+    parse_topics,
+    wrong_type,
+)
 from lastkey.jobs.command.progress import Bar, Progress, Silent
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
@@ -208,6 +215,7 @@ def restore(
     output: Location,
     *,
     generation: int | None = None,
+    as_of: int | str | None = None,
     archive: Location | None = None,
     full_clean: bool = False,
     topics: Globs = (),
@@ -218,10 +226,10 @@ def restore(
 ) -> RestoreReport:
     """Copy a generation of a store into a log directory that a broker starts on.
 
-    output: a new or empty folder. generation: None: the current one of each partition. archive: where the store's
-    archive is now, if it has moved. full_clean: first clean what a broker would clean again, in a run of `compact`,
-    with the settings of config or, for topics without any, of their last run. topics, exclude, topics_from, progress:
-    as of `compact`.
+    output: a new or empty folder. generation: None: the current one of each partition. as_of: instead the one that was
+    current then, in milliseconds since 1970 or as ISO 8601. archive: where the store's archive is now, if it has moved.
+    full_clean: first clean what a broker would clean again, in a run of `compact`, with the settings of config or, for
+    topics without any, of their last run. topics, exclude, topics_from, progress: as of `compact`.
 
     Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError;
     NotCleanedError: full_clean found a problem), and
@@ -231,12 +239,16 @@ def restore(
         store=check_location("store", store),
         output=check_location("output", output),
         generation=_number("generation", generation, 1),
+        as_of_ms=parse_time(as_of) if isinstance(as_of, str) else _number("as_of", as_of),
         archive=_location_or_none("archive", archive),
         full_clean=_flag("full_clean", full_clean),
         **_shared(topics, exclude, topics_from, config),
     )
-    if options.full_clean and options.generation is not None:
-        raise UsageError(message="--full-clean makes a new generation of the current one: leave out --generation")
+    if options.generation is not None and options.as_of_ms is not None:
+        raise UsageError(message="--generation and --as-of both name a generation: give only one of them")
+    if options.full_clean and (options.generation is not None or options.as_of_ms is not None):
+        named = "--generation" if options.as_of_ms is None else "--as-of"
+        raise UsageError(message=f"--full-clean makes a new generation of the current one: leave out {named}")
     report: RestoreReport = _run("restore", options, progress)
     return report
 

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,15 +25,26 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.parse import check_globs, check_topics
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, seconds, size, table
+from lastkey.jobs.command.reporting import (
+    TO_THE_MINUTE,
+    JobReport,
+    count,
+    counted,
+    labelled,
+    moment,
+    seconds,
+    size,
+    table,
+)
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
 from lastkey.jobs.store.folders import Run, RunFolder, each_once, run_folders
 from lastkey.jobs.store.generations import open_store
+from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.manifests import read_manifests, say_committed
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, SEGMENTS
-from lastkey.jobs.store.rows import Segment
+from lastkey.jobs.store.rows import Commit, Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
@@ -54,6 +65,7 @@ class VacuumReport(JobReport):
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # files of the tables; a dry run reports them
     kept: list[dict[str, Any]] = field(default_factory=list)  # with offsets that no current one's chain has read
+    generations: list[dict[str, Any]] = field(default_factory=list)  # each that was committed, and why it stays or goes
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
@@ -69,6 +81,7 @@ class VacuumReport(JobReport):
             files=sum(map(len, self.deleted.values())),
             state_files=self.state_files if self.dry_run else None,
             kept=self.kept,
+            generations=self.generations,
         )
         return out | {"seconds": out["seconds"].get("total", 0.0)}
 
@@ -81,6 +94,12 @@ class VacuumReport(JobReport):
             f"generation's chain never read its offsets {', '.join(f'{a} to {b}' for a, b in g['offsets'])}; "
             f"--give-up '{g['topic']}' lets vacuum delete it"
             for g in self.kept
+        ]
+        lines += [
+            f"{'goes' if g['goes'] else 'stays'}: {g['topic']}-{g['partition']}: generation {g['generation']}"
+            f"{' of ' + moment(g['started_ms'], TO_THE_MINUTE) if g['started_ms'] is not None else ''}: "
+            f"{', '.join(g['because']) or 'nothing keeps it'}"
+            for g in (self.generations if self.dry_run or self.show_all else ())
         ]
         lines += labelled("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
@@ -144,7 +163,7 @@ def _chosen(
     """
     while True:
         seen = state.version()
-        report.notes = []
+        report.notes, report.generations = [], []
         there = each_once(state.root, run_folders(state.root, report.notes), report.notes)
         there = _spared(state.root, there, live_ms, report)
         known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
@@ -154,6 +173,8 @@ def _chosen(
         folders = [folder for folder in there if options.topics.takes(folder.key[0])]
         kept = _kept(state, folders, young_ms, options, report)
         chosen = [(folder, _gone(folder, *kept)) for folder in folders]
+        goes = {folder.run for folder, gone in chosen if gone is not None}
+        report.generations = [one | {"goes": _run_of(one) in goes} for one in report.generations]
         # Empty folders too: a run may be about to write into one
         doomed = [folder.path for folder, gone in chosen if gone is not None]
         if options.dry_run or not doomed or writing.announce_deletions(state, doomed, seen):
@@ -182,9 +203,14 @@ def _kept(
     if not options.dry_run:  # so that each committed folder says so before the table can be lost
         say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
-    live = decided.keys() | set(_replaced_lately(committed, young_ms))
-    live |= {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
-    stay = live | {f.run for f in folders if f.newest_ms > young_ms or not f.whole}
+    lately = set(_replaced_lately(committed, young_ms))
+    above = {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
+    times = {folder: each.run.started_ms for folder, each in _manifests_of(state.root, committed, options).items()}
+    by_rule = _by_rule(committed, times, options)
+    live = decided.keys() | lately | above | by_rule.keys()
+    young = {f.run for f in folders if f.newest_ms > young_ms}
+    foreign = {f.run for f in folders if not f.whole}
+    stay = live | young | foreign
     # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
     asked = [f for f in folders if f.run not in stay or names.LEADER_EPOCH_CHECKPOINT not in f.names]
     found = read_manifests(state.root, [f.path for f in asked if MANIFEST in f.names])
@@ -211,8 +237,56 @@ def _kept(
     ]
     report.kept = [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]
     runs = needed | stay | {run for run in there if run[0] in unreadable}
+    why = (
+        ("it is current", decided.keys()),
+        ("it is above the current one, and was committed", above),
+        (f"replaced less than {options.grace_hours:g} hours ago", lately),
+        ("its files are younger than the grace", young),
+        ("something else is in its folder, or a run works there", foreign),
+        ("it holds offsets that the current one's chain never read", never_read.keys()),
+        ("another generation that stays uses its files", needed - live - never_read.keys()),
+        ("a manifest of its partition cannot be read", {run for run in there if run[0] in unreadable}),
+    )
+    report.generations = [
+        {
+            "topic": f.key[0],
+            "partition": f.key[1],
+            "generation": f.generation,
+            "run_id": f.run_id,
+            "started_ms": times.get(f.path),
+            "because": [*([by_rule[f.run]] if f.run in by_rule else []), *(text for text, of in why if f.run in of)],
+        }
+        for f in committed
+    ]
     named = [row for segments in rows.values() for row in segments if row.root == "store"]
     return runs, {path for row in named for path in (row.path, *kept_for_yield(row))}
+
+
+def _manifests_of(store: Root, committed: Sequence[RunFolder], options: VacuumOptions) -> dict[str, Commit]:
+    """Return the manifests of committed folders, if the times in them are wanted."""
+    wanted = options.dry_run or _keep(options)
+    return read_manifests(store, [f.path for f in committed if MANIFEST in f.names]) if wanted else {}
+
+
+def _keep(options: VacuumOptions) -> Keep:
+    return Keep(options.keep_generations, options.keep_daily, options.keep_weekly)
+
+
+def _by_rule(committed: Sequence[RunFolder], times: Mapping[str, int], options: VacuumOptions) -> dict[Run, str]:
+    """Return the generations that --keep-generations, --keep-daily and --keep-weekly keep, each with its rule."""
+    of_key: dict[Key, dict[int, RunFolder]] = {}
+    for folder in committed:
+        if folder.path in times:
+            of_key.setdefault(folder.key, {})[folder.generation] = folder
+    kept: dict[Run, str] = {}
+    for folders in of_key.values():
+        rules = kept_by(_keep(options), {number: times[folder.path] for number, folder in folders.items()})
+        kept |= {folders[number].run: rule for number, rule in rules.items()}
+    return kept
+
+
+def _run_of(line: Mapping[str, Any]) -> Run:
+    return (line["topic"], line["partition"]), line["generation"], line["run_id"]
 
 
 def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, l
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.format_commands import add_convert
 from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.keep_commands import add_keeping
 from lastkey.jobs.command.options import (
     CompactOptions,
     InspectOptions,
@@ -35,7 +36,6 @@ from lastkey.jobs.command.options import (
     ReportOptions,
     RollbackOptions,
     RunsOptions,
-    VacuumOptions,
     check_lookup,
 )
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
@@ -46,7 +46,6 @@ from lastkey.jobs.command.shared_options import (
     compaction_options,
     engine_option,
     gaps_option,
-    globs_option,
     planning_options,
     sealed_option,
     shared,
@@ -162,6 +161,7 @@ def reindex(**given: Any) -> None:
 @click.option("--store", metavar="STORE", required=True, help="The store to restore from.")
 @click.option("--output", metavar="DIR", required=True, help="A new or empty folder, which becomes a log directory.")
 @click.option("--generation", type=click.IntRange(min=1), help="Restore this one.  [default: the current one]")
+@click.option("--as-of", metavar="TIME", help="Restore what was current then: ISO 8601 (UTC), or ms since 1970.")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
 @click.option("--full-clean", is_flag=True, help="First clean what a broker would clean again, in a run of compact.")
 @shared
@@ -196,19 +196,6 @@ def rollback(**given: Any) -> None:
 def rebuild_state(**given: Any) -> None:
     """Restore the lost tables of STORE (its folder state) from the manifests of its generations."""
     _run("rebuild-state", RebuildStateOptions, **given)
-
-
-@lastkey.command()
-@click.option("--store", metavar="STORE", required=True, help="The store to clean up.")
-@click.option(
-    "--grace-hours", type=click.FloatRange(min=0), default=168.0, show_default=True, help="Spare younger files."
-)
-@globs_option("--give-up", help="For these topics, also delete what no later generation has read.")
-@click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
-@shared
-def vacuum(**given: Any) -> None:
-    """Delete files of STORE that no generation needs any more, after a grace period."""
-    _run("vacuum", VacuumOptions, **given)
 
 
 @lastkey.command()
@@ -419,13 +406,16 @@ def _show(
         shown.close()
     report.show_all = show_all
     report.notes += without_effect(spark_options, report.work)
-    _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
+    text = json.dumps(report.to_json(), indent=2) if as_json else report.to_text()
+    _say(f"{text}\n" if text else "", sys.stdout)
+    _say("".join(f"{line}\n" for line in ([] if as_json else report.aside())), sys.stderr)
     raise click.exceptions.Exit(report.exit_code)
 
 
 _audit = audit_group(_run, _show)
 lastkey.add_command(_audit)
 add_convert(lastkey, _run)
+add_keeping(lastkey, _run)
 for _command in (*lastkey.commands.values(), *_audit.commands.values()):
     _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
 

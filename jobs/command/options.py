@@ -50,6 +50,21 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
+class ArchiveNeededOptions:
+    """Options of `archive-needed ARCHIVE --store STORE`."""
+
+    archive: str
+    store: str
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
+    current_only: bool = False  # no run will have to go on after a rollback
+    skip_crc: bool = False  # compare sizes alone
+    paths: bool = False  # the report is a list of files
+
+
+@dataclass(frozen=True)
 class RestoreOptions:
     """Options of `restore --store STORE --output DIR`."""
 
@@ -58,6 +73,7 @@ class RestoreOptions:
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
     generation: int | None = None  # None: the current one of each partition
+    as_of_ms: int | None = None  # the generation that was current then, instead
     archive: str | None = None  # where the archive is now; None: where it was
     full_clean: bool = False  # first clean what a broker would clean again
 
@@ -71,6 +87,9 @@ class VacuumOptions:
     topics: TopicFilter = EVERY_TOPIC
     grace_hours: float = 168.0
     give_up: TopicFilter | None = None  # topics whose generations go even with offsets that were never read
+    keep_generations: int = 0  # the newest ones stay, whatever their age
+    keep_daily: int = 0  # and the newest of so many days,
+    keep_weekly: int = 0  # and weeks
     dry_run: bool = False
 
 

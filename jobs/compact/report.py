@@ -109,6 +109,7 @@ class CompactReport(JobReport):
             "archive_needed": bool(self.archive_needed),
             "archive_needed_because": [reason.to_json() for reason in self.archive_needed],
             "conflict": self.conflict or None,
+            "summary": self.summary(),
             "partitions": [self._partition(r) for r in self.results],
             "not_compacted": self.not_compacted,
             "expired_nothing": self.expired_nothing,
@@ -209,8 +210,21 @@ class CompactReport(JobReport):
             out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
         else:
             out += labelled("the archive is still needed", self.archive_needed) or ["the archive is no longer needed"]
-        out.append(self.last_lines())
+        out += [self.last_lines(), self.summary()]
         return "\n".join(out)
+
+    def summary(self) -> str:
+        """Return how the run ended, in one line: the last of the text, whatever happened."""
+        states = [self._status(r) for r in self.results]
+        done = "would be compacted" if self.dry_run else "committed"
+        words = {"cleaned": done, "not_due": "not due", "set_aside": "set aside"}
+        counts = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
+        cleaned = [r for r in self.results if self._status(r) == "cleaned"]
+        sizes = f"{size(sum(r.bytes_before for r in cleaned))} -> {size(sum(r.bytes_after for r in cleaned))}"
+        parts = [f"{counted(len(states), 'partition')}: {', '.join(counts)}" if states else "no partition"]
+        parts += [sizes] if cleaned else []
+        parts += [] if self.dry_run else [f"archive {'still' if self.archive_needed else 'no longer'} needed"]
+        return "; ".join([*parts, f"exit code {self.exit_code}"])
 
     def _table(self) -> list[str]:
         """Return the lines of partitions that changed or were set aside; the rest, perhaps hundreds, is counted."""

@@ -10,9 +10,10 @@ from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.errors import MissingFileError, NoGenerationError, UsageError
-from lastkey.jobs.store.generations import Generation, generation_of, runs_at
-from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.generations import Generation, check_runs, generation_of, runs_at
+from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, of_topics
 from lastkey.logformat import names
@@ -25,11 +26,7 @@ _NAMED = 10  # files that an error names
 
 def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[Generation]:
     """Return the partitions of the wanted topics, each at one generation (None: its current one)."""
-    rows = tables.checkpoints()
-    check_topics(topics, (topic for topic, _ in rows), tables.root.uri)
-    current = of_topics(topics, rows)
-    if not current:
-        raise UsageError(message=f"{tables.root.uri}: the store holds no generation")
+    current = _current(tables, topics)
     if generation is None or all(row.generation == generation for row in current.values()):
         return [generation_of(row) for _, row in sorted(current.items())]
     chains = tables.histories({topic for topic, _ in current})
@@ -43,6 +40,64 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
                 expected=_listed(_still_there(tables, chains[key])),
             )
     return [generation_of(run) for _, run in sorted(runs.items())]
+
+
+def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
+    rows = tables.checkpoints()
+    check_topics(topics, (topic for topic, _ in rows), tables.root.uri)
+    current = of_topics(topics, rows)
+    if not current:
+        raise UsageError(message=f"{tables.root.uri}: the store holds no generation")
+    return current
+
+
+def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Generation]:
+    """Return the partitions of the wanted topics, each at the generation that was current at a time; note those that
+    had none then. Raise NoGenerationError where it is gone.
+    """
+    current = _current(tables, topics)
+    chains = tables.histories({topic for topic, _ in current})
+    check_runs(current, chains)
+    chosen, at = [], moment(at_ms)
+    for key, row in sorted(current.items()):
+        name, chain = names.partition_folder(*key), chains[key]
+        then = next((run for run in chain if run.started_ms <= at_ms), None)
+        if then is not None and then.generation_after == row.generation:
+            chosen.append(generation_of(row))
+        elif then is None and chain[-1].generation_after == 1:
+            notes.append(f"{name}: left out: it had no generation at {at}; its first is of {_time(chain[-1])}")
+        else:
+            there = set(_still_there(tables, chain))
+            left = {run.generation_after: run for run in chain if run.generation_after in there}
+            if then is None or then.generation_after not in left:
+                raise _gone_since(name, then, chain, left, at)
+            chosen.append(generation_of(then))
+    if not chosen:
+        first = min((chain[-1] for chain in chains.values()), key=lambda run: run.started_ms)
+        raise NoGenerationError(
+            partition="every partition", found=1, reason=f"not yet committed at {at}",
+            expected=f"a time from {_time(first)} on",
+        )  # fmt: skip
+    return chosen
+
+
+def _gone_since(
+    name: str, then: RunRow | None, chain: Sequence[RunRow], left: Mapping[int, RunRow], at: str
+) -> NoGenerationError:
+    """Return the error for a generation that is gone; then: its run, if that is still known."""
+    oldest = min(left, default=0)
+    return NoGenerationError(
+        partition=name,
+        found=then.generation_after if then is not None else f"before {chain[-1].generation_after}",
+        reason=f"it was current at {at}, and its files are gone",
+        expected=f"a time from {_time(left[oldest])} on, when generation {oldest} was made, the oldest that is left"
+        if left
+        else "another, but none is left",
+    )
+
+
+def _time(run: RunRow) -> str:
+    return moment(run.started_ms)
 
 
 def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]:

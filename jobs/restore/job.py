@@ -29,7 +29,14 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size
 from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import LogStartError, OtherFormatError, RestoreFullError
-from lastkey.jobs.restore.choose_generations import before_resets, check_files, choose, list_apart, some_of
+from lastkey.jobs.restore.choose_generations import (
+    before_resets,
+    check_files,
+    choose,
+    choose_as_of,
+    list_apart,
+    some_of,
+)
 from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import Made, check_checksum, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
@@ -55,12 +62,15 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     tables = open_store(options.store)
     store = tables.root
     check_apart(Place("--output", output.uri), Place("the store", store.uri))
-    targets = choose(tables, options.topics, options.generation)
+    report = RestoreReport(output.uri)
+    if options.as_of_ms is None:
+        targets = choose(tables, options.topics, options.generation)
+    else:
+        targets = choose_as_of(tables, options.topics, options.as_of_ms, report.notes)
     for target in targets:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"
             raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
-    report = RestoreReport(output.uri)
     manifests = manifests_of(tables, targets)
     archives = _archives(options, targets)
     listed = list_apart(output, archives, options)
@@ -73,7 +83,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         manifests = manifests_of(tables, targets)
         archives |= _archives(options, targets)
     side_files = check_files(tables, store, archives, targets, manifests)
-    report.notes += before_resets(tables, targets) if options.generation is not None else []
+    report.notes += before_resets(tables, targets) if options.generation or options.as_of_ms is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
     made = Made(output)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import Config
+from lastkey.jobs.store.coverage import Ranges, without
 from lastkey.jobs.store.rows import RunRow, Segment
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
@@ -62,8 +63,11 @@ def plan_generation(
     archive_uri: str,
     chunk_bytes: int,
     task_memory_bytes: int,
+    read: Ranges,
 ) -> GenerationPlan:
-    """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone."""
+    """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone; read:
+    the offsets that the current generation's chain has read.
+    """
     settings: dict[str, Any] = json.loads(run.settings)
     name = names.partition_folder(run.topic, run.partition)
     folder = run.folder
@@ -133,7 +137,7 @@ def plan_generation(
         parent=parent,
         parent_log_start_offset=start_before,
         parent_gone=gone,
-        parent_problem=_unlisted(archive, archived, gone),
+        parent_problem=_unlisted(archive, archived, gone, read),
         parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
         task_memory_bytes=task_memory_bytes,
     )
@@ -149,23 +153,25 @@ def _taken_until(archived: ArchivedPartition | None) -> tuple[int, ...]:
     return (archived.cleaner_checkpoint or 0, *_log_starts(archived)) if archived is not None else (0,)
 
 
-def _unlisted(archive: Archive | None, archived: ArchivedPartition | None, gone: str) -> Problem | None:
+def _unlisted(archive: Archive | None, archived: ArchivedPartition | None, gone: str, read: Ranges) -> Problem | None:
     """Return the problem that hides a partition in an archive that is there; None if nothing hides it."""
     if not gone or archive is None:
         return None
     if archived is None:
         return next(iter(archive.unreadable), None)  # the partition may lie in a folder that cannot be listed
-    return archived.problem or _lost_beginning(archived)
+    return archived.problem or _lost_beginning(archived, read)
 
 
-def _lost_beginning(archived: ArchivedPartition) -> Problem | None:
-    """Return the gap before the first segment, unless the log start or the first leader epoch explains it."""
+def _lost_beginning(archived: ArchivedPartition, read: Ranges) -> Problem | None:
+    """Return the gap before the first segment, unless the log start or the first leader epoch explains it, or the store
+    has read all of it: then somebody may delete it (`archive-needed`).
+    """
     traces = archived.traces
     if not archived.segments or traces.first_epoch is None:
         return None
     begins, epochs = traces.first_epoch
     first = archived.segments[0].base_offset
-    if max(begins, traces.log_start) >= first:
+    if max(begins, traces.log_start) >= first or not without([(begins, first)], read):
         return None
     return Problem(
         "gap",

@@ -98,6 +98,7 @@ class Tally:
     by_yield: int = 0  # generations of runs by yield
     carried: int = 0  # those of them that carry segments over
     records: int = 0
+    deleted: int = 0  # segments of the archive, because they were not needed
 
 
 class World:
@@ -132,7 +133,7 @@ class World:
         """Play all steps. Raises Failed with the whole story."""
         for step in self.case.steps:
             rng = self.rng(step)
-            names = _FIRST if step < len(_FIRST) else _STEPS | (_NIGHTS if self.by_yield else {})
+            names = self.weights(step)
             name = rng.choices(list(names), list(names.values()))[0]
             said = f"{step} {name}"
             self.told.append(said)
@@ -144,6 +145,10 @@ class World:
                 found = str(error) if isinstance(error, Failed) else "".join(traceback.format_exception(error)[-4:])
                 told = "".join(f"\n      {one}" for one in self.told)
                 raise Failed(f"step {step}, {name}: {found}{told}") from error
+
+    def weights(self, step: int) -> dict[str, int]:
+        """Return the steps that may come next, with their weights."""
+        return _FIRST if step < len(_FIRST) else _STEPS | (_NIGHTS if self.by_yield else {})
 
     def tell(self, words: str) -> None:
         """Add the effect of a step to the story."""
@@ -690,7 +695,7 @@ class World:
         """Check what readers see of the archive, and of the store."""
         if all(not log.odd for log in self.logs.values()):
             if all(log.indexes for log in self.logs.values()):  # readers need a .txnindex, and verify says so
-                self.command("verify", self.archive)
+                self.verify_archive()
             seen = data_source(self.archive, self.root)
             if seen.problems:
                 raise Failed(f"data source: {seen.problems}")
@@ -707,6 +712,10 @@ class World:
             found = next((b for b in made.contents.batches if b.last_offset >= at), None)
             if found is not None and answer["batch_base_offset"] != found.base_offset:
                 raise Failed(f"lookup of {topic} {at}: {answer}, expected the batch at {found.base_offset}")
+
+    def verify_archive(self) -> None:
+        """Check that verify finds nothing wrong with the archive."""
+        self.command("verify", self.archive)
 
     def committed_rows(self, most: int) -> Iterator[tuple[str, int, bytes | None, bytes | None]]:
         """Yield the rows that a consumer of committed records sees, at least or at most: a broker that starts again may
@@ -753,13 +762,17 @@ def difference(found: Contents, expected: Contents) -> str:
 
 
 def failure(
-    case: Case, root: Path, tally: Tally | None = None, known: Mapping[str, Known] = MappingProxyType(KNOWN)
+    case: Case,
+    root: Path,
+    tally: Tally | None = None,
+    known: Mapping[str, Known] = MappingProxyType(KNOWN),
+    kind: type[World] = World,
 ) -> str | None:
     """Return the failure of a sequence; None if it has none, or a known one."""
     shutil.rmtree(root, ignore_errors=True)
     tally = tally or Tally()
     try:
-        World(root, case, tally, known).play()
+        kind(root, case, tally, known).play()
     except Failed as error:
         said = str(error)
         head = " ".join(said.split("\n")[:2])
@@ -780,18 +793,24 @@ def gist(said: str) -> str:
     return re.sub(r"\d+|\b[ab]\b", "", head)[:100]
 
 
-def shrunk(case: Case, root: Path, seconds: float, known: Mapping[str, Known] = MappingProxyType(KNOWN)) -> Case:
+def shrunk(
+    case: Case,
+    root: Path,
+    seconds: float,
+    known: Mapping[str, Known] = MappingProxyType(KNOWN),
+    kind: type[World] = World,
+) -> Case:
     """Return the smallest case with the same failure: leave out steps in halves, then in smaller pieces, then one by
     one.
     """
     end = time.monotonic() + seconds
-    wrong = gist(failure(case, root, known=known) or "")
+    wrong = gist(failure(case, root, known=known, kind=kind) or "")
     size = len(case.steps) // 2
     while size:
         at = 0
         while at < len(case.steps) and time.monotonic() < end:
             fewer = Case(case.seed, case.number, case.steps[:at] + case.steps[at + size :])
-            said = failure(fewer, root, known=known) if fewer.steps else None
+            said = failure(fewer, root, known=known, kind=kind) if fewer.steps else None
             if said is not None and gist(said) == wrong:
                 case = fewer
             else:

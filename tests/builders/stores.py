@@ -86,13 +86,13 @@ class StoreMaker:
 
     def generation(
         self, topic, partition, generation, written, kept=(), archived=(), end=300, start=0, anew=False, run=None,
-        gaps=(), log_start=None, dies=False,
+        gaps=(), log_start=None, dies=False, started_ms=0,
     ):  # fmt: skip
         """Commit a generation.
 
         written: base -> bytes, in this run's folder; kept: segments of an earlier one; archived: base -> bytes that
         belong to the generation, of a file that `archived()` made; gaps: [first, last] that it skips; log_start: the
-        one before its retention; dies: before its commit.
+        one before its retention; dies: before its commit; started_ms: of its run.
         """
         run, name = run or run_id(generation), f"{topic}-{partition}"
         folder = self.store / "segments" / name / f"{generation}-{run}"
@@ -130,7 +130,8 @@ class StoreMaker:
         read = read_with(None if anew else before, checkpoint, segments, start if log_start is None else log_start)
         run_row = row(
             RunRow, **shared, **facts, generation_before=generation - 1, generation_after=generation,
-            parent_run_id=parent, end_offset=end - 10, anew=anew, settings=json.dumps({}), topic_id=None,
+            parent_run_id=parent, end_offset=end - 10, anew=anew, started_ms=started_ms, settings=json.dumps({}),
+            topic_id=None,
         )  # fmt: skip
         commit = Commit(dataclasses.replace(checkpoint, read=read), segments, run_row)
         write_manifests(self.state.root, [commit])

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from lastkey.jobs import vacuum
-from lastkey.jobs.command.options import VacuumOptions
+from lastkey.jobs import rollback, vacuum
+from lastkey.jobs.command.options import RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError, MissingPathError
+from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
 from lastkey.jobs.store.tables import State, open_state
@@ -362,3 +363,56 @@ def test_a_current_generation_that_a_link_in_the_store_leads_to_stays(maker, lin
     _vacuum(maker)
     assert files_of(current) == before
     assert not maker.run_folder("t", 0, 1).exists()
+
+
+def _old_nights(maker, times):
+    """Make a generation for each time, each with a file of its own, all of them older than the grace."""
+    for number, at in enumerate(times, 1):
+        maker.generation("t", 0, number, {0: bytes([number]) * 100}, started_ms=at)
+        maker.age(WEEK + 1, maker.run_folder("t", 0, number))
+
+
+def test_the_newest_of_days_and_weeks_stay_and_can_be_restored(maker, tmp_path):
+    day, start = 86_400_000, 1_699_228_800_000  # a Monday, 00:00 UTC
+    _old_nights(maker, [start + n * day + hour for n in range(15) for hour in (0, day // 2)])
+    dry = _vacuum(maker, keep_generations=2, keep_daily=3, keep_weekly=2, dry_run=True)
+    stays = {g["generation"]: g["because"] for g in dry.generations if not g["goes"]}
+    assert stays == {
+        30: ["--keep-generations", "it is current"],
+        29: ["--keep-generations"],
+        28: ["--keep-daily"],
+        26: ["--keep-daily"],
+        24: ["--keep-daily"],
+        14: ["--keep-weekly"],
+    }
+    text = dry.to_text()
+    assert "goes: t-0: generation 1 of 2023-11-06 00:00: nothing keeps it" in text
+    assert "stays: t-0: generation 14 of 2023-11-12 12:00: --keep-weekly" in text
+    before = _segments(maker)
+    _vacuum(maker, keep_generations=2, keep_daily=3, keep_weekly=2)
+    after = _segments(maker)
+    left = {int(name.split("/")[1].split("-")[0]) for name in after}
+    assert left == stays.keys()
+    assert after.items() <= before.items()
+    for number in left:
+        restore.run(RestoreOptions(str(maker.store), str(tmp_path / str(number)), generation=number), Silent())
+        log = next((tmp_path / str(number) / "t-0").glob("*.log"))
+        assert log.read_bytes() == bytes([number]) * 100
+
+
+def test_a_kept_rollback_keeps_the_files_that_it_goes_back_to(maker):
+    _old_nights(maker, [1_699_228_800_000 + n * 86_400_000 for n in range(3)])
+    rollback.run(RollbackOptions(str(maker.store), 1), Silent())
+    maker.generation("t", 0, 5, {0: B}, started_ms=2_000_000_000_000)
+    for number in range(1, 6):
+        maker.age(WEEK + 1, maker.run_folder("t", 0, number))
+    _vacuum(maker, keep_generations=2)
+    left = {path.name.split("-")[0] for path in (maker.store / "segments" / "t-0").iterdir()}
+    assert left == {"1", "4", "5"}
+
+
+def test_what_is_kept_by_safety_is_named_beside_the_rules(three_generations):
+    report = _vacuum(three_generations, keep_daily=1, dry_run=True)
+    assert all(not g["goes"] for g in report.generations)
+    assert "replaced less than 168 hours ago" in report.generations[0]["because"]
+    assert "it is current" in report.generations[-1]["because"]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
+from lastkey.jobs import rollback
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.options import RestoreOptions
+from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import (
     LogDirectoryInUseError,
@@ -23,6 +26,7 @@ from lastkey.udfs.storage import open_root
 from tests.builders.stores import MTIME_MS, StoreMaker
 from tests.builders.trees import files_of
 
+NOON, DAY = 1_700_049_600_000, 86_400_000  # 2023-11-15
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 
 
@@ -95,6 +99,51 @@ def test_an_older_generation_and_a_glob(two_generations):
     assert [p.generation for p in report.partitions] == [1]
     with pytest.raises(UsageError, match=r"no topic of .* matches x; there are t, u"):
         _restore(two_generations, topics=TopicFilter(("x",)), output=str(two_generations.folder / "out2"))
+
+
+@pytest.fixture
+def three_days(maker):
+    """t-0: a generation on each of three days; u-0: one on the third."""
+    for day in (1, 2, 3):
+        maker.generation("t", 0, day, {0: bytes([day]) * 9}, started_ms=NOON + day * DAY)
+    maker.generation("u", 0, 1, {0: A}, started_ms=NOON + 3 * DAY)
+    return maker
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "generation"),
+    [(NOON + DAY, 1), (NOON + 2 * DAY - 1, 1), (NOON + 2 * DAY, 2), (NOON + 3 * DAY - 1, 2), (NOON + 9 * DAY, 3)],
+)
+def test_the_generation_that_was_current_at_a_time(three_days, at_ms, generation):
+    report = _restore(three_days, as_of_ms=at_ms)
+    of_u = {"u": 1} if generation == 3 else {}
+    assert {p.topic: p.generation for p in report.partitions} == {"t": generation} | of_u
+    log = three_days.folder / "out" / "t-0" / "00000000000000000000.log"
+    assert log.read_bytes() == bytes([generation]) * 9
+    said = "u-0: left out: it had no generation at "
+    assert any(note.startswith(said) for note in report.notes) == (generation < 3)
+
+
+def test_a_rollback_counts_from_its_time_on(three_days):
+    rollback.run(RollbackOptions(str(three_days.store), 1), Silent())
+    report = _restore(three_days, as_of_ms=NOON + 3 * DAY)
+    assert {p.topic: p.generation for p in report.partitions} == {"t": 3, "u": 1}
+    report = _restore(three_days, as_of_ms=2**62, output=str(three_days.folder / "now"))
+    assert {p.topic: p.generation for p in report.partitions} == {"t": 4, "u": 1}
+
+
+def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
+    shutil.rmtree(three_days.run_folder("t", 0, 1))
+    said = (
+        "t-0: generation 1: it was current at 2023-11-16 12:00:00.000Z, and its files are gone; expected a time from "
+        "2023-11-17 12:00:00.000Z on, when generation 2 was made, the oldest that is left"
+    )
+    with pytest.raises(NoGenerationError) as raised:
+        _restore(three_days, as_of_ms=NOON + DAY, topics=TopicFilter(("t",)))
+    assert said in raised.value.line()
+    with pytest.raises(NoGenerationError, match=r"not yet committed at 2023-11-15 .*expected a time from 2023-11-16"):
+        _restore(three_days, as_of_ms=NOON)
+    assert not (three_days.folder / "out").exists()
 
 
 def test_a_generation_of_before_a_reset(two_generations):

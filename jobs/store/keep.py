@@ -1,0 +1,43 @@
+"""Which generations of a partition to keep, by number, day and week: the rule of borg's `prune`.
+
+The newest `generations` stay; then the newest of each of the last `daily` days, and of each of the last `weekly` weeks
+(from Monday on, UTC) that have one. A generation that an earlier rule keeps is not counted by the later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_DAY_MS: Final = 86_400_000
+_MONDAY: Final = 3  # 1970-01-01 was a Thursday
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Numbers of generations, days and weeks."""
+
+    generations: int = 0
+    daily: int = 0
+    weekly: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.generations or self.daily or self.weekly)
+
+
+def kept_by(keep: Keep, made: Mapping[int, int]) -> dict[int, str]:
+    """Return the generations to keep, each with its rule. made: generation -> time of its run in ms."""
+    rules: tuple[tuple[str, int, Callable[[int], int]], ...] = (
+        ("--keep-generations", keep.generations, lambda number: number),
+        ("--keep-daily", keep.daily, lambda number: made[number] // _DAY_MS),
+        ("--keep-weekly", keep.weekly, lambda number: (made[number] // _DAY_MS + _MONDAY) // 7),
+    )
+    kept: dict[int, str] = {}
+    for name, most, period_of in rules:
+        newest: dict[int, int] = {}
+        for number in sorted(made, reverse=True):
+            newest.setdefault(period_of(number), number)
+        more = [number for number in newest.values() if number not in kept][:most]
+        kept |= dict.fromkeys(more, name)
+    return kept

@@ -1,0 +1,106 @@
+"""The model over time with one more step: somebody deletes exactly the files that `archive-needed` says are not needed.
+
+Afterwards everything must go on as if they were still there: each later command of the model is judged as before, no
+run may be set aside for it, none may go on over offsets that went unread, and what could be restored before still can.
+Before deleting, the model looks by its own memory at what is said to be needless: records of the log that the current
+generation was made from, below its end, each of them given to a run of its chain.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from tests.attack.forked import Failed
+from tests.attack.model import World
+from tests.attack.model_judge import Contents, Generation, read_folder
+from tests.attack.model_log import Log
+
+_MOST: Final = 3  # older generations that are restored before and after
+
+
+class Deleting(World):
+    """A world whose archive is deleted as far as it is not needed."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.gone: dict[int, list[tuple[int, int]]] = {}  # life of a log -> ranges of offsets that were deleted
+
+    def weights(self, step: int) -> dict[str, int]:
+        """Return the steps that may come next, with their weights."""
+        found = super().weights(step)
+        return found if step < 4 else found | {"delete": 25}
+
+    def delete(self, rng: random.Random) -> None:
+        """Delete what is not needed."""
+        if not self.current or self.has_moved():
+            return
+        alone = rng.random() < 0.2
+        before = self.restorable(rng)
+        words = ["archive-needed", self.archive, "--store", self.store, *["--current-only"] * alone]
+        said = self.command(*words, codes=(0, 3))
+        for p in said.report["partitions"]:
+            log, made = self.logs[p["topic"]], self.current.get(p["topic"])
+            bases = {s["base_offset"] for s in p["segments"] if not s["needed"]}
+            if not bases:
+                continue
+            self.check_needless(log, made, bases)
+            for path in p["files"]:
+                Path(path).unlink()
+            if left := [s.base for s in log.segments if s.base in bases and log._files(s.base)]:
+                raise Failed(f"{log.topic}: files of segments {left} are left")
+            ends = [s.base for s in log.segments[1:]]
+            ranges = [(s.base, end - 1) for s, end in zip(log.segments, ends, strict=False) if s.base in bases]
+            self.gone.setdefault(log.life, []).extend(ranges)
+            log.segments = [s for s in log.segments if s.base not in bases]
+            self.tally.deleted += len(bases)
+            if alone:
+                log.odd.add("deleted for the current generation alone")
+        self.tell(
+            ", ".join(f"{p['topic']} from {p['needed_from']} on {p['because']}" for p in said.report["partitions"])
+        )
+        after = self.restorable(rng, before)
+        if after != before:
+            raise Failed(f"restored before: {before.keys()}, after: {after.keys()}")
+        self.look()
+
+    def check_needless(self, log: Log, made: Generation | None, bases: set[int]) -> None:
+        """Check that the store has read all records of these segments."""
+        if made is None or not log.is_same_as(made.log.life, made.next):
+            raise Failed(f"{log.topic}: not needed: segments of a log that the store never read")
+        if bases != {s.base for s in log.segments[: len(bases)]} or log.segments[-1].base in bases:
+            raise Failed(f"{log.topic}: not needed: {sorted(bases)}, not the beginning of the log, or all of it")
+        known = {record for one in made.chain() for record in one.given}
+        for segment in log.segments[: len(bases)]:
+            for record in (r for b in segment.batches for r in b.records):
+                if record not in known or record.offset >= made.next or record.offset in made.in_archive:
+                    raise Failed(
+                        f"{log.topic}: not needed: segment {segment.base} with {record}, which no run has read"
+                    )
+
+    def restorable(
+        self, rng: random.Random, again: dict[tuple[str, int], Contents] | None = None
+    ) -> dict[tuple[str, int], Contents]:
+        """Restore some older generations, or the same ones again; return those that can be."""
+        numbers = [(topic, n) for topic, made in self.current.items() for n in range(1, made.number + 1)]
+        found = {}
+        for topic, number in again or rng.sample(numbers, min(_MOST, len(numbers))):
+            output = self.root / "older"
+            shutil.rmtree(output, ignore_errors=True)
+            words = ["restore", "--store", self.store, "--output", output, "--topics", topic, "--generation", number]
+            if self.command(*words, codes=(0, 2, 3)).code == 0:
+                found[topic, number] = read_folder(output / f"{topic}-0")
+        return found
+
+    def verify_archive(self) -> None:
+        """Check that verify finds nothing wrong with the archive, except that its beginning is gone."""
+        lacking = any(log.life in self.gone for log in self.logs.values())
+        self.command("verify", self.archive, *["--gaps", "accept"] * lacking)
+
+    def hole(self, log: Log, parent: Generation | None, until: int) -> list[tuple[int, int]]:
+        """Return the offsets of lost and deleted segments that this run needed, and must have missed."""
+        first = max(parent.next if parent is not None else log.segments[0].base, log.start_known or 0)
+        gone = [(a, b) for a, b in self.gone.get(log.life, []) if b >= first and b < until]
+        return super().hole(log, parent, until) + gone

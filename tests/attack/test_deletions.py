@@ -1,0 +1,48 @@
+"""Sequences of everything that happens to an archive and its store, with an archive that is deleted as far as
+`archive-needed` allows: `deletions` has the step and its rules, `model` all others.
+
+./spark-submit.sh test tests/attack/test_deletions.py --attack-cases 1000 --attack-seed 7
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.attack.deletions import Deleting
+from tests.attack.model import Case, Tally, failure, shrunk
+from tests.attack.summary import again, chosen, tell
+from tests.builders.nights import keep_by_yield
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
+
+FEW = 5  # sequences
+MOST_FAILURES = 3
+SHRINK_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_by_yield(monkeypatch)
+
+
+def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    option, tally, found, tried = request.config.getoption, Tally(), [], 0
+    sequences = (Case(option("--attack-seed"), number) for number in itertools.count())
+    for case in chosen(request, sequences, FEW, Case.named):
+        tried += 1
+        if failure(case, tmp_path / "world", tally, kind=Deleting) is not None:
+            least = shrunk(case, tmp_path / "world", SHRINK_SECONDS, kind=Deleting)
+            said = failure(least, tmp_path / "world", kind=Deleting)
+            found.append(f"\n{again(request, str(least))}\n    {said}")
+        if len(found) == MOST_FAILURES:
+            break
+    line = (
+        f"deleting what is not needed: {tried:,} sequences, {tally.steps['delete']:,} times, {tally.deleted:,} "
+        f"segments, {tally.generations:,} generations judged: {f'{len(found)} failed' if found else 'nothing missed'}"
+    )
+    tell(request, line)
+    assert not found, line + "".join(found)
+    assert tally.deleted or option("--attack-case"), line
