@@ -109,6 +109,7 @@ class OutputSegment:
     expected_dead: int = -1  # of what it was made of: what filters expected to go; -1: nobody counted
     facts_bytes: int = 0  # of the files beside it that runs by yield read
     key_files: str | None = None  # JSON [[first, until, path, keys, CRC-32C], ...]: hashes of the keys from `first` on
+    magics: str | None = None  # comma list: message formats of its batches; None: not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dead_records", self.source_records - self.records)

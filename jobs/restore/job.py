@@ -38,7 +38,7 @@ from lastkey.jobs.restore.choose_generations import (
     some_of,
 )
 from lastkey.jobs.restore.clean_first import clean_first
-from lastkey.jobs.restore.copy_files import Made, check_checksum, copy_log, copy_small, finish
+from lastkey.jobs.restore.copy_files import Made, check_checksum, checksum_of, copy_log, copy_small, finish
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
@@ -183,19 +183,22 @@ def _restore_partition(
         for segment in segments:
             source = store if segment.root == "store" else archives[target.archive_uri]
             to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
-            reflinked = copy_log(source, segment.path, output, made.file(to), segment.size_bytes, segment.checksum)
-            size_bytes = segment.size_bytes
-            if holds_magic_3(*((source, segment.path) if source.is_local else (output, to)), size_bytes):
+            made.file(to)
+            newer, reflinked = _holds_magic_3(segment), False
+            if not newer:
+                reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+            if newer is None:  # the headers tell; those of the copy, where each look at the source costs a request
+                looked_at = (source, segment.path) if source.is_local else (output, to)
+                newer = holds_magic_3(*looked_at, segment.size_bytes)
+            if newer:
                 one = _in_magic_2(source, segment, output, to, formats)
-                check_checksum(f"{source.uri}/{segment.path}", size_bytes, segment.checksum, one.source_checksum)
                 indexes[segment.base_offset] = {names.INDEX: one.offset_index, names.TIME_INDEX: one.time_index}
-                size_bytes, reflinked = one.size, False
             finish(output, to, segment.mtime_ms)
-            out.reflinked += reflinked
-            out.converted += segment.base_offset in indexes
+            out.reflinked += reflinked and not newer
+            out.converted += newer
             out.segments += 1
             out.from_archive += segment.root == "archive"
-            out.bytes += size_bytes
+            out.bytes += one.size if newer else segment.size_bytes
             progress.advance(segment.size_bytes)
     checksums = side_checksums(s.side_files for s in segments)
     for name in side_files:
@@ -212,16 +215,25 @@ def _restore_partition(
     return out
 
 
+def _holds_magic_3(segment: Segment) -> bool | None:
+    """Return what the manifest says; None: it is an older one, and does not."""
+    return None if segment.magics is None else "3" in segment.magics.split(",")
+
+
 def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings) -> ConvertedLog:
+    shown, size_bytes = f"{source.uri}/{segment.path}", segment.size_bytes
     try:
-        return convert_log(source, segment.path, segment.size_bytes, output, to, segment.base_offset, formats)
+        one = convert_log(source, segment.path, size_bytes, output, to, segment.base_offset, formats)
     except LogFormatError as error:
+        check_checksum(shown, size_bytes, segment.checksum, checksum_of(source, segment.path, size_bytes))
         raise OtherFormatError(
-            path=f"{source.uri}/{segment.path}",
+            path=shown,
             position=error.position,
             expected=error.expected,
             found="; ".join(filter(None, (error.found, error.hint))),
         ) from error
+    check_checksum(shown, size_bytes, segment.checksum, one.source_checksum)
+    return one
 
 
 def checkpoints_of(

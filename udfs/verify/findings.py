@@ -59,6 +59,7 @@ class CheckedSegment:
     max_timestamp_ms: int = -1
     min_timestamp_ms: int = 2**63 - 1  # of data records that have one
     codecs: int = 0  # bits
+    magics: int = 0  # bits
     checksum: int = 0  # CRC-32C of what was read
     damaged: bool = False
     thinned_offset: int = -1  # the last at which a cleaner's work is seen

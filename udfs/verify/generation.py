@@ -111,6 +111,9 @@ def _check_manifest(plan: GenerationPlan, found: Findings) -> None:
             ("records", row.records, facts.records if row.cleaned else facts.headers_records),
             ("end of its range", row.next_offset, end),
         ]  # fmt: skip
+        if row.magics is not None:
+            magics = sum(1 << int(magic) for magic in row.magics.split(",") if magic)
+            held.append(("message formats", magics, facts.magics))
         if row.tombstones >= 0:
             held.append(("tombstones", row.tombstones, facts.tombstones))
         if row.min_timestamp_ms >= 0:

@@ -155,6 +155,7 @@ def _count(facts: CheckedSegment, batches: np.ndarray, raw: np.ndarray) -> None:
     facts.last_offset = max(facts.last_offset, int(batches["last_offset"].max()))
     facts.max_timestamp_ms = max(facts.max_timestamp_ms, int(batches["max_timestamp"].max()))
     facts.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
+    facts.magics |= int(np.bitwise_or.reduce(1 << batches["magic"]))
     facts.checksum = crc32c_extend(facts.checksum, raw)
     last = batches[-1]
     offset = last["base_offset"] if last["magic"] >= 2 else last["last_offset"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,14 @@ from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.errors import OtherFormatError
 from lastkey.jobs.restore import job as restore
+from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
+from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.jobs.store.rows import Segment
+from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
+from lastkey.udfs.convert.convert_log import holds_magic_3
+from lastkey.udfs.storage import Root
 from tests.builders.archives import put
 from tests.builders.damage import flip
 from tests.builders.formats import as_v3
@@ -59,6 +67,15 @@ def contents(folder: Path) -> dict[str, object]:
     return out
 
 
+def magics_of(data: bytes) -> str:
+    """Return the magics in a log, by the fields that stand at the same place in every one."""
+    found, at = set(), 0
+    while at < len(data):
+        found.add(data[at + 16])
+        at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+    return ",".join(map(str, sorted(found)))
+
+
 @pytest.fixture
 def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
     for name in NAMES:
@@ -83,6 +100,40 @@ def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: di
         assert "came from magic 3" in report.to_text()
     sizes = {name: sum(p.stat().st_size for p in (tmp_path / name).rglob("store/**/*.log")) for name in ("v2", "v3")}
     assert sizes["v3"] < sizes["v2"]
+
+
+def test_the_manifest_says_which_segments_become_magic_2(
+    archive: Path, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no batch of the others is looked at; an older manifest does not say it, and the headers do."""
+    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
+    newer = as_v3(archive, tmp_path / "newer")
+    stored(newer, tmp_path, ("v2", "v3"), now_ms)
+    tables = open_store(str(tmp_path / "store"))
+    rows = [row for rows in manifests_of(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
+    for row in rows:
+        root = tmp_path / "store" if row.root == "store" else newer
+        assert row.magics == magics_of((root / row.path).read_bytes()[: row.size_bytes])
+    assert {"3", "2,3"} <= {row.magics for row in rows}
+
+    walked: list[str] = []
+
+    def walk(root: Root, path: str, size: int) -> bool:
+        walked.append(path)
+        return holds_magic_3(root, path, size)
+
+    monkeypatch.setattr(restore, "holds_magic_3", walk)
+    restored = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "told")), Silent())
+    assert not walked
+
+    def older(*given: Any) -> dict[Any, list[Segment]]:
+        return {key: [replace(row, magics=None) for row in rows] for key, rows in manifests_of(*given).items()}
+
+    monkeypatch.setattr(restore, "manifests_of", older)
+    again = restore.run(RestoreOptions(str(tmp_path / "store"), str(tmp_path / "walked")), Silent())
+    assert len(walked) == len(rows)
+    assert files_of(tmp_path / "walked") == files_of(tmp_path / "told") == files_of(tmp_path / "out")
+    assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
 
 
 def test_a_changed_byte_of_a_store_in_magic_3_is_named(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ OUT_BATCH = np.dtype(
         ("n_records", "i4"),
         ("tombstones", "i4"),
         ("codec", "i1"),
+        ("magic", "i1"),
         ("rebuilt", "?"),
     ],
     align=True,
@@ -147,6 +148,7 @@ def _write(
     rows["n_records"] = cleaned["n_kept"][stays]
     rows["rebuilt"] = rebuilt[stays]
     rows["codec"] = np.where(outcome == EMPTIED, 0, run.batches["attributes"] & CODEC_MASK)[stays]
+    rows["magic"] = np.where(outcome == COPIED, run.batches["magic"], 2)[stays]
     total = int(sizes.sum())
     if (outcome == COPIED).all():
         return CleanedRun(rows, None, int(run.batches["position"][0]), total)

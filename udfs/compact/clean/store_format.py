@@ -29,5 +29,6 @@ def in_format(piece: CleanedRun, chunk: Chunk, converter: Converter, path: str) 
     parts = list(converter.convert(data, 0, batches, path))
     rows = piece.rows.copy()
     rows["size"] = np.concatenate([part.sizes for part in parts])
-    changed = np.concatenate([part.data for part in parts])
-    return replace(piece, rows=rows, data=changed, position=-1, size=len(changed))
+    rows["magic"][np.concatenate([part.changed for part in parts])] = converter.magic
+    data = np.concatenate([part.data for part in parts])
+    return replace(piece, rows=rows, data=data, position=-1, size=len(data))

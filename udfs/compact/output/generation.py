@@ -264,6 +264,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Outpu
         max_timestamp_ms=source.max_timestamp,
         mtime_ms=source.mtime_ms,
         codecs=source.codecs,
+        magics=source.magics,
         checksum=source.checksum,
         source_bytes=source.size,
         source_records=source.n_records,

@@ -152,6 +152,7 @@ def manifest_row(
         min_timestamp_ms=least_timestamp(rows),
         mtime_ms=group.mtime_ms,
         codecs=",".join(CODEC_NAMES[c] for c in np.unique(rows["codec"])),
+        magics=",".join(map(str, np.unique(rows["magic"]))),
         checksum=checksum,
         source_bytes=group.source_bytes,
         source_records=group.source_records,

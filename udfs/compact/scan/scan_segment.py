@@ -79,6 +79,7 @@ class SegmentScan:
     wrapped_records: int = 0  # upper bound of the records in wrappers beyond n_records
     facts_bytes: int = 0  # of the file that it was read from in place of the segment; 0: there was none
     last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
+    magics: str | None = None  # comma list; None: not known, read from facts
 
     @property
     def base_offset(self) -> int:
@@ -123,6 +124,7 @@ class _Collected:
     max_timestamp: int = -1
     first_timestamp: int = -1
     codecs: int = 0  # bits
+    magics: int = 0  # bits
     checksum: int = 0
     thinned_offset: int = -1
     chunks: list[ScannedChunk] = field(default_factory=list)
@@ -196,6 +198,7 @@ def scan_segment(
         first_timestamp=out.first_timestamp,
         chunks=tuple(out.chunks),
         codecs=",".join(name for i, name in enumerate(CODEC_NAMES) if out.codecs >> i & 1),
+        magics=",".join(str(i) for i in range(MAX_MAGIC + 1) if out.magics >> i & 1),
         transactional=np.concatenate(out.transactional) if out.transactional else np.empty(0, TXN_BATCH),
         producers=producers,
         epochs=tuple(out.epochs),
@@ -269,6 +272,7 @@ def _collect(out: _Collected, batches: np.ndarray, mark: int | None) -> None:
     out.last_offset = int(batches["last_offset"][-1])
     out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
     out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
+    out.magics |= int(np.bitwise_or.reduce(1 << batches["magic"]))
     transactional = transactional_batches(batches)
     if len(transactional):
         out.transactional.append(transactional)

@@ -159,7 +159,7 @@ _ARRAYS: Final = ("chunks", "transactional", "producers", "epochs", "offset_inde
 
 def _packed(scan: SegmentScan) -> bytes:
     """Return a scan as numpy's .npz."""
-    plain = {f.name: getattr(scan, f.name) for f in fields(scan) if f.name not in (*_ARRAYS, "segment")}
+    plain = {f.name: getattr(scan, f.name) for f in fields(scan) if f.name not in (*_ARRAYS, "segment", "magics")}
     plain |= {name: list(vars(plain[name]).values()) for name in ("last_batch", "marked_batch")}
     out = io.BytesIO()
     np.savez(
