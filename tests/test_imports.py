@@ -75,6 +75,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.segments": {"logformat.listing"},
     "udfs.attempt": {"logformat.errors", "udfs.problem"},
     "udfs.read_back": _LOGS | {"udfs.storage"},
+    "udfs.same_files": _TASK | {"udfs.read_back"},
     "udfs.holes": _LOGS | {"logformat.search", "udfs.storage", "udfs.problem", "udfs.segments"},
     "udfs.decode": {"logformat.jit", "logformat.primitives"},
     "udfs.dump_files": _FILES | _HOLES | {"logformat.listing", "logformat.dump", "udfs.decode"},
@@ -111,6 +112,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
+    "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,

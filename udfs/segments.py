@@ -26,6 +26,15 @@ class SegmentInput:
 
 
 @dataclass(frozen=True)
+class ReadFile:
+    """A `.log` of the archive that a run has read from its first byte to its last."""
+
+    base_offset: int
+    size: int
+    checksum: int  # CRC-32C of all its bytes
+
+
+@dataclass(frozen=True)
 class SideFile:
     """A small file that is read if it exists: a `.snapshot` or `.txnindex`; or an index without its `.log`."""
 

@@ -32,6 +32,11 @@ class Root:
         """Return the path as the file system wants it."""
         return f"{self.base}/{path}" if path else self.base
 
+    def full_uri(self, path: str) -> str:
+        """Return the path or URI by which a user, or another program, finds a file."""
+        uri, mark, options = self.uri.partition("?")  # s3://bucket/key?endpoint_override=...
+        return f"{uri.rstrip('/')}/{path}{mark}{options}"
+
     @property
     def is_local(self) -> bool:
         """True if the files lie on a local file system (fsync, locks, file times)."""

@@ -27,6 +27,7 @@ from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.format_commands import add_convert
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
+    ArchiveNeededOptions,
     CompactOptions,
     InspectOptions,
     LookupOptions,
@@ -140,6 +141,21 @@ def plan(now_ms: int | None, **given: Any) -> None:
 def verify(**given: Any) -> None:
     """Check ARCHIVE, or a generation of STORE, and list every problem."""
     _call("verify", **given)
+
+
+@lastkey.command("archive-needed")
+@click.argument("archive")
+@click.option("--store", metavar="STORE", required=True, help="The store that was made from the archive.")
+@click.option("--current-only", is_flag=True, help="Do not keep what a run would read after a rollback.")
+@click.option("--skip-crc", is_flag=True, help="Compare sizes alone; read none of the files.")
+@click.option("--paths", is_flag=True, help="Print only the files that are not needed, one a line.")
+@gaps_option
+@click.option("--all", "show_all", is_flag=True, help="Also list partitions of which a part is not needed, however many.")
+@engine_option("auto")
+@shared
+def archive_needed(**given: Any) -> None:
+    """Show which segments of ARCHIVE are still needed beside STORE, and why; the others may be deleted."""
+    _run("archive-needed", ArchiveNeededOptions, **given)
 
 
 @lastkey.command()
@@ -419,7 +435,9 @@ def _show(
         shown.close()
     report.show_all = show_all
     report.notes += without_effect(spark_options, report.work)
-    _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
+    text = json.dumps(report.to_json(), indent=2) if as_json else report.to_text()
+    _say(f"{text}\n" if text else "", sys.stdout)
+    _say("".join(f"{line}\n" for line in ([] if as_json else report.aside())), sys.stderr)
     raise click.exceptions.Exit(report.exit_code)
 
 

@@ -12,6 +12,7 @@ JOBS = {
     "compact": "lastkey.jobs.compact.job",
     "plan": "lastkey.jobs.compact.job",
     "verify": "lastkey.jobs.verify.job",
+    "archive-needed": "lastkey.jobs.archive_needed.job",
     "reindex": "lastkey.jobs.reindex.job",
     "convert": "lastkey.jobs.convert.job",
     "inspect": "lastkey.jobs.inspect_log",

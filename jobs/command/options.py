@@ -50,6 +50,21 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
+class ArchiveNeededOptions:
+    """Options of `archive-needed ARCHIVE --store STORE`."""
+
+    archive: str
+    store: str
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
+    current_only: bool = False  # no run will have to go on after a rollback
+    skip_crc: bool = False  # compare sizes alone
+    paths: bool = False  # the report is a list of files
+
+
+@dataclass(frozen=True)
 class RestoreOptions:
     """Options of `restore --store STORE --output DIR`."""
 

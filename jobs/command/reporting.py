@@ -38,6 +38,9 @@ class Report(Protocol):
     def to_text(self) -> str:
         """Return the text for people, without a newline at its end."""
 
+    def aside(self) -> list[str]:
+        """Return lines for stderr, beside a text that only programs read."""
+
 
 class Phases(dict[str, float]):
     """Seconds by phase. With --verbose each is logged when the phase is over."""
@@ -89,6 +92,10 @@ class JobReport:
     def to_text(self) -> str:
         """Return the text for people; every job's report has its own."""
         raise NotImplementedError
+
+    def aside(self) -> list[str]:
+        """Return lines for stderr, beside a text that only programs read."""
+        return []
 
     def json_of(self, job: str, **fields: Any) -> dict[str, Any]:
         """Return the report for programs, with a job's own fields in the middle."""

@@ -60,6 +60,7 @@ def commit_of(
         gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
         chain=made_of.chain if made_of else run_id,
         yields=r.yields,
+        archived_files=_files_read(r, archived, made_of),
         **_expired(r, made_of),
         **identity,
     )
@@ -97,6 +98,13 @@ def commit_of(
         ),
         partition_state=state_of(r, generation, job_run_id, now_ms),
     )
+
+
+def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None) -> str | None:
+    """Return the column `archived_files`: what this run has read, and its chain before, of what the archive lists."""
+    read = {one.base_offset: one for one in (*(before.files_read if before else ()), *r.archived_files)}
+    there = [read[s.base_offset] for s in archived.segments if s.base_offset in read]
+    return json.dumps([astuple(one) for one in there], separators=(",", ":")) if there else None
 
 
 def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:

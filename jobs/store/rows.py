@@ -19,7 +19,7 @@ from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import generation_folder
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.retention import Expired
-from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.segments import OutputSegment, ReadFile
 
 FORMAT = 3  # of a store; there was no release with 1 or 2
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
@@ -64,6 +64,7 @@ class Checkpoint(OfGeneration):
     chain: str = ""  # the run that began its chain from the archive alone: the first one, or a --reset
     read: str = "[]"  # JSON [[first, until], ...]: the offsets that this chain has read (jobs.store.coverage)
     yields: str | None = None  # deaths of records by age, which runs by yield learn from (udfs.yields.yield_table)
+    archived_files: str | None = None  # JSON [[base offset, bytes, CRC-32C], ...]: the archive's that its chain has read
 
     @property
     def folder(self) -> str:
@@ -74,6 +75,11 @@ class Checkpoint(OfGeneration):
     def own_folder(self) -> str:
         """Folder below the store that holds its manifest."""
         return generation_folder(self.topic, self.partition, self.generation, self.run_id)
+
+    @property
+    def files_read(self) -> list[ReadFile]:
+        """Files of the archive that its chain has read whole, as they were then; None are known of older versions."""
+        return [ReadFile(*one) for one in json.loads(self.archived_files or "[]")]
 
 
 @dataclass(frozen=True)

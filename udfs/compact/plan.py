@@ -9,7 +9,7 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile
+from lastkey.udfs.segments import LastBatch, OutputSegment, ReadFile, SegmentInput, SideFile
 
 SplitBy = Literal["auto", "none", "blocks", "window"]
 Strategy = Literal["offset", "timestamp", "header"]
@@ -232,6 +232,7 @@ class PartitionResult:
     recompressed_bytes: int = 0  # part of bytes_after; an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
     yields: str | None = None  # as in PartitionPlan, with this run in it
+    archived_files: tuple[ReadFile, ...] = ()  # of the archive, as far as this run has read whole ones
     schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
     splits: int = 1
     several_because: str = ""  # why several tasks did the work; "": one task did

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lastkey.udfs.compact.cleaner import first_dirty_offset
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.segments import OutputSegment, ReadFile
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,13 @@ def result_of(
         bytes_after=sum(s.size_bytes for s in out),
         recompressed_bytes=recompressed_bytes,
         yields=plan.yields,
+        archived_files=tuple(_read_whole(plan, analysis)),
     )
+
+
+def _read_whole(plan: PartitionPlan, analysis: Analysis) -> Iterator[ReadFile]:
+    """Yield the archived files of which every byte is a batch that this run has read."""
+    for s in analysis.sources:
+        listed = s.segment.listed
+        if not plan.is_ours(listed) and s.start_position == 0 and s.end_position == listed.size:
+            yield ReadFile(listed.base_offset, listed.size, s.checksum)

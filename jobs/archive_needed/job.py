@@ -1,0 +1,201 @@
+"""`archive-needed ARCHIVE --store STORE`: which segments of the archive may be deleted, and why the others may not.
+
+  listing of the archive + store (checkpoints, states, generations that are still there) -> an answer for each partition
+  (jobs.archive_needed.decide) -> every byte of what may go, and of the generation that replaces it, is read and held
+  against its checksum; what differs, and all above it, is needed
+
+Nothing is written. A run that commits meanwhile only makes more of the archive needless, and a rollback goes to a
+generation that was counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed
+from lastkey.jobs.archive.places import is_same
+from lastkey.jobs.archive_needed.decide import Answer, Kept, all_needed, judged, not_judged
+from lastkey.jobs.archive_needed.report import ArchiveNeededReport
+from lastkey.jobs.command.options import ArchiveNeededOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.errors import LostRunError, ManifestError, UsageError
+from lastkey.jobs.spark.engine import each
+from lastkey.jobs.store.announcements import live
+from lastkey.jobs.store.generations import lost_runs, open_store
+from lastkey.jobs.store.manifests import other_files, read_manifest
+from lastkey.jobs.store.paths import RUNS, table_folder
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.names import partition_folder
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.same_files import FilesPlan, FilesResult, KnownFile, compare_files
+from lastkey.udfs.storage import normal_uri, open_root
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What the store says of its partitions."""
+
+    state: State
+    checkpoints: Mapping[Key, Checkpoint]
+    manifests: Mapping[Key, Sequence[Segment]]
+    chains: Mapping[Key, Sequence[RunRow]]  # committed runs, newest first
+    lost: Mapping[Key, LostRunError]
+    states: Mapping[Key, PartitionState]
+    at_work: Mapping[Key, str]  # partitions that a run works on, and which run
+
+
+def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededReport:
+    """Say of each partition which archived segments are still needed."""
+    began = time.perf_counter()
+    uri = normal_uri(options.archive)
+    archive = listed(uri, options.topics)
+    check_holds_partitions(archive)
+    check_topics(options.topics, archive.topics, uri)
+    stored = _stored(options, archive)
+    report = ArchiveNeededReport(
+        archive.root, stored.state.root.uri, paths_only=options.paths, bytes_read=not options.skip_crc
+    )
+    report.notes += archive.notes
+    report.other_problems += archive.unreadable
+    report.seconds["list"] = time.perf_counter() - began
+    at = time.perf_counter()
+    report.answers = [_answer(options, archived, stored) for _, archived in sorted(archive.partitions.items())]
+    report.seconds["state"] = time.perf_counter() - at
+    if not options.skip_crc:
+        at = time.perf_counter()
+        _read(options, stored, report, progress)
+        report.seconds["read"] = time.perf_counter() - at
+    report.notes += [*stored.state.notes, *_only_in_store(options, archive, stored), *_afterwards(options, report)]
+    report.seconds["total"] = time.perf_counter() - began
+    return report
+
+
+def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:
+    state = open_store(options.store)
+    checkpoints, manifests = state.current()
+    for key, row in sorted(checkpoints.items()):
+        if options.topics.takes(key[0]) and not is_same(row.archive_uri, archive.root.uri):
+            raise UsageError(
+                message=f"{state.root.uri}: {partition_folder(*key)} was made from the archive {row.archive_uri}, not "
+                f"from {archive.root.uri}"
+            )
+    chains = state.histories({topic for topic, _ in archive.partitions})
+    wanted = {key: row for key, row in checkpoints.items() if key in archive.partitions}
+    working: dict[Key, str] = {}
+    unseen: list[str] = []
+    for run in live(state.root, unseen, None, time.time_ns()):
+        working |= dict.fromkeys(run.common(list(archive.partitions)), run.label())
+    working |= dict.fromkeys(archive.partitions if unseen else (), "; ".join(unseen))
+    return _Stored(state, checkpoints, manifests, chains, lost_runs(wanted, chains), state.states(), working)
+
+
+def _answer(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _Stored) -> Answer:
+    key, at = archived.key, stored.checkpoints.get(archived.key)
+    generation = at.generation if at is not None else None
+    wrong = archived.problem or archived.high_watermark_problem or archived.unread
+    if wrong is not None:
+        return not_judged(archived, generation, wrong)
+    if key in stored.at_work:
+        return not_judged(archived, generation, _at_work(archived, stored.at_work[key]))
+    if archived.held_by_broker:
+        return all_needed(archived, generation, "broker", "give its topics a retention instead")
+    if at is None:
+        return all_needed(archived, None, "no_generation")
+    row = stored.states.get(key)
+    if row is not None and row.state not in ("clean", "dirty"):
+        return all_needed(archived, generation, "set_aside", row.reason or row.state)
+    if archived.notes:
+        return all_needed(archived, generation, "noted", archived.notes[0])
+    if key in stored.lost:
+        expected, hint = f"the run that made generation {at.generation}", stored.lost[key].hint
+        problem = Problem("unreadable", table_folder(RUNS), NO_POSITION, expected, "none", hint=hint)
+        return not_judged(archived, generation, problem)
+    current = Kept(at, stored.manifests[key])
+    chain = stored.chains[key]
+    commit = Commit(at, list(current.segments), chain[0])
+    for path, size, seen in other_files(stored.state.root, commit):
+        expected = "a file of the generation" if size is None else f"{size} bytes"
+        found = "no such file" if seen is None else f"{seen} bytes"
+        return not_judged(archived, generation, Problem("unreadable", path, 0, expected, found))
+    try:
+        older = [] if options.current_only else list(_older(stored.state, chain))
+    except ManifestError as error:
+        problem = Problem("unreadable", str(error.fields["path"]), 0, "a manifest", "another", hint=error.hint)
+        return not_judged(archived, generation, problem)
+    gaps = options.gaps or options.config.topic_settings(key[0]).gaps
+    return judged(archived, current, older, stored.state.root.uri, gaps)
+
+
+def _at_work(archived: ArchivedPartition, label: str) -> Problem:
+    return Problem("changed", archived.path, NO_POSITION, "no run at work on it", label, hint="ask again when it is done")
+
+
+def _older(state: State, chain: Sequence[RunRow]) -> Iterator[Kept]:
+    """Yield the generations whose files vacuum has left in the store. Raise ManifestError for a damaged manifest."""
+    for folder in dict.fromkeys(run.folder for run in chain[1:]):
+        try:
+            commit = read_manifest(state.root, folder)
+        except FileNotFoundError:
+            continue
+        if not any(other_files(state.root, commit)):
+            yield Kept(commit.checkpoint, commit.segments)
+
+
+def _read(options: ArchiveNeededOptions, stored: _Stored, report: ArchiveNeededReport, progress: Progress) -> None:
+    """Read what may go, and the generations that replace it; whatever is not as the store says makes it needed."""
+    answers = [a for a in report.answers if a.not_needed]
+    plans = [_files_plan(a, stored) for a in answers]
+    sizes = [sum(file.size for file in (*p.stored, *p.archived)) for p in plans]
+    progress.start("archive-needed", sum(sizes), BYTES)
+    if plans:
+        found = each(compare_files, plans, "archive-needed: partitions", options, report, progress, sizes=sizes)
+        at = {id(a): result for a, result in zip(answers, found, strict=True)}
+        report.answers = [_with_files(a, at[id(a)]) if id(a) in at else a for a in report.answers]
+    progress.close()
+
+
+def _files_plan(answer: Answer, stored: _Stored) -> FilesPlan:
+    key, archived = answer.archived.key, answer.archived
+    own = (KnownFile(s.path, s.size_bytes, s.checksum) for s in stored.manifests[key] if s.root == "store")
+    known = answer.known_files(stored.checkpoints[key])
+    return FilesPlan(archived.path, stored.state.root.uri, tuple(own), archived.root, known)
+
+
+def _with_files(answer: Answer, found: FilesResult) -> Answer:
+    """Return the answer after its files were read."""
+    if found.store_problem is not None:
+        return not_judged(answer.archived, answer.generation, found.store_problem)
+    if found.archive_problem is not None:
+        return answer.with_changed(found.n_same, found.archive_problem)
+    return answer
+
+
+def _only_in_store(options: ArchiveNeededOptions, archive: Archive, stored: _Stored) -> Iterator[str]:
+    """Yield a note for each partition that the store has and the archive lacks."""
+    for key in sorted(stored.checkpoints.keys() - archive.partitions.keys()):
+        if options.topics.takes(key[0]):
+            used = sum(s.root == "archive" for s in stored.manifests[key])
+            more = f"; its generation uses {counted(used, 'segment')} of it" if used else ""
+            yield f"{partition_folder(*key)}: not in the archive{more}"
+
+
+def _afterwards(options: ArchiveNeededOptions, report: ArchiveNeededReport) -> Iterator[str]:
+    """Yield notes on what deleting means."""
+    if not any(a.not_needed for a in report.answers):
+        return
+    yield (
+        f"once the files are deleted, {report.store} alone holds what was in them: compact --reset would start without "
+        "them, and lost tables come back from the store's own manifests alone (rebuild-state); verify --store first, "
+        "and keep a copy of the store"
+    )
+    if options.current_only:
+        yield "after a rollback compact cannot read on where the archive was deleted; roll forward again instead"
+    if options.skip_crc:
+        yield "sizes alone were compared, no byte was read (--skip-crc)"
