@@ -1,4 +1,4 @@
-"""Runs of the example DAG, each told on stdin as JSON; what became of them on stdout. For Airflow's own environment.
+"""Runs of the example DAGs, each told on stdin as JSON; what became of them on stdout. For Airflow's own environment.
 
 One process for all of them, because Airflow takes ten seconds to start. The result of a run is a line that begins with
 RESULT; what stands before it is its log.
@@ -47,12 +47,17 @@ def bag() -> BundleDagBag:
 
 
 def structure(bag: BundleDagBag) -> dict[str, Any]:
-    """Return the DAG as Airflow sees it."""
-    (dag,) = bag.dags.values()
+    """Return the DAGs as Airflow sees them."""
     return {
         "import_errors": bag.import_errors,
-        "dag_id": dag.dag_id,
         "captured_warnings": {str(path): list(found) for path, found in bag.captured_warnings.items()},
+        "dags": {name: structure_of(dag) for name, dag in bag.dags.items()},
+    }
+
+
+def structure_of(dag: DAG) -> dict[str, Any]:
+    """Return one DAG as Airflow sees it."""
+    return {
         "max_active_runs": dag.max_active_runs,
         "params": {name: dag.params.get_param(name).schema for name in dag.params},
         "doc": dag.doc_md,
@@ -63,7 +68,7 @@ def structure(bag: BundleDagBag) -> dict[str, Any]:
                 "trigger_rule": task.trigger_rule.value,
                 "retries": task.retries,
                 "retry_delay": task.retry_delay.total_seconds(),
-                "connection": task._conn_id,
+                "connection": getattr(task, "_conn_id", None),
             }
             for task in dag.tasks
         },
@@ -117,7 +122,7 @@ def main() -> None:
     """Say the structure, then the result of each run."""
     print(RESULT + json.dumps(structure(bag())), flush=True)
     for told in json.load(sys.stdin):
-        (dag,) = bag().dags.values()  # anew: a run's parameters stay in the DAG that `test` was called on
+        dag = bag().dags[told.pop("dag")]  # anew: a run's parameters stay in the DAG that `test` was called on
         print("\n" + RESULT + json.dumps(run(dag, **told)), flush=True)
 
 

@@ -15,7 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +162,30 @@ esac
 """
 
 
+@contextmanager
+def _listening() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the URL of a server, and what is posted to it."""
+    posted: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/alerts", posted
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class Runs:
     """Results of one Airflow process, by the names of the runs."""
 
@@ -166,12 +193,16 @@ class Runs:
         self.folder = folder
         self.told: dict[str, dict[str, Any]] = {}
         self.before: dict[str, dict[str, str]] = {}
-        self._plan()
+        with _listening() as (url, self.posted):
+            self._plan(url)
+            self._run(env, folder)
+
+    def _run(self, env: Mapping[str, str], folder: Path) -> None:
         for name, told in self.told.items():
             archive = Path(told["conf"]["archive"])
             self.before[name] = _files(archive) if archive.is_dir() else {}
         words = [VENV / "bin" / "python", Path(__file__).with_name("run_dags.py")]
-        said = _said(words, folder, env, json.dumps(list(self.told.values())))
+        said = _said(words, folder, env, json.dumps([{"dag": "lastkey_reindex"} | told for told in self.told.values()]))
         parts = re.split(rf"^{RESULT}(.*)\n", said, flags=re.MULTILINE)
         self.structure = json.loads(parts[1])
         self.parsing = parts[0]
@@ -182,7 +213,7 @@ class Runs:
         """Make a new archive with broken indexes."""
         return _break_indexes(self.folder / name)
 
-    def _plan(self) -> None:
+    def _plan(self, url: str) -> None:
         run = self.told
         mended = str(self.archive("mended"))
         run["first"] = {"conf": {"archive": mended, "in_place": True}}
@@ -222,6 +253,11 @@ class Runs:
                 "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(home), "CODE": code},
             }
         run["endless"]["timeout"] = 1000  # seconds: its alarm comes before
+        for name in ("compacted", "set aside"):
+            archive = shutil.copytree(ROOT / "examples" / "archive", self.folder / name)
+            conf = {"archive": str(archive), "store": f"{archive}-store", "config": str(ROOT / "examples/topics.toml")}
+            run[name] = {"dag": "lastkey_compact", "conf": conf | {"verify_within": "30d", "alert_url": url}}
+        _flip(self.folder / "set aside" / "orders-0" / f"{0:020}.log", 5000)
 
 
 @pytest.fixture(scope="module")
@@ -243,8 +279,7 @@ def test_the_dag_imports_without_errors_or_warnings(runs):
 
 
 def test_its_structure(runs):
-    found = runs.structure
-    assert found["dag_id"] == "lastkey_reindex"
+    found = runs.structure["dags"]["lastkey_reindex"]
     assert found["max_active_runs"] == 1
     assert {name: task["downstream"] for name, task in found["tasks"].items()} == {
         "check": ["reindex"], "reindex": ["verify"], "verify": []
@@ -376,6 +411,33 @@ def test_a_task_that_is_killed_takes_the_job_with_it(runs):
     for pid in jobs:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_night_compacts_verifies_and_says_what_is_still_needed(runs):
+    dag = runs.structure["dags"]["lastkey_compact"]
+    rows = re.findall(r"^\| `(\w+)` \| ", README.split("## Compact at night")[1], re.MULTILINE)
+    assert rows == list(dag["params"])
+    result = runs.result["compacted"]
+    assert result["state"] == "success"
+    assert result["tasks"] == dict.fromkeys(("compact", "verify", "archive_needed"), "success") | {"alert": "skipped"}
+    assert [post["run"] for post in runs.posted if post["tasks"]["compact"]["exit_code"] == 0] == []
+
+
+def test_a_partition_that_is_set_aside_fails_the_night_and_is_told(runs):
+    """The others are compacted and verified."""
+    result = runs.result["set aside"]
+    assert result["state"] == "failed"
+    assert result["tasks"]["compact"] == "failed"
+    assert result["tasks"]["verify"] == "success"
+    assert result["tasks"]["alert"] == "failed"
+    assert result["tries"]["compact"] == 1
+    [post] = runs.posted
+    assert f"orders-0/{0:020}.log" in post["text"]
+    assert post["tasks"]["compact"]["exit_code"] == 3
+    assert post["tasks"]["verify"]["exit_code"] == 0
+    assert sorted(p.name for p in (runs.folder / "set aside-store" / "segments").iterdir()) == [
+        "prices-0", "users-0", "users-1"
+    ]  # fmt: skip
 
 
 def test_readme_names_every_exit_code():

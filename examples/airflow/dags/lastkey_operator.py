@@ -21,8 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.request import Request, urlopen
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ SIGNAL = 128  # a shell's exit codes above it are signals; Python's are negative
 
 CHECKOUT = str(Path(__file__).resolve().parents[3])  # correct if this file lies in a checkout of Lastkey
 LISTED = 20  # findings in a summary; the log has all
+POST_SECONDS = 10
 
 
 class LastkeyOperator(SparkSubmitOperator):
@@ -97,6 +100,37 @@ class LastkeyOperator(SparkSubmitOperator):
                 raise
             return int(code[1])
         return DONE
+
+
+class AlertOperator(BaseOperator):
+    """Operator that tells somebody what the tasks before it found, and then fails: for trigger_rule="one_failed".
+
+    :param url: gets a POST with JSON: the DAG, the run, and the summary of each task (templated); empty: nobody
+    """
+
+    template_fields: Sequence[str] = ("url",)
+
+    def __init__(self, *, url: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.url = url
+
+    def execute(self, context: Context) -> None:
+        """Post the summaries. Raises AirflowFailException with what failed: a run whose last task succeeds is a
+        success to Airflow.
+        """
+        told = {name: context["ti"].xcom_pull(task_ids=name) for name in sorted(self.upstream_task_ids)}
+        wrong = {name: summary for name, summary in told.items() if not summary or summary["exit_code"] != DONE}
+        lines = [f"{name}: exit code {s['exit_code'] if s else 'unknown'}" for name, s in wrong.items()]
+        lines += [f"{name}: {line}" for name, s in wrong.items() if s for line in s["findings"]]
+        if self.url:
+            body = {"dag": self.dag_id, "run": context["run_id"], "text": "\n".join(lines), "tasks": told}
+            request = Request(self.url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+            try:
+                with urlopen(request, timeout=POST_SECONDS) as answer:
+                    self.log.info("posted: %s", answer.status)
+            except OSError as error:
+                lines.append(f"and the alert could not be posted: {error}")
+        raise AirflowFailException("\n".join(lines))
 
 
 @contextmanager

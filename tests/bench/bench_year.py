@@ -1,0 +1,291 @@
+"""A year of nights over many topics, in an hour: `python -m tests.bench.bench_year`.
+
+A broker appends to a tenth of the topics each day, rolls and gives up segments, and creates topics again; a segment is
+damaged for some nights; one of three disks is missing for a week. Each night runs `compact` with the clock of that
+night, and now and then the other commands that people schedule. After each night the model, which knows every record
+that was ever appended, checks what the run said of each topic, and each key of those that it cleaned. File times go
+back a day each night, so that whatever waits for days finds that they have passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.attack.histories import Said, run
+from tests.attack.model_log import Log, drawn_codec, drawn_records
+from tests.reference.log import ABORT, COMMIT, decode_log
+
+DAY_MS: Final = 86_400_000
+START_MS: Final = 1_700_000_000_000
+DISKS: Final = 3
+SETTINGS: Final = """[defaults]
+"cleanup.policy" = "compact"
+"min.cleanable.dirty.ratio" = 0.3
+"delete.retention.ms" = 259200000
+[job]
+"engine" = "threads"
+"""
+
+
+class WrongError(Exception):
+    """What a command said, or left, is not so."""
+
+
+@dataclass
+class Topic:
+    """A topic of the model. next: offset that the store reached; damaged: the file, its bytes, and the night it heals."""
+
+    log: Log
+    disk: int
+    next: int = 0
+    damaged: tuple[Path, bytes, int] | None = None
+    odd: bool = False  # created again, or its beginning went above the store's end: the run may set it aside
+
+
+@dataclass
+class Year:
+    """All of it."""
+
+    root: Path
+    n_topics: int
+    seed: int = 1
+    night: int = 0
+    topics: dict[str, Topic] = field(default_factory=dict)
+    missing: tuple[int, int] | None = None  # a disk, and the night it comes back
+    seconds: list[tuple[float, int]] = field(default_factory=list)  # of each night, and partitions cleaned in it
+    said: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    checked: int = 0
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def archive(self) -> Path:
+        return self.root / "archive"
+
+    @property
+    def now_ms(self) -> int:
+        return START_MS + self.night * DAY_MS
+
+    def begin(self) -> None:
+        self.rng = random.Random(self.seed)
+        (self.root / "settings.toml").write_text(SETTINGS)
+        for number in range(self.n_topics):
+            disk = number % DISKS
+            (self.archive / f"disk{disk}").mkdir(parents=True, exist_ok=True)
+            self._create(f"topic-{number:03}", disk)
+
+    def _create(self, name: str, disk: int) -> None:
+        log = Log(self.archive / f"disk{disk}", name, topic_id=self.rng.randbytes(16), indexes=True)
+        log.create()
+        self.topics[name] = Topic(log, disk)
+        self._append(log)
+
+    # what happens by day
+
+    def day(self) -> None:
+        self.night += 1
+        rng = self.rng
+        for topic in self.topics.values():
+            if topic.damaged is not None and topic.damaged[2] <= self.night:
+                path, data, _ = topic.damaged
+                path.write_bytes(data)
+                topic.damaged = None
+        if self.missing is not None and self.missing[1] <= self.night:
+            os.rename(self.root / f"disk{self.missing[0]}", self.archive / f"disk{self.missing[0]}")
+            self.missing = None
+        writable = [topic for topic in self.topics.values() if self._is_there(topic) and topic.damaged is None]
+        for topic in rng.sample(writable, min(len(writable), max(1, self.n_topics // 10))):
+            self._append(topic.log)
+        if rng.random() < 0.3:  # retention of a topic that the store has read
+            topic = rng.choice(writable)
+            n = sum(s.base < topic.next for s in topic.log.segments[1:])
+            topic.log.give_up(rng.randint(0, n))
+            topic.log.start_known = topic.log.segments[0].base
+            self.events["beginnings given up"] += 1
+        if rng.random() < 0.15:
+            self._damage(rng.choice(writable))
+        if self.night % 30 == 17:
+            topic = rng.choice(writable)
+            shutil.rmtree(topic.log.folder)
+            self._create(topic.log.topic, topic.disk)
+            self.topics[topic.log.topic].odd = True
+            self.events["topics created again"] += 1
+        if self.night % 120 == 50:
+            disk = rng.randrange(DISKS)
+            os.rename(self.archive / f"disk{disk}", self.root / f"disk{disk}")
+            self.missing = (disk, self.night + 7)
+            self.events["weeks without a disk"] += 1
+        self._write_checkpoints()
+
+    def _append(self, log: Log) -> None:
+        """Append some batches, perhaps a transaction, and begin a new segment."""
+        rng, now_ms = self.rng, self.now_ms - DAY_MS // 2
+        for _ in range(rng.randint(1, 4)):
+            log.append(drawn_records(rng, log, now_ms, nulls=False, most=9), codec=drawn_codec(rng))
+        if rng.random() < 0.2:
+            log.append(drawn_records(rng, log, now_ms, nulls=False), pid=7, transactional=True)
+            log.end_transaction(7, rng.choice((ABORT, COMMIT)), now_ms)
+        log.roll(snapshots=True)
+
+    def _damage(self, topic: Topic) -> None:
+        """Change a byte of a segment that the next run must read."""
+        found = [s for s in topic.log.segments[:-1] if s.base >= topic.next and s.size > 80]
+        if found:
+            path = topic.log.folder / f"{found[0].base:020}.log"
+            data = path.read_bytes()
+            path.write_bytes(data[:70] + bytes([data[70] ^ 0x55]) + data[71:])
+            topic.damaged = (path, data, self.night + self.rng.randint(1, 9))
+            self.events["damaged segments"] += 1
+
+    def _is_there(self, topic: Topic) -> bool:
+        return self.missing is None or topic.disk != self.missing[0]
+
+    def _write_checkpoints(self) -> None:
+        for disk in range(DISKS):
+            if self.missing is None or self.missing[0] != disk:
+                rows = [(t.log.topic, t.log.start_known) for t in self.topics.values() if t.disk == disk]
+                given = [f"{name} 0 {offset}" for name, offset in rows if offset is not None]
+                path = self.archive / f"disk{disk}" / "log-start-offset-checkpoint"
+                path.write_text("\n".join(["0", str(len(given)), *given]) + "\n")
+
+    # what runs by night
+
+    def run(self, *words: object, codes: Sequence[int] = (0,)) -> Said:
+        said = run([*map(str, words), "--json"])
+        if said.code not in codes:
+            raise WrongError(f"night {self.night}: {words}: exit code {said.code}, {said.report} {said.stderr}")
+        return said
+
+    def sleep(self) -> None:
+        """Run everything of a night, and check it."""
+        where = [self.archive, "--store", self.store, "--config", self.root / "settings.toml"]
+        begin = time.perf_counter()
+        reset = [t.log.topic for t in self.topics.values() if t.odd and self._is_there(t)]
+        words = ["--reset", ",".join(reset)] if reset and self.rng.random() < 0.5 else []
+        said = self.run("compact", *where, "--now", self.now_ms, *words, codes=(0, 3))
+        took = time.perf_counter() - begin
+        made = self._judge(said, reset=bool(words))
+        self.seconds.append((took, len(made)))
+        if self.night % 7 == 0:
+            self.run("vacuum", "--store", self.store)
+        if self.night % 30 == 0:
+            self.run("verify", "--store", self.store, *self._archive_given())
+        _back(self.root, DAY_MS)
+
+    def _archive_given(self) -> list[object]:
+        return []
+
+    def _judge(self, said: Said, *, reset: bool) -> list[str]:
+        """Check what a run says of each topic, and each key of those that it cleaned. Returns these."""
+        told = {p["topic"]: p for p in said.report["partitions"]}
+        made = []
+        for name, topic in self.topics.items():
+            p = told.pop(name, None)
+            if not self._is_there(topic):
+                if p is not None and p["generation"] is not None:
+                    raise WrongError(f"night {self.night}: {name} lies on a missing disk: {p}")
+                self.said["on a missing disk"] += 1
+                continue
+            if p is None:
+                raise WrongError(f"night {self.night}: nothing is said of {name}")
+            self.said[p["status"]] += 1
+            aside = p["status"] == "set_aside"
+            if aside and topic.damaged is None and not topic.odd:
+                raise WrongError(f"night {self.night}: {name} is set aside, and nothing is wrong: {p['problem']}")
+            if aside and said.code != 3:
+                raise WrongError(f"night {self.night}: exit code {said.code}, {name} is set aside")
+            if p["generation"] is not None:
+                if topic.damaged is not None and p["next_offset"] > int(topic.damaged[0].stem):
+                    raise WrongError(f"night {self.night}: {name} went over a damaged segment: {p}")
+                if topic.odd and not reset:
+                    raise WrongError(f"night {self.night}: {name} is another log, and the run went on: {p}")
+                topic.odd = False
+                topic.next = p["next_offset"]
+                self._check(topic, p, said.report["run_id"])
+                made.append(name)
+        if told:
+            raise WrongError(f"night {self.night}: the run speaks of {sorted(told)}, which are not there")
+        return made
+
+    def _check(self, topic: Topic, p: dict[str, Any], run_id: str) -> None:
+        """Compare the last record of each key with those that were appended."""
+        log, end = topic.log, p["first_dirty_offset"]
+        wanted: dict[bytes, tuple[int, bytes | None]] = {}
+        for offset, entry in sorted(log.entries.items()):
+            if entry.batch.control or entry.record.key is None or (entry.txn is not None and entry.txn.aborted):
+                continue
+            if p["log_start_offset"] <= offset < end:
+                wanted[entry.record.key] = (offset, entry.record.value)
+        found: dict[bytes, tuple[int, bytes | None]] = {}
+        for batch in self._batches(log.topic, p["generation"], run_id):
+            for record in () if batch.control else batch.records:
+                if record.offset < end and record.key is not None and record.offset >= p["log_start_offset"]:
+                    entry = log.entries[record.offset]
+                    if entry.record.value != record.value:
+                        raise WrongError(f"night {self.night}: {log.topic} {record} is not {entry.record}")
+                    if entry.txn is None or not entry.txn.aborted:
+                        found[record.key] = (record.offset, record.value)
+        live = {key: one for key, one in wanted.items() if one[1] is not None}
+        if {key: one for key, one in found.items() if one[1] is not None} != live:
+            raise WrongError(f"night {self.night}: {log.topic}: expected {live}, found {found}")
+        self.checked += len(live)
+
+    def _batches(self, name: str, generation: int, run_id: str) -> Iterator[Any]:
+        folder = self.store / "segments" / f"{name}-0" / f"{generation}-{run_id}"
+        for segment in json.loads((folder / "manifest.json").read_text())["generation"]["segments"]:
+            root = self.archive if segment["root"] == "archive" else self.store
+            yield from decode_log((root / segment["path"]).read_bytes()[: segment["size_bytes"]])
+
+
+def _back(folder: Path, ms: int) -> None:
+    """Make every file older."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            _back(Path(entry.path), ms)
+        at = entry.stat().st_mtime_ns - ms * 1_000_000
+        os.utime(entry.path, ns=(at, at))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, default=300)
+    parser.add_argument("--nights", type=int, default=365)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as root:
+        year = Year(Path(root), given.topics, given.seed)
+        year.begin()
+        for _ in range(given.nights):
+            year.day()
+            year.sleep()
+            if year.night % 30 == 0 or year.night == given.nights:
+                last = [seconds for seconds, _ in year.seconds[-30:]]
+                files = [p.stat().st_size for p in (year.store / "state").rglob("*") if p.is_file()]
+                print(
+                    f"night {year.night}: median {statistics.median(last):.2f} s, worst {max(last):.2f}; "
+                    f"{sum(n for _, n in year.seconds[-30:])} generations; state {len(files)} files, "
+                    f"{sum(files) / 1e6:.2f} MB; {year.checked} keys checked",
+                    flush=True,
+                )
+                gc.collect()
+        print(dict(year.events), dict(year.said))
+
+
+if __name__ == "__main__":
+    main()
