@@ -107,7 +107,7 @@ class Year:
                 path.write_bytes(data)
                 topic.damaged = None
         if self.missing is not None and self.missing[1] <= self.night:
-            os.rename(self.root / f"disk{self.missing[0]}", self.archive / f"disk{self.missing[0]}")
+            (self.root / f"disk{self.missing[0]}").rename(self.archive / f"disk{self.missing[0]}")
             self.missing = None
         writable = [topic for topic in self.topics.values() if self._is_there(topic) and topic.damaged is None]
         for topic in rng.sample(writable, min(len(writable), max(1, self.n_topics // 10))):
@@ -128,7 +128,7 @@ class Year:
             self.events["topics created again"] += 1
         if self.night % 120 == 50:
             disk = rng.randrange(DISKS)
-            os.rename(self.archive / f"disk{disk}", self.root / f"disk{disk}")
+            (self.archive / f"disk{disk}").rename(self.root / f"disk{disk}")
             self.missing = (disk, self.night + 7)
             self.events["weeks without a disk"] += 1
         self._write_checkpoints()
