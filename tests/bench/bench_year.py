@@ -46,7 +46,7 @@ class WrongError(Exception):
 
 @dataclass
 class Topic:
-    """A topic of the model. next: offset that the store reached; damaged: the file, its bytes, and the night it heals."""
+    """A topic of the model. next: where the store ends; damaged: file, bytes, and the night it heals."""
 
     log: Log
     disk: int
