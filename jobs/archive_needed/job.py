@@ -40,7 +40,7 @@ from lastkey.udfs.storage import normal_uri
 
 @dataclass(frozen=True)
 class _Stored:
-    """What the store says of its partitions."""
+    """Knowledge of the store about its partitions."""
 
     state: State
     checkpoints: Mapping[Key, Checkpoint]

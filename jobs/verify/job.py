@@ -100,6 +100,11 @@ def _check_each(
     report: VerifyReport,
     progress: Progress,
 ) -> None:
+    if (sample := options.sample) is not None:
+        report.sample, wanted = sample, [sample.takes((plan.topic, plan.partition)) for plan in plans]
+        of_all = list(zip(plans, sizes, wanted, strict=True))
+        report.left_out = {(p.topic, p.partition): n for p, n, taken in of_all if not taken}
+        plans, sizes = [p for p, _, taken in of_all if taken], [n for _, n, taken in of_all if taken]
     progress.start("verify", sum(sizes), BYTES)
     report.results += each(check, plans, "verify: partitions", options, report, progress, sizes=sizes)
     progress.close()
