@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import fs as pafs
 
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.rows import Commit
+from lastkey.udfs.storage import Root, open_root
 from tests.attack.model_judge import read_folder
 from tests.builders.archives import Lab
 from tests.builders.damage import flip
@@ -113,6 +115,7 @@ def test_after_current_only_and_a_rollback_a_run_says_the_gap_and_going_forward_
     assert "not in the archive any more" in capsys.readouterr().out
     report = lab.run(START_MS + 5 * DAY)
     assert [r.problem.kind for r in report.results] == ["gap"]
+    assert report.results[0].problem.hint.startswith("this is a rollback: rollback --generation 2 goes forward to what")
     assert asked(lab, capsys)["kinds"] == {"set_aside"}
     assert main(["rollback", "--store", str(lab.store), "--generation", "2"]) == DONE
     capsys.readouterr()
@@ -226,3 +229,20 @@ def test_nothing_is_written(lab, capsys):
     text = main(["archive-needed", str(lab.archive), "--store", str(lab.store)]), capsys.readouterr().out
     assert text[0] == DONE
     assert "alone holds what was in them: compact --reset would start without them" in text[1]
+
+
+def test_a_path_that_would_read_as_two_is_not_listed(lab, capsys):
+    night(lab, 4)
+    assert asked(lab, capsys)["files"]
+    hostile = lab.archive / "disk\n" / "etc"
+    hostile.mkdir(parents=True)
+    (lab.archive / "t-0").rename(hostile / "t-0")
+    found = asked(lab, capsys)
+    assert (found["kinds"], found["files"]) == ({"noted"}, [])
+
+
+def test_paths_of_a_bucket_are_those_that_its_tools_take():
+    bucket = pafs.S3FileSystem(anonymous=True, region="eu-west-1")
+    root = Root("s3://bucket/archive?endpoint_override=localhost", bucket, "bucket/archive")
+    assert root.full_uri("t-0/0.log") == "s3://bucket/archive/t-0/0.log"
+    assert open_root("/some where?").full_uri("t-0/0.log") == "/some where?/t-0/0.log"

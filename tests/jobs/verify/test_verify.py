@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.sample import sample_of
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, MissingPathError
+from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify.job import run
 from lastkey.jobs.verify.report import VerifyReport
 from lastkey.logformat.names import segment_file
+from tests.builders.archives import Lab, offset_checkpoint
 from tests.builders.damage import NOW_MS, Partition, build, flip
-from tests.builders.logs import write_partition
+from tests.builders.logs import START_MS, write_partition
 
 
 def verify(root: Path, **options: object) -> VerifyReport:
@@ -271,3 +274,23 @@ def test_damage_is_found_on_the_night_that_looks_at_it(tmp_path: Path) -> None:
     both = ["--sample", "0.25", "--all-within", "30d"]
     for words in (both, ["--seed", "1"], ["--all-within", "soon"], ["--missed", "1"]):
         assert main(["verify", str(part.root), *words]) == USAGE
+
+
+def test_what_a_tombstone_below_the_log_start_deleted_is_read_by_nobody(tmp_path: Path) -> None:
+    """A run drops the tombstone past its horizon, and leaves the older record of its key in the file, as Kafka does."""
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "delete.retention.ms": 0}
+    lab = Lab(None, tmp_path, {"defaults": settings, "job": {"engine": "threads"}})
+    for n, text in enumerate(("k=1 | k=- | x=1 y=1 ||", "k=1 | k=- | x=1 y=1 || x=2 z=1 ||"), 1):
+        shutil.rmtree(lab.archive / "t-0", ignore_errors=True)
+        write_partition(lab.archive / "t-0", text)
+        offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 3})
+        lab.run(START_MS + n * 30 * 86_400_000)
+        report = run(VerifyOptions(store=str(lab.store)), Silent())
+        assert report.problems == []
+    assert b"k" in {r.key for b in lab.batches(_rows(lab)) for r in b.records}
+
+
+def _rows(lab: Lab) -> list[Segment]:
+    state = lab.state()
+    (row,) = state.checkpoints().values()
+    return state.manifests({row.key: (row.generation, row.run_id)})[row.key]
