@@ -44,7 +44,7 @@ from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.manifests import read_manifests, say_committed
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, SEGMENTS
-from lastkey.jobs.store.rows import Commit, Segment
+from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
@@ -205,7 +205,8 @@ def _kept(
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
     lately = set(_replaced_lately(committed, young_ms))
     above = {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
-    times = {folder: each.run.started_ms for folder, each in _manifests_of(state.root, committed, options).items()}
+    told = read_manifests(state.root, [f.path for f in committed if MANIFEST in f.names])
+    times = {folder: each.run.started_ms for folder, each in told.items()}
     by_rule = _by_rule(committed, times, options)
     live = decided.keys() | lately | above | by_rule.keys()
     young = {f.run for f in folders if f.newest_ms > young_ms}
@@ -213,7 +214,8 @@ def _kept(
     stay = live | young | foreign
     # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
     asked = [f for f in folders if f.run not in stay or names.LEADER_EPOCH_CHECKPOINT not in f.names]
-    found = read_manifests(state.root, [f.path for f in asked if MANIFEST in f.names])
+    rest = [f.path for f in asked if MANIFEST in f.names and f.path not in told]
+    found = told | read_manifests(state.root, rest)
     never_read: dict[Run, Ranges] = {}
     unreadable: dict[Key, str] = {}
     for folder in asked:
@@ -260,12 +262,6 @@ def _kept(
     ]
     named = [row for segments in rows.values() for row in segments if row.root == "store"]
     return runs, {path for row in named for path in (row.path, *kept_for_yield(row))}
-
-
-def _manifests_of(store: Root, committed: Sequence[RunFolder], options: VacuumOptions) -> dict[str, Commit]:
-    """Return the manifests of committed folders, if the times in them are wanted."""
-    wanted = options.dry_run or _keep(options)
-    return read_manifests(store, [f.path for f in committed if MANIFEST in f.names]) if wanted else {}
 
 
 def _keep(options: VacuumOptions) -> Keep:

@@ -27,6 +27,7 @@ from lastkey.jobs.store import rows as state_rows
 from lastkey.jobs.store.paths import TABLES
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
+from lastkey.udfs.storage import open_root
 from tests.builders.trees import files_in
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -242,9 +243,10 @@ def test_json_fields_of_compact():
 
 
 @pytest.mark.parametrize(
-    "job", ["verify", "reindex", "convert", "restore", "rollback", "rebuild-state", "vacuum", "pack"]
+    "job", ["archive-needed", "verify", "reindex", "convert", "restore", "rollback", "rebuild-state", "vacuum", "pack"]
 )
 def test_json_fields_of_the_other_jobs(job):
+    from lastkey.jobs.archive_needed.report import ArchiveNeededReport
     from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.rebuild_state import RebuildReport
@@ -260,6 +262,7 @@ def test_json_fields_of_the_other_jobs(job):
               "rebuild-state": lambda: RebuildReport("S", True),
               "rollback": lambda: RollbackReport("S", 1, True),
               "vacuum": lambda: VacuumReport("S", True),
+              "archive-needed": lambda: ArchiveNeededReport(open_root("/A"), "S"),
               "pack": lambda: PackReport(path="P")}[job]()  # fmt: skip
     top = re.search(rf"^\| {job} \| (.*?) \|$", _section(COMMANDS_PAGE, "## JSON"), re.MULTILINE)[1]
     assert _fields(top) - ({"store"} if job == "verify" else set()) == set(report.to_json())

@@ -33,9 +33,8 @@ class Root:
         return f"{self.base}/{path}" if path else self.base
 
     def full_uri(self, path: str) -> str:
-        """Return the path or URI by which a user, or another program, finds a file."""
-        uri, mark, options = self.uri.partition("?")  # s3://bucket/key?endpoint_override=...
-        return f"{uri.rstrip('/')}/{path}{mark}{options}"
+        """Return the path or URI by which another program finds a file, without options such as ?endpoint_override."""
+        return self.full(path) if self.is_local else f"{self.uri.partition('?')[0].rstrip('/')}/{path}"
 
     @property
     def is_local(self) -> bool:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed
 from lastkey.jobs.archive.places import is_same
@@ -37,10 +39,12 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.same_files import FilesPlan, FilesResult, KnownFile, compare_files
 from lastkey.udfs.storage import normal_uri
 
+_AT_ONCE: Final = 16  # partitions; in a bucket each takes some requests
+
 
 @dataclass(frozen=True)
 class _Stored:
-    """What the store says of its partitions."""
+    """Knowledge of the store about its partitions."""
 
     state: State
     checkpoints: Mapping[Key, Checkpoint]
@@ -66,7 +70,9 @@ def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededRepor
     report.other_problems += archive.unreadable
     report.seconds["list"] = time.perf_counter() - began
     at = time.perf_counter()
-    report.answers = [_answer(options, archived, stored) for _, archived in sorted(archive.partitions.items())]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        partitions = [archived for _, archived in sorted(archive.partitions.items())]
+        report.answers = list(pool.map(lambda archived: _answer(options, archived, stored), partitions))
     report.seconds["state"] = time.perf_counter() - at
     if not options.skip_crc:
         at = time.perf_counter()
@@ -113,6 +119,8 @@ def _answer(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: 
         return all_needed(archived, generation, "set_aside", row.reason or row.state)
     if archived.notes:
         return all_needed(archived, generation, "noted", archived.notes[0])
+    if len(archived.path.splitlines()) > 1:  # --paths would name other files
+        return all_needed(archived, generation, "noted", "a line break in its path")
     if key in stored.lost:
         expected, hint = f"the run that made generation {at.generation}", stored.lost[key].hint
         problem = Problem("unreadable", table_folder(RUNS), NO_POSITION, expected, "none", hint=hint)

@@ -133,6 +133,10 @@ def plan(now_ms: int | None, **given: Any) -> None:
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
 @gaps_option
 @sealed_option("check")
+@click.option("--sample", type=click.FloatRange(0, 1), metavar="SHARE", help="Look at this share, another each night.")
+@click.option("--all-within", metavar="DAYS", help="Look at as much as it takes to have had all in 30d.")
+@click.option("--seed", type=int, metavar="N", help="With these: the night's number.  [default: the date, UTC]")
+@click.option("--missed", type=click.IntRange(min=0), default=0, metavar="N", help="Take the last N nights' parts too.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
 @engine_option("auto")
 @shared

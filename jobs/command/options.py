@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.command.sample import Sample
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 
@@ -47,6 +48,7 @@ class VerifyOptions:
     archive_moved: str | None = None  # with `store`: where the archive is now
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     sealed: bool = False
+    sample: Sample | None = None  # look only at these partitions
 
 
 @dataclass(frozen=True)

@@ -312,9 +312,18 @@ def _archive_after(
                 f"offsets from {covered} on, where generation {checkpoint.generation} ends",
                 f"a first segment at {inputs[0].base_offset}",
                 state="gap",
-                hint="bring the missing segments back; or --gaps accept if they are known to be lost, and the "
-                "generation goes on with what comes next; or --reset to start over from what the archive holds",
+                hint=_forward(checkpoint) + "bring the missing segments back; or --gaps accept if they are known to be "
+                "lost, and the generation goes on with what comes next; or --reset to start over from what the archive "
+                "holds",
             )
         )
     shown = covered < checkpoint.next_offset
     return inputs, SegmentInput(straddling) if not shown and straddling is not None else None
+
+
+def _forward(checkpoint: Checkpoint) -> str:
+    """Return the advice to go forward again after a rollback: what the archive no longer has may be in the store."""
+    if not checkpoint.back_to:
+        return ""
+    before = checkpoint.generation - 1
+    return f"this is a rollback: rollback --generation {before} goes forward to what was read before; or "

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lastkey.jobs.archive_needed import decide
 from tests.attack.deletions import Deleting
 from tests.attack.model import Case, Tally, failure, shrunk
 from tests.attack.summary import again, chosen, tell
@@ -46,3 +47,15 @@ def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_pa
     tell(request, line)
     assert not found, line + "".join(found)
     assert tally.deleted or option("--attack-case"), line
+
+
+MOST_TRIED = 12  # sequences: one of the first of seed 1 shows it
+
+
+def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`archive-needed` forgets where the next run, or one after a rollback, reads on."""
+    monkeypatch.setattr(decide, "_first_read", lambda *_: None)
+    monkeypatch.setattr(decide, "_reads_the_same", lambda *_: True)
+    found = (failure(Case(1, number), tmp_path / "world", kind=Deleting) for number in range(MOST_TRIED))
+    said = next(filter(None, found), "")
+    assert "delete" in said.split("\n", maxsplit=1)[1]

@@ -250,6 +250,7 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
         exact_until=exact_until,
         by=plan.by,
         every_record=not plan.compacts,
+        readable_from=plan.log_start_offset,
         file_times={
             s.listed.path: largest if largest >= 0 else s.listed.mtime_ms
             for s, (*_, largest) in zip(plan.parent, sizes, strict=True)

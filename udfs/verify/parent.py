@@ -37,6 +37,7 @@ class AllowedDrops:
     by: Order = Order()  # which record of a key stays
     exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
     every_record: bool = False  # nothing else may go: the topic is not compacted
+    readable_from: int = 0  # offset: below it, the log start, nobody reads what is left, or misses what is gone
     file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
 
 
@@ -104,7 +105,7 @@ def compare(
                 differences = found if part == 0 else Differences()
                 walk = _Walk(parent, child, rules, aborted, secret, max_batch_bytes, soft, differences)
                 walk.run(table, part, parts)
-                table.report(found, child, rules.by)
+                table.report(found, child, rules)
             return found
         except _TableFullError:  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
             parts *= 2
@@ -146,7 +147,7 @@ class _Table:
         if self.used < 0:
             raise _TableFullError
 
-    def report(self, found: Differences, child: Side, by: Order) -> None:
+    def report(self, found: Differences, child: Side, rules: AllowedDrops) -> None:
         """Report the keys that lost their last record, and those of which only an older one is left. By version, a
         record of a lower one may lawfully be left.
         """
@@ -157,10 +158,11 @@ class _Table:
             "the last committed record of every key",
             "no record at offset {offset}, which is the last of its key in the generation before",
         )
-        if by.strategy == "offset":
+        if rules.by.strategy == "offset":
+            readable = self.offset >= rules.readable_from
             found.add_at(
                 "returned",
-                np.sort(self.offset[(self.offset >= 0) & self.ok & self.gone & self.left]),
+                np.sort(self.offset[(self.offset >= 0) & readable & self.ok & self.gone & self.left]),
                 child,
                 "no record of a key whose last one is gone",
                 "an older one than the one at offset {offset}, which deleted it",

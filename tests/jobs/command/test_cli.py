@@ -44,6 +44,9 @@ class _Report:
     def to_text(self):
         return "kept 3"
 
+    def aside(self):
+        return []
+
 
 @pytest.fixture
 def job(monkeypatch):

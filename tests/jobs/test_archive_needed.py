@@ -1,0 +1,248 @@
+"""`archive-needed`: what may be deleted of an archive, and everything that keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs as pafs
+
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.rows import Commit
+from lastkey.udfs.storage import Root, open_root
+from tests.attack.model_judge import read_folder
+from tests.builders.archives import Lab
+from tests.builders.damage import flip
+from tests.builders.logs import START_MS, write_partition
+
+DAY = 86_400_000
+NIGHTS = ["a=1 b=1 c=1", "a=2 d=1 | b=2", "d=2 a=3", "e=1 c=-", "a=4 f=1"]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "delete.retention.ms": 99 * DAY}
+    return Lab(None, tmp_path, {"defaults": settings, "job": {"engine": "threads"}})
+
+
+def night(lab: Lab, n: int, **options: Any) -> None:
+    """Let the archive grow to n segments and an empty active one, and compact it."""
+    write_partition(lab.root / "whole" / "t-0", "||".join([*NIGHTS[:n], ""]))
+    folder, first = lab.archive / "t-0", min(_bases(lab.archive / "t-0"), default=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (lab.root / "whole" / "t-0").iterdir():
+        if not path.stem.isdigit() or int(path.stem) >= first:
+            shutil.copy2(path, folder)
+    shutil.rmtree(lab.root / "whole")
+    lab.run(START_MS + n * DAY, **options)
+
+
+def _bases(folder: Path) -> list[int]:
+    return sorted(int(path.stem) for path in folder.glob("*.log"))
+
+
+def asked(lab: Lab, capsys: Any, *options: str, code: int = DONE) -> dict[str, Any]:
+    """Return what is said of t-0."""
+    assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), *options, "--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    (found,) = report["partitions"]
+    assert found["not_needed"]["segments"] + found["needed"]["segments"] == len(found["segments"])
+    return found | {"kinds": {reason["kind"] for reason in found["because"]}, "problems": report["problems"]}
+
+
+def delete(lab: Lab, capsys: Any, *options: str) -> list[str]:
+    """Delete what --paths lists, one after the other; return the names."""
+    assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), *options, "--paths"]) == DONE
+    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    for path in paths:
+        path.unlink()
+        if path.suffix == ".log":  # if the deletion stops here, no index is left without its log
+            assert not list(path.parent.glob(f"{path.stem}.*index"))
+    return [path.name for path in paths]
+
+
+def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, capsys, tmp_path):
+    deleted = []
+    for n in range(1, len(NIGHTS) + 1):
+        night(lab, n)
+        deleted += delete(lab, capsys, *["--current-only"] * (n % 2))
+        assert main(["verify", "--store", str(lab.store), "--engine", "threads"]) == DONE
+        capsys.readouterr()
+    assert [name for name in deleted if name.endswith(".log")]
+    assert len(_bases(lab.archive / "t-0")) <= 2
+    whole = Lab(None, tmp_path / "other", lab.settings)
+    write_partition(whole.archive / "t-0", "||".join([*NIGHTS, ""]))
+    whole.run(START_MS + len(NIGHTS) * DAY)
+    records = []
+    for one in (lab, whole):
+        output = one.root / "restored"
+        assert main(["restore", "--store", str(one.store), "--output", str(output)]) == DONE
+        records.append({offset: row.record for offset, row in read_folder(output / "t-0").rows.items()})
+    assert records[0] == records[1]
+
+
+def test_what_a_rollback_reads_is_needed_until_vacuum(lab, capsys):
+    night(lab, 2)
+    night(lab, 4)
+    found = asked(lab, capsys)
+    assert "rollback" in found["kinds"]
+    assert found["needed_from"] < asked(lab, capsys, "--current-only")["needed_from"]
+    delete(lab, capsys)
+    assert main(["rollback", "--store", str(lab.store), "--generation", "1"]) == DONE
+    night(lab, 5)
+    assert lab.state().states()["t", 0].state == "clean"
+    for folder in (lab.store / "segments" / "t-0").iterdir():
+        for path in folder.iterdir():
+            os.utime(path, (1, 1))
+    assert main(["vacuum", "--store", str(lab.store)]) == DONE
+    capsys.readouterr()
+    found = asked(lab, capsys)
+    assert "rollback" not in found["kinds"]
+
+
+def test_after_current_only_and_a_rollback_a_run_says_the_gap_and_going_forward_ends_it(lab, capsys):
+    night(lab, 2)
+    night(lab, 4)
+    delete(lab, capsys, "--current-only")
+    assert main(["rollback", "--store", str(lab.store), "--generation", "1"]) == DONE
+    assert "not in the archive any more" in capsys.readouterr().out
+    report = lab.run(START_MS + 5 * DAY)
+    assert [r.problem.kind for r in report.results] == ["gap"]
+    assert report.results[0].problem.hint.startswith("this is a rollback: rollback --generation 2 goes forward to what")
+    assert asked(lab, capsys)["kinds"] == {"set_aside"}
+    assert main(["rollback", "--store", str(lab.store), "--generation", "2"]) == DONE
+    capsys.readouterr()
+    night(lab, 5)
+    assert lab.state().states()["t", 0].state == "clean"
+
+
+def damaged_store(lab: Lab) -> None:
+    flip(next(path for path in lab.folder().glob("*.log") if path.stat().st_size), 40)
+
+
+def lost_in_store(lab: Lab) -> None:
+    next(lab.folder().glob("*.timeindex")).unlink()
+
+
+def lost_history(lab: Lab) -> None:
+    shutil.rmtree(lab.store / "state" / "cleaner_runs")
+
+
+@pytest.mark.parametrize("harm", [damaged_store, lost_in_store, lost_history])
+def test_a_store_that_does_not_hold_it_makes_all_of_it_needed(lab, capsys, harm):
+    night(lab, 4)
+    assert asked(lab, capsys)["not_needed"]["segments"]
+    harm(lab)
+    found = asked(lab, capsys, code=PROBLEMS)
+    assert (found["kinds"], found["not_needed"]["segments"], found["files"]) == ({"not_judged"}, 0, [])
+    assert found["problems"]
+    assert not found["judged"]
+
+
+def test_a_file_that_is_another_one_now_and_all_above_it_are_needed(lab, capsys):
+    night(lab, 5)
+    before = asked(lab, capsys)
+    second = sorted((lab.archive / "t-0").glob("*.log"))[1]
+    flip(second, 70)
+    found = asked(lab, capsys, code=PROBLEMS)
+    assert found["needed_from"] == int(second.stem)
+    assert "changed" in found["kinds"]
+    assert asked(lab, capsys, "--skip-crc")["needed_from"] == before["needed_from"]
+    with second.open("ab") as file:
+        file.write(b"more")
+    found = asked(lab, capsys, "--skip-crc")
+    assert (found["needed_from"], "changed" in found["kinds"]) == (int(second.stem), True)
+
+
+def test_a_store_that_never_said_what_it_read_needs_all(lab, capsys):
+    """A generation of an older version has no `archived_files`."""
+    night(lab, 4)
+    state = lab.state()
+    (row,) = state.checkpoints().values()
+    (run,) = state.histories()["t", 0]
+    segments = state.manifests({row.key: (row.generation, row.run_id)})[row.key]
+    new = {"generation": 2, "run_id": "2" * 32}
+    back = {"back_to": 1, "back_to_run_id": row.run_id}
+    told = {"generation_before": 1, "generation_after": 2, "parent_run_id": run.run_id, "run_id": new["run_id"]}
+    old = dataclasses.replace(row, archived_files=None, **new, **back)
+    (lab.store / old.own_folder).mkdir()
+    (lab.store / old.own_folder / "manifest.json").write_text("{}")
+    again = [dataclasses.replace(s, **new) for s in segments]
+    writing.commit_wave(state, [Commit(old, again, dataclasses.replace(run, **told, **back))])
+    found = asked(lab, capsys)
+    assert ("unread" in found["kinds"], found["needed_from"]) == (True, 0)
+
+
+def test_what_is_set_aside_odd_or_unknown_is_needed(lab, capsys):
+    night(lab, 4)
+    (lab.archive / "t-0" / "00000000000000000000.log.swap").write_bytes(b"")
+    assert asked(lab, capsys)["kinds"] == {"noted"}
+    (lab.archive / "t-0" / "00000000000000000000.log.swap").unlink()
+    metadata = lab.archive / "t-0" / "partition.metadata"
+    was = metadata.read_text()
+    metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
+    assert asked(lab, capsys)["kinds"] == {"set_aside"}
+    metadata.write_text(was)
+    assert asked(lab, capsys)["not_needed"]["segments"]
+    write_partition(lab.archive / "u-0", "a=1 || b=1 ||")
+    assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), "--json"]) == DONE
+    of_u = json.loads(capsys.readouterr().out)["partitions"][1]
+    assert [(reason["kind"], reason["from"]) for reason in of_u["because"]] == [("no_generation", 0)]
+    shutil.rmtree(lab.archive / "u-0")
+    other = lab.root / "elsewhere"
+    shutil.copytree(lab.archive, other)
+    assert main(["archive-needed", str(other), "--store", str(lab.store)]) == USAGE
+
+
+def test_a_run_at_work_leaves_it_open(lab, capsys):
+    night(lab, 4)
+    running = lab.store / "state" / "running"
+    running.mkdir(exist_ok=True)
+    (running / ("a" * 32 + ".json")).write_text("no announcement")
+    found = asked(lab, capsys, code=PROBLEMS)
+    assert (found["kinds"], found["files"]) == ({"not_judged"}, [])
+
+
+def test_a_gap_that_was_accepted_keeps_what_is_beside_and_above_it(lab, capsys):
+    write_partition(lab.archive / "t-0", "||".join([*NIGHTS, ""]))
+    logs = sorted((lab.archive / "t-0").glob("*.log"))
+    for path in (lab.archive / "t-0").glob(f"{logs[2].stem}.*"):
+        path.unlink()
+    lab.run(START_MS + 9 * DAY, gaps="accept")
+    found = asked(lab, capsys)
+    assert ("gap" in found["kinds"], found["needed_from"]) == (True, int(logs[1].stem))
+    assert asked(lab, capsys, "--gaps", "accept")["needed_from"] > int(logs[3].stem)
+
+
+def test_nothing_is_written(lab, capsys):
+    night(lab, 3)
+    before = {path: path.stat().st_mtime_ns for path in lab.root.rglob("*")}
+    asked(lab, capsys)
+    assert {path: path.stat().st_mtime_ns for path in lab.root.rglob("*")} == before
+    text = main(["archive-needed", str(lab.archive), "--store", str(lab.store)]), capsys.readouterr().out
+    assert text[0] == DONE
+    assert "alone holds what was in them: compact --reset would start without them" in text[1]
+
+
+def test_a_path_that_would_read_as_two_is_not_listed(lab, capsys):
+    night(lab, 4)
+    assert asked(lab, capsys)["files"]
+    hostile = lab.archive / "disk\n" / "etc"
+    hostile.mkdir(parents=True)
+    (lab.archive / "t-0").rename(hostile / "t-0")
+    found = asked(lab, capsys)
+    assert (found["kinds"], found["files"]) == ({"noted"}, [])
+
+
+def test_paths_of_a_bucket_are_those_that_its_tools_take():
+    bucket = pafs.S3FileSystem(anonymous=True, region="eu-west-1")
+    root = Root("s3://bucket/archive?endpoint_override=localhost", bucket, "bucket/archive")
+    assert root.full_uri("t-0/0.log") == "s3://bucket/archive/t-0/0.log"
+    assert open_root("/some where?").full_uri("t-0/0.log") == "/some where?/t-0/0.log"
