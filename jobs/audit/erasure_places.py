@@ -115,7 +115,7 @@ def add_archive(places: Places, root: Root, config: Config, topics: TopicFilter)
         if _NO_KEYS.fullmatch(name):
             places.without_keys["indexes, snapshots and checkpoints of Kafka"] += 1
         else:
-            places.files.append(_as_log(made, there, config) if _LOG.fullmatch(name) else made)
+            places.files.append(_by_name(made, there, config))
 
 
 def add_store(places: Places, state: State, config: Config, topics: TopicFilter) -> None:
@@ -132,7 +132,7 @@ def add_store(places: Places, state: State, config: Config, topics: TopicFilter)
         elif entry.path.startswith("state/"):
             _add_table_file(places, made, known)
         else:
-            places.files.append(made)
+            places.files.append(_by_name(made, there, config))
 
 
 def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
@@ -149,9 +149,11 @@ def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
     return out
 
 
-def _as_log(file: SearchFile, there: set[str], config: Config) -> SearchFile:
-    """Return a file as a log that is searched by its records."""
+def _by_name(file: SearchFile, there: set[str], config: Config) -> SearchFile:
+    """Return a file as what its name says that it is: a log, which is searched by its records, a table, or bytes."""
     folder, _, name = file.path.rpartition("/")
+    if not _LOG.fullmatch(name):
+        return _as_table(file)
     stem = name.partition(".")[0]
     suffix = name.partition(".log")[2]
     index = f"{folder}/{stem}.index{suffix}".lstrip("/")
@@ -164,6 +166,11 @@ def _as_log(file: SearchFile, there: set[str], config: Config) -> SearchFile:
         index=index if index in there else None,
         max_batch_bytes=settings.max_decompressed_batch_bytes,
     )
+
+
+def _as_table(file: SearchFile) -> SearchFile:
+    """Return a file as a table if its name is one of Parquet: those of all versions of a Delta table have such."""
+    return replace(file, kind="table") if file.path.lower().endswith((".parquet", ".parq")) else file
 
 
 def _add_segment_file(
@@ -179,7 +186,7 @@ def _add_segment_file(
             return
         file = replace(file, topic=parsed.topic, partition=parsed.partition)
     if parsed is None or run is None:
-        places.files.append(_as_log(file, there, config) if _LOG.fullmatch(name) else file)
+        places.files.append(_by_name(file, there, config))
         return
     folder = file.path.rpartition("/")[0]
     file = replace(file, generation=run[0], run_id=run[1])
@@ -187,8 +194,7 @@ def _add_segment_file(
     secret = f"{folder}/{HASH_KEY}"
     made_by = secret if secret in there else None
     if _LOG.fullmatch(name):
-        state = file.state
-        places.files.append(replace(_as_log(file, there, config), state=state))
+        places.files.append(replace(_by_name(file, there, config), state=file.state))
     elif folder.endswith(_EXCHANGE):
         hint = "a run that died left them, and nobody can test a key without its secret: vacuum deletes them"
         path, held = f"{file.root}/{file.path}", "hashes of keys that tasks exchanged"
@@ -200,7 +206,7 @@ def _add_segment_file(
     elif name.endswith(_FACTS) or name in (MANIFEST, COMMITTED, HASH_KEY) or _NO_KEYS.fullmatch(name):
         places.without_keys["indexes, snapshots, facts and manifests of generations"] += 1
     else:
-        places.files.append(file)
+        places.files.append(_as_table(file))
 
 
 def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> None:
@@ -208,6 +214,7 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
     parts = file.path.split("/")
     table, name, of_log = parts[1], parts[-1], "_delta_log" in parts
     is_checksum = name.startswith(".") and name.endswith(".crc")  # Hadoop's, of the file beside it
+    ours = table in AUDIT_TABLES
     known_file = _OF_TABLE.fullmatch(name) is not None and len(parts) > 2
     if (
         (table in _WITHOUT_KEYS and known_file)
@@ -216,16 +223,15 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
         or is_checksum
     ):
         places.without_keys["tables without keys, announcements, locks"] += 1
-    elif (
-        of_log and table in AUDIT_TABLES and known_file
-    ):  # Delta keeps statistics of texts and numbers; keys are neither
+    elif of_log and ours and known_file:  # Delta keeps statistics of texts and numbers; keys are neither
         places.without_keys["logs of tables"] += 1
-    elif not name.endswith(".parquet"):
-        places.files.append(file)
     else:
-        state = "log" if of_log else known.version_of(table, "/".join(parts[2:]))
-        hashed = table in AUDIT_TABLES and table != AUDIT_ERASURE  # whose hashes are copies of no key
-        places.files.append(replace(file, kind="table", state=state, may_hide=hashed))
+        file = _as_table(file)
+        if file.kind == "table":
+            state = "log" if of_log else known.version_of(table, "/".join(parts[2:]))
+            # the hashes of AUDIT_ERASURE are copies of no key
+            file = replace(file, state=state, of_audits=ours, may_hide=ours and table != AUDIT_ERASURE)
+        places.files.append(file)
 
 
 class _Generations:

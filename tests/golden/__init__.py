@@ -9,6 +9,9 @@ File times are part of the data (tombstones of magic 0 and 1, segments without t
 
 `clients.tar.xz`, made by make_clients.py, holds partitions that other clients wrote, and a broker's own topics, each
 as `input/` alone; meta.json has digests of what Kafka's cleaner leaves of them. `clients.json` says what is in it.
+
+`streams_groups.tar.xz`, made by make_streams_groups.py, holds `__consumer_offsets` of a broker with streams groups, and
+its own answers on what all groups have committed.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from tests.reference.log import decode_log
 HERE = Path(__file__).parent
 ARCHIVE = HERE / "golden.tar.xz"
 CLIENTS, CLIENTS_ABOUT = HERE / "clients.tar.xz", HERE / "clients.json"
+STREAMS_GROUPS = HERE / "streams_groups.tar.xz"
 SPECS = {name: HERE / f"{name}.spec" for name in ("new", "old", "more")}
 PASSES = (1, 2, 3)
 # Cases that come with what kafka-dump-log prints of their files

@@ -13,7 +13,7 @@ import numpy as np
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.audit.find_hashes import search_filter, search_key_file
 from lastkey.udfs.audit.find_in_logs import LogSearch, check_size, reader_of, search_bytes
-from lastkey.udfs.audit.find_in_tables import search_table
+from lastkey.udfs.audit.find_in_tables import search_partition, search_table
 from lastkey.udfs.audit.findings import Found, NotRead, SearchFile
 from lastkey.udfs.audit.key_set import LEAST_TEXT_KEY, KeySet
 from lastkey.udfs.problem import Problem
@@ -59,9 +59,16 @@ class _Search:
         elif file.kind == "key_file":
             search_key_file(self.keys, file, self.found)
         elif file.kind == "table":
-            search_table(self.keys, self.hidden if file.may_hide else None, file, self.found)
+            search_partition(self.keys, file.path, self.found)
+            problem = attempt(file.shown, lambda: self._table(file))
+            if isinstance(problem, Problem):
+                self.found.problem(problem, "searched for the bytes of the keys only")
+                self._bytes(file)
         else:
             self._bytes(file)
+
+    def _table(self, file: SearchFile) -> None:
+        search_table(self.keys, self.hidden if file.may_hide else None, file, self.found)
 
     def _bytes(self, file: SearchFile) -> None:
         with opened(cached_root(file.root), file.path) as stream:

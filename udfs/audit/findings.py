@@ -40,6 +40,7 @@ class SearchFile:
     index: str | None = None  # of a log: path of its offset index, to go on behind bytes that are no batches
     max_batch_bytes: int = MAX_BATCH_BYTES  # of a log
     secret: str | None = None  # of hashes: path of the file with the secret that made them; None: it is lost
+    of_audits: bool = False  # a table of audits: keys stand in its column `key` alone
     may_hide: bool = False  # a table whose keys may be keyed hashes of keys
     checksum: tuple[int, int] | None = None  # of a key file: number of keys, CRC-32C, as a manifest says
 

@@ -209,6 +209,32 @@ def _old_version(root: Path) -> Path:
     return planted
 
 
+def _old_version_of_anybody(root: Path) -> Path:
+    """Put the key into a table of a user's, whose files are compressed, and write the table anew without it."""
+    folder = root / "archive" / "exports" / "people"
+    write_deltalake(str(folder), pa.table({"topic": ["before", KEY.decode(), "behind"], "n": [1, 2, 3]}))
+    [planted] = folder.glob("*.parquet")
+    for log in (folder / "_delta_log").iterdir():
+        log.write_text(log.read_text().replace(KEY.decode(), "person-2"))  # its statistics, another place
+    write_deltalake(str(folder), pa.table({"topic": ["somebody-else"], "n": [1]}), mode="overwrite")
+    return planted
+
+
+def _in_statistics(root: Path) -> Path:
+    """Write it to a table as the largest value of a column, and delete the file of that version."""
+    folder = root / "archive" / "exports" / "people"
+    write_deltalake(str(folder), pa.table({"name": ["somebody-else", KEY.decode()]}))
+    next(folder.glob("*.parquet")).unlink()
+    return next((folder / "_delta_log").glob("*.json"))
+
+
+def _in_a_folders_name(root: Path) -> Path:
+    folder = root / "store" / "exports"
+    write_deltalake(str(folder), pa.table({"name": [KEY.decode()], "n": [1]}), partition_by=["name"])
+    shutil.rmtree(folder / "_delta_log")
+    return next(folder.rglob("*.parquet"))
+
+
 def _parquets(root: Path) -> list[Path]:
     return list((root / "store" / "state" / "audit_keys").glob("*.parquet"))
 
@@ -241,6 +267,10 @@ PLACES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "dead run": (_log(f"store/segments/t-0/{DEAD}"), "found", "dead"),
     "waiting segment": (_log(f"store/segments/t-0/{DEAD}.77"), "found", "dead"),
     "old version of a table": (_old_version, "found", "older"),
+    "a value in an old version of a user's table": (_old_version_of_anybody, "found", ""),
+    "statistics in the log of a user's table": (_in_statistics, "may", ""),
+    "partition of a user's table": (_in_a_folders_name, "found", ""),
+    "Parquet that cannot be read": (_bytes("archive/exports/torn.parquet"), "may", ""),
     "hidden key": (_hidden, "found", "unknown"),
     "stray file of the archive": (_bytes("archive/notes.txt"), "may", ""),
     "file in a partition's folder": (_bytes("archive/t-0/core.1234"), "may", ""),

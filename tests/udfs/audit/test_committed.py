@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from tests.builders.groups import (
     write_log,
 )
 from tests.builders.logs import BatchText, Row, TextWriter
+from tests.golden import STREAMS_GROUPS
 from tests.reference.committed import GroupCoordinator, SharePartition
 
 ID = bytes(range(16))
@@ -75,6 +78,20 @@ def test_the_last_commit_of_each_key_and_the_type_of_its_group(tmp_path):
     assert offsets(found) == {("alone", "t", 0): 0, ("g", "t", 0): 9, ("g", "t", 1): 6, ("g", "t", 2): 3}
     assert found.rows["group_type"].to_pylist() == ["classic", *["consumer"] * 3]
     assert found.unknown_because("nobody") is None
+
+
+def test_streams_groups_of_a_real_broker(tmp_path):
+    with tarfile.open(STREAMS_GROUPS) as packed:
+        packed.extractall(tmp_path, filter="data")
+    said = json.loads((tmp_path / "committed.json").read_text())
+    expected = {name: one for name, one in said.items() if one["type"] != "share"}  # whose offsets lie elsewhere
+    assert len([name for name, one in expected.items() if one["type"] == "streams"]) == 3
+    found: dict[str, Any] = {}
+    for row in read(tmp_path).rows.to_pylist():
+        if row["group_type"] != "share":
+            of = found.setdefault(row["group"], {"type": row["group_type"], "offsets": {}})["offsets"]
+            of[f"{row['topic']}-{row['partition']}"] = [row["committed_offset"], row["leader_epoch"], row["metadata"]]
+    assert found == expected
 
 
 def test_commits_behind_an_open_transaction_count_and_its_own_do_not(tmp_path):

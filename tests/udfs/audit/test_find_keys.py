@@ -284,14 +284,39 @@ def test_tables_are_searched_by_whole_keys_and_texts_by_their_parts(tmp_path):
         "worst": [[{"x": b"user-70"}], [], None, []],
     }
     pq.write_table(pa.table(columns), path)
-    found, [problem] = search([path], [b"a", b"user-7", b"user-70"], kind="table")
+    found, [problem] = search([path], [b"a", b"user-7", b"user-70"], kind="table", of_audits=True)
     assert [(row[0], row[2], row[6]) for row in found] == [
         (b"a", 0, False), (b"user-7", 3, False), (b"user-7", 0, True), (b"user-7", 0, True), (b"user-70", 0, True)
     ]  # fmt: skip
     assert problem.stretch == "columns summary, worst were not searched for short keys, which stand in any text"
+    found, _ = search([path], [b"a", b"user-7"], kind="table")  # of somebody else: its columns may mean anything
+    assert [(row[0], row[2], row[6]) for row in found] == [
+        (b"a", 0, False), (b"user-7", 3, False), (b"user-7", 0, False), (b"user-7", 0, True), (b"user-7", 0, True)
+    ]  # fmt: skip
+
+
+def test_values_are_found_in_any_type_that_holds_bytes(tmp_path):
+    text = pa.array(["user-7", None, "x"])
+    columns = {
+        "dictionary": text.dictionary_encode(),
+        "large": text.cast(pa.large_string()),
+        "view": text.cast(pa.string_view()),
+        "fixed": pa.array([b"user-7", None, b"user-8"], pa.binary(6)),
+        "json": pa.ExtensionArray.from_storage(pa.json_(), text),
+        "number": [1, 2, 3],
+    }
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table(columns), path)
+    found, _ = search([path], [b"user-7"], kind="table")
+    assert [row[6] for row in found] == 5 * [False]
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     path = tmp_path / "part.parquet"
     path.write_bytes(b"PAR1 torn")
-    assert [p.problem.kind for p in search([path], kind="table")[1]] == ["side_file"]
+    found, problems = search([path], [b"torn", b"a"], kind="table")
+    assert found == [(b"torn", "part.parquet", 5, None, None, None, True)]
+    assert [(p.problem.kind, p.stretch.partition(" ")[0]) for p in problems] == [
+        ("side_file", "searched"),
+        ("side_file", "not"),
+    ]
