@@ -39,11 +39,12 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
     for p in report.profiles:
         if p.problem is None and p.compacted:
             row = (
-                report.archived_bytes.get((p.topic, p.partition), p.size_bytes),
+                report.archived_bytes.get((p.topic_label(), p.partition), p.size_bytes),
                 p.size_bytes,
                 p.total("bytes_after"),
             )
-            by_topic[p.topic] = [a + b for a, b in zip(by_topic[p.topic], row, strict=True)]
+            label = p.topic_label()
+            by_topic[label] = [a + b for a, b in zip(by_topic[label], row, strict=True)]
     rows = sorted(by_topic.items(), key=lambda item: item[1], reverse=True)
     if not rows:
         return None
