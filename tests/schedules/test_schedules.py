@@ -97,7 +97,7 @@ def test_the_container_holds_all_that_the_package_needs():
     copied = {name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
     assert all((ROOT / name).exists() for name in copied)
     needed = {"lastkey", "jobs", "udfs", "logformat", "conf", "requirements", "spark-submit.sh", "pyproject.toml"}
-    assert copied == needed | {path.name for path in ROOT.glob("pyspark_kafka_log*.py")}
+    assert copied == needed | {"examples/archive"} | {path.name for path in ROOT.glob("pyspark_kafka_log*.py")}
     user = re.search(r"--uid (\d+)", text)
     assert user is not None and f"\nUSER {user[1]}\n" in text
     job = yaml.safe_load((KUBERNETES / "compact.yaml").read_text())
