@@ -238,18 +238,26 @@ def lookup(**given: Any) -> None:
 
 
 @lastkey.command("report")
-@click.argument("archive")
+@click.argument("archives", metavar="ARCHIVE...", nargs=-1, required=True)
 @click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
-@click.option("--store", metavar="STORE", help="Show what its generations hold now, and its history.")
+@click.option(
+    "--store",
+    "stores",
+    metavar="STORE",
+    multiple=True,
+    help="Show its generations, and its history; repeatable.",
+)
 @planning_options
 @gaps_option
 @click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
 @click.option("--format-savings", is_flag=True, help="Also measure what `convert --to v3` would save; takes longer.")
 @engine_option("auto")
 @shared
-def archive_report(now_ms: int | None, **given: Any) -> None:
-    """Make a page that shows what is in ARCHIVE and what a compaction would save."""
+def archive_report(archives: tuple[str, ...], stores: tuple[str, ...], now_ms: int | None, **given: Any) -> None:
+    """Make a page that shows what is in each ARCHIVE and what a compaction would save."""
     check_policy_has_topics(given["cleanup_policy"], *given["topics"], *given["topics_from"])
+    given |= {"archive": archives[0], "more_archives": archives[1:]}
+    given |= {"store": stores[0] if stores else None, "more_stores": stores[1:]}
     _run("report", ReportOptions, now_ms=check_now_ms(now_ms), **given)
 
 

@@ -215,7 +215,7 @@ class LookupOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of `report ARCHIVE --output FILE`."""
+    """Options of `report ARCHIVE... --output FILE`."""
 
     archive: str
     output: str  # the page
@@ -228,6 +228,18 @@ class ReportOptions:
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone
     format_savings: bool = False  # convert every batch, and show what magic 3 would save
+    more_archives: tuple[str, ...] = ()  # in the same page
+    more_stores: tuple[str, ...] = ()  # each serves one of the archives
+
+    @property
+    def archives(self) -> tuple[str, ...]:
+        """Every archive."""
+        return (self.archive, *self.more_archives)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Every store."""
+        return (*(() if self.store is None else (self.store,)), *self.more_stores)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from lastkey.jobs.report.format_table import FORMAT_HEADER, format_rows
 from lastkey.jobs.report.yields import HEADER, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
-from lastkey.udfs.problem import Problem
 from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import PartitionProfile
 
@@ -30,7 +29,12 @@ class ArchiveReport(JobReport):
     formats: FormatSavings | None = None  # --format-savings
 
     @property
-    def problems(self) -> list[Problem]:
+    def places(self) -> list[tuple[str, str, str | None]]:
+        """Short name, URI and store of each archive."""
+        return [("", self.archive, self.store)]
+
+    @property
+    def problems(self) -> list[Any]:
         """Problems of the report, including those of partitions that were profiled."""
         return [*self.other_problems, *(p.problem for p in self.profiles if p.problem is not None)]
 
@@ -65,11 +69,7 @@ class ArchiveReport(JobReport):
             "output": self.output,
             "now_ms": self.now_ms,
             "exit_code": self.exit_code,
-            "savings": {
-                "bytes": self.savings(by_settings=True)[0],
-                "by_settings_bytes": self.savings(by_settings=True)[1],
-                "if_all_compacted_bytes": self.savings(by_settings=False)[1],
-            },
+            "savings": self.savings_json(),
             "partitions": [asdict(p) for p in self.profiles],
             "problems": self.problems_json(),
             "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
@@ -78,6 +78,14 @@ class ArchiveReport(JobReport):
             "notes": self.notes,
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
+        }
+
+    def savings_json(self) -> dict[str, int]:
+        """Return for programs what a compaction would save."""
+        return {
+            "bytes": self.savings(by_settings=True)[0],
+            "by_settings_bytes": self.savings(by_settings=True)[1],
+            "if_all_compacted_bytes": self.savings(by_settings=False)[1],
         }
 
     def _savings_lines(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
@@ -17,8 +17,8 @@ from lastkey.logformat.names import KAFKAS_OWN
 from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
 
-_BARS: Final = 12  # at most, in a plot with a bar for each topic, partition or run
-_HOT: Final = 20
+_RUNS: Final = 12  # the last ones, in a plot with bars for each
+_HOT: Final = 200  # keys
 
 
 def overview(report: ArchiveReport) -> list[Plot]:
@@ -39,12 +39,13 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
     for p in report.profiles:
         if p.problem is None and p.compacted:
             row = (
-                report.archived_bytes.get((p.topic, p.partition), p.size_bytes),
+                report.archived_bytes.get((p.topic_label(), p.partition), p.size_bytes),
                 p.size_bytes,
                 p.total("bytes_after"),
             )
-            by_topic[p.topic] = [a + b for a, b in zip(by_topic[p.topic], row, strict=True)]
-    rows = _largest(by_topic.items(), lambda item: item[1][0])
+            label = p.topic_label()
+            by_topic[label] = [a + b for a, b in zip(by_topic[label], row, strict=True)]
+    rows = sorted(by_topic.items(), key=lambda item: item[1], reverse=True)
     if not rows:
         return None
     total = [sum(values[i] for values in by_topic.values()) for i in range(3)]
@@ -56,15 +57,15 @@ def before_and_after(report: ArchiveReport) -> Plot | None:
         [name for name, _ in rows],
         series,
         plots.bytes_of,
-        says=f"compacted topics: {size(total[1])} now, {size(total[2])} after",
+        says=f"{counted(len(rows), 'compacted topic')}, largest first: {size(total[1])} now, {size(total[2])} after",
         label="topic",
         stacked=False,
     )
 
 
 def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
-    """Plot the dirty ratio of the partitions with the most dirty bytes."""
-    rows = _largest([p for p in profiles if p.compacted], lambda p: p.dirty_bytes)
+    """Plot the dirty ratio of the partitions, most dirty bytes first."""
+    rows = sorted((p for p in profiles if p.compacted), key=lambda p: (p.dirty_bytes, p.dirty_ratio), reverse=True)
     if not rows:
         return None
     return plots.horizontal_bars(
@@ -73,7 +74,7 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
         [p.name() for p in rows],
         [("dirty ratio", DEAD, [p.dirty_ratio for p in rows])],
         plots.percent,
-        says=f"of the {counted(len(rows), 'partition')} with the most dirty bytes",
+        says=f"{counted(len(rows), 'partition')}, most dirty bytes first",
         label="partition",
         most=1.0,
     )
@@ -151,8 +152,8 @@ def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     return plots.horizontal_bars(
         name,
         "Hot keys, by hash" if hidden else "Hot keys",
-        [f"{p.name()} {key.sha256[:8] if key.text is None else key.text}" for p, key in rows[:_BARS]],
-        [("records", LIVE, [key.records for _, key in rows[:_BARS]])],
+        [f"{p.name()} {key.sha256[:8] if key.text is None else key.text}" for p, key in rows],
+        [("records", LIVE, [key.records for _, key in rows])],
         plots.number,
         says="the keys with the most records" + ("; first digits of their SHA-256" if hidden else ""),
         label="partition and key",
@@ -161,7 +162,7 @@ def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
 
 def history(report: ArchiveReport) -> Plot | None:
     """Plot the bytes before and after each of the last runs."""
-    runs = runs_of(report)[-_BARS:]
+    runs = runs_of(report)[-_RUNS:]
     if not runs:
         return None
     return _bars_by_run(
@@ -189,7 +190,7 @@ def yields(made: Yields) -> list[Plot]:
     """Plot what the last runs expected to drop from the segments that they rewrote, what they dropped, and their I/O;
     none without a run by yield.
     """
-    runs = made.by_run()[-_BARS:]
+    runs = made.by_run()[-_RUNS:]
     if not runs:
         return []
     now_ms = [of[0].now_ms for of in runs]
@@ -246,13 +247,9 @@ def hottest(profiles: Sequence[PartitionProfile]) -> list[tuple[PartitionProfile
     return sorted(rows, key=lambda row: (-row[1].records, row[0].name()))[:_HOT]
 
 
-def _largest(rows: Any, by: Any) -> list[Any]:
-    return sorted(rows, key=by, reverse=True)[:_BARS]
-
-
 def formats(savings: FormatSavings | None) -> Plot | None:
     """Plot the bytes a record in either message format, by codec and batch size."""
-    rows = [row for row in savings.rows if row.records][:_BARS] if savings else []
+    rows = [row for row in savings.rows if row.records] if savings else []
     if not rows:
         return None
     return plots.horizontal_bars(

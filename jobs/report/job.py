@@ -1,4 +1,4 @@
-"""`report ARCHIVE --output FILE`: one page with the contents of an archive and what a compaction would save.
+"""`report ARCHIVE... --output FILE`: one page with the contents of archives and what a compaction would save.
 
 Every partition is profiled (`udfs.report.measure_partition`), in threads, or by Spark if the archive is large. With a
 store, the profile of a partition with a generation covers that generation and the archive after it, as `compact` would.
@@ -7,8 +7,9 @@ store, the profile of a partition with a generation covers that generation and t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.places import Place, is_same
@@ -26,6 +27,7 @@ from lastkey.jobs.compact.plan_partition import (
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.formats import measure
+from lastkey.jobs.report.several import SeveralArchives, check_distinct, short_names, stores_of
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
@@ -36,15 +38,29 @@ from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.storage import normal_uri
 
 
+@dataclass
+class _Begun:
+    """Archive that is listed, its store if it has one, and its report so far."""
+
+    report: ArchiveReport
+    archive: Archive
+    checkpoints: dict[Key, Checkpoint] = field(default_factory=dict)
+    manifests: dict[Key, list[Segment]] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> set[str]:
+        return self.archive.topics | {topic for topic, _ in self.checkpoints}
+
+
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
-    """Profile the archive and write the page."""
+    """Profile the archives and write the page."""
     started = time.perf_counter()
-    output = checked_output(
-        options.output, Place("the archive", options.archive), Place("the store", options.store or "")
-    )
+    archives, stores = (("the archive", options.archives), ("the store", options.stores))
+    output = checked_output(options.output, *(Place(what, uri) for what, uris in (archives, stores) for uri in uris))
     from lastkey.jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
 
-    report = profile_archive(options, progress)
+    one = not options.more_archives and not options.more_stores
+    report = profile_archive(options, progress) if one else profile_archives(options, progress)
     at = time.perf_counter()
     report.output = output
     write_page(output, page_of(report).encode())
@@ -54,7 +70,27 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
 
 
 def profile_archive(options: ReportOptions, progress: Progress, partition: int | None = None) -> ArchiveReport:
-    """Return the report without its page. `partition`: only the partitions of this number."""
+    """Return the report of one archive without its page. `partition`: only the partitions of this number."""
+    begun = _begin(options, partition)
+    _profile([begun], options, begun.report, progress)
+    return begun.report
+
+
+def profile_archives(options: ReportOptions, progress: Progress) -> SeveralArchives:
+    """Return the report of several archives without its page."""
+    uris = [normal_uri(uri) for uri in options.archives]
+    check_distinct(uris)
+    stores = stores_of(uris, [normal_uri(uri) for uri in options.stores])
+    begun = [_begin(replace(options, archive=uri, store=stores.get(uri))) for uri in uris]
+    parts = {name: one.report for name, one in zip(short_names(uris), begun, strict=True)}
+    report = SeveralArchives(", ".join(uris), options.now_ms, ", ".join(stores.values()) or None, parts=parts)
+    _profile(begun, options, report, progress)
+    report.join()
+    return report
+
+
+def _begin(options: ReportOptions, partition: int | None = None) -> _Begun:
+    """List an archive, and read the tables of its store."""
     at = time.perf_counter()
     uri = normal_uri(options.archive)
     report = ArchiveReport(uri, options.now_ms, normal_uri(options.store) if options.store is not None else None)
@@ -64,38 +100,43 @@ def profile_archive(options: ReportOptions, progress: Progress, partition: int |
     report.notes += archive.notes
     report.other_problems += archive.unreadable
     report.seconds["list"] = time.perf_counter() - at
-    checkpoints: dict[Key, Checkpoint] = {}
-    manifests: dict[Key, list[Segment]] = {}
+    begun = _Begun(report, archive)
     if report.store is not None:
         at = time.perf_counter()
-        checkpoints, manifests = _of_the_store(report, options)
+        begun.checkpoints, begun.manifests = _of_the_store(report, options)
         report.seconds["state"] = time.perf_counter() - at
-    known = archive.topics | {topic for topic, _ in checkpoints}
-    check_topics(options.topics, known, uri)
-    report.notes += unmatched_tables(options.config.topics, known, options.config.path)
-    for key in sorted(checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
-        held = f"the store holds its generation {checkpoints[key].generation}"
+    for key in sorted(begun.checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
+        held = f"the store holds its generation {begun.checkpoints[key].generation}"
         report.notes.append(f"{key[0]}-{key[1]}: no longer in the archive, but {held}; left out")
-    plans = list(plans_of(archive, options, checkpoints, manifests, report))
+    return begun
+
+
+def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveReport, progress: Progress) -> None:
+    """Profile the partitions of all archives, each into its report. whole: the report that says who worked."""
+    known = set().union(*(one.topics for one in begun))
+    check_topics(options.topics, known, whole.archive)
+    whole.notes += unmatched_tables(options.config.topics, known, options.config.path)
+    plans = [list(plans_of(one, options)) for one in begun]
+    together = [plan for of in plans for plan in of]
     at = time.perf_counter()
-    sizes = [sum(s.listed.size for s in p.plan.segments) for p in plans]
+    sizes = [sum(s.listed.size for s in p.plan.segments) for p in together]
     progress.start("report", sum(sizes), BYTES)
-    report.profiles += each(
-        profile_partition, plans, "report: partitions", options, report, progress, sizes=sizes, passes=2
+    made = iter(
+        each(profile_partition, together, "report: partitions", options, whole, progress, sizes=sizes, passes=2)
     )
     progress.close()
-    if options.hide_keys:
-        report.profiles = [
-            replace(p, hot_keys=tuple(replace(key, text=None) for key in p.hot_keys)) for p in report.profiles
-        ]
-    report.profiles.sort(key=lambda p: (p.topic, p.partition))
-    report.notes += [f"{p.name()}: {note}" for p in report.profiles for note in p.notes]
-    report.seconds["profile"] = time.perf_counter() - at
+    for one, of in zip(begun, plans, strict=True):
+        profiles = list(islice(made, len(of)))
+        if options.hide_keys:
+            profiles = [replace(p, hot_keys=tuple(replace(key, text=None) for key in p.hot_keys)) for p in profiles]
+        one.report.profiles = sorted(profiles, key=lambda p: (p.topic, p.partition))
+        one.report.notes += [f"{p.name()}: {note}" for p in one.report.profiles for note in p.notes]
+    whole.seconds["profile"] = time.perf_counter() - at
     if options.format_savings:
         at = time.perf_counter()
-        measure(report, archive, options, progress)
-        report.seconds["formats"] = time.perf_counter() - at
-    return report
+        for one in begun:
+            measure(one.report, one.archive, options, progress)
+        whole.seconds["formats"] = time.perf_counter() - at
 
 
 def _of_the_store(
@@ -122,14 +163,9 @@ def _of_the_store(
     return wanted, manifests
 
 
-def plans_of(
-    archive: Archive,
-    options: ReportOptions,
-    checkpoints: dict[Key, Checkpoint],
-    manifests: dict[Key, list[Segment]],
-    report: ArchiveReport,
-) -> Iterable[ProfilePlan]:
+def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
     """Yield the plan of each task; add what is wrong with partitions to the report."""
+    report, archive, checkpoints = begun.report, begun.archive, begun.checkpoints
     run = RunPlan.of(options.config, archive.root.uri, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
@@ -145,7 +181,7 @@ def plans_of(
         if key in checkpoints:
             try:
                 inputs = inputs_from_generation(
-                    archived, checkpoints[key], manifests[key], report.store or "", settings.gaps
+                    archived, checkpoints[key], begun.manifests[key], report.store or "", settings.gaps
                 )
             except NotPlanned as reason:
                 report.other_problems.append(reason.problem)

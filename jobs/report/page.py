@@ -1,12 +1,17 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no request; its policy forbids them too.
+"""The report as one HTML page that needs nothing else: no font, no request, and one script of its own.
 
 The template escapes everything that stems from the archive (names, keys, notes; jinja2, autoescape), and control
-characters are made visible. The page joins what grows with the archive: tables of segments and plots hold a bounded
-number of rows, so 1,000 partitions with 100,000 segments give a few MB; `--json` has every segment.
+characters are made visible. The page's policy names its script by hash, so that a browser runs no other one. The script
+only sorts and searches; the page shows everything without it, folded by <details>.
+
+The page joins what grows with the archive: tables of segments and plots hold a bounded number of rows, so 1,000
+partitions with 100,000 segments give a few MB; `--json` has every segment.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +20,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import PARTITION_HEADER, ArchiveReport, most_to_gain, partition_row, saved
 from lastkey.jobs.report.figures import (
@@ -23,36 +28,41 @@ from lastkey.jobs.report.figures import (
     dead_by_segment,
     formats,
     hot_keys,
-    hottest,
     overview,
-    runs_of,
     segments_by_age,
     tombstones,
 )
 from lastkey.jobs.report.format_table import FORMAT_HEADER, format_rows
+from lastkey.jobs.report.page_rows import (
+    HISTORY_HEADER,
+    HOT_HEADER,
+    LISTED,
+    SEGMENT_HEADER,
+    facts_of,
+    history_rows,
+    hot_rows,
+    segment_rows,
+)
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.plots import Plot
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import KAFKAS_OWN
-from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfile, join_times
+from lastkey.udfs.report.partition_profile import PartitionProfile, join_times
 
 _TOPICS_WITH_PLOTS: Final = 12  # the topics with the most bytes
 _SEGMENT_ROWS: Final = 4000  # in all partitions together
-_LISTED: Final = 200  # problems and notes
 _CELL: Final = 120  # characters of a name or a key: Kafka's keys may have megabytes; --json has all of them
+_PRINTED_OPEN: Final = 40  # partitions: paper shows the details of so many, of more only those that the reader opened
 
-
+_FOLDER: Final = Path(__file__).with_name("templates")
 _TEMPLATES: Final = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+    loader=jinja2.FileSystemLoader(_FOLDER),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
 _TEMPLATES.filters["short"] = lambda text: plots.short(text, _CELL)
-SEGMENT_HEADER: Final = (
-    "segment", "size", "dead bytes", "records", "dead", "tombstones", "out of order", "codecs", "first record",
-)  # fmt: skip
 
 
 def fragment_of(
@@ -85,8 +95,8 @@ def report_fragment(report: ArchiveReport) -> str:
     return fragment_of(
         title=report.archive,
         cards=cards(report),
-        problems=[str(p) for p in report.problems[:_LISTED]],
-        tables=[Table("Partitions", PARTITION_HEADER, rows[:_LISTED], (1,))],
+        problems=[str(p) for p in report.problems[:LISTED]],
+        tables=[Table("Partitions", PARTITION_HEADER, rows[:LISTED], (1,))],
         plots=overview(report),
     )
 
@@ -101,10 +111,10 @@ def partition_fragment(p: PartitionProfile) -> str:
     more = [tombstones("tombstones", [p]), compression("codec", [p]), hot_keys("hot", [p])]
     return fragment_of(
         title=p.name(),
-        cards=[Card(name, value) for name, value in _facts(p)],
+        cards=[Card(name, value) for name, value in facts_of(p)],
         tables=[
             Table("Partition", PARTITION_HEADER, [partition_row(p)], (1,)),
-            Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, _LISTED), (7,)),
+            Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, LISTED), (7,)),
         ],
         plots=[*drawn, *more],
     )
@@ -112,26 +122,34 @@ def partition_fragment(p: PartitionProfile) -> str:
 
 def page_of(report: ArchiveReport) -> str:
     """Return the page."""
-    good = [p for p in report.profiles if p.problem is None]
+    good = report.good
+    topics = _topics(good)
+    ids = {p.name(): f"p{i}" for i, p in enumerate(good)}
+    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     return rendered(
         "page.html",
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         title=f"Archive report: {report.archive}",
-        archive=report.archive,
-        store=report.store,
+        places=report.places,
         at=moment(report.now_ms, TO_THE_MINUTE),
         cards=cards(report),
         most_to_gain=most_to_gain(report),
-        problems=[str(p) for p in report.problems[:_LISTED]],
-        more_problems=max(len(report.problems) - _LISTED, 0),
+        problems=[str(p) for p in report.problems[:LISTED]],
+        more_problems=max(len(report.problems) - LISTED, 0),
         plots=[shown(plot) for plot in overview(report)],
         partition_header=PARTITION_HEADER,
+        partitions=[(_link(p.name(), ids[p.name()]), *partition_row(p)[1:]) for p in good],
+        print_open=len(good) <= _PRINTED_OPEN,
         segment_header=SEGMENT_HEADER,
-        topics=[_topic(name, of, i, report) for i, (name, of) in enumerate(_topics(good))],
-        own=KAFKAS_OWN,
-        history=_history_rows(report),
-        notes=report.notes[:_LISTED],
-        more_notes=max(len(report.notes) - _LISTED, 0),
-        hot=_hot_rows(good),
+        topics=[_topic(name, of, i, report, ids) for i, (name, of) in enumerate(topics)],
+        plotted=_TOPICS_WITH_PLOTS,
+        history=history_rows(report),
+        history_header=HISTORY_HEADER,
+        notes=report.notes[:LISTED],
+        more_notes=max(len(report.notes) - LISTED, 0),
+        hot=hot_rows(good),
+        hot_header=HOT_HEADER,
         formats=format_rows(report.formats.rows) if report.formats else [],
         format_header=FORMAT_HEADER,
         format_plot=shown(drawn) if (drawn := formats(report.formats)) else None,
@@ -177,42 +195,37 @@ def _saving(label: str, more: str, gain: int, before: int, report: ArchiveReport
     return Card(label, (report.about() if gain else "") + size(gain), share, "good" if gain > 0 else "")
 
 
-def _history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
-    return [
-        (
-            moment(run.now_ms, TO_THE_MINUTE),
-            run.run_id[:8],
-            count(len(run.rows)),
-            count(run.total("records_read")),
-            count(run.total("records_left")),
-            size(run.total("bytes_before")),
-            size(run.total("bytes_after")),
-            saved(run.total("bytes_before"), run.total("bytes_after")),
-        )
-        for run in reversed(runs_of(report)[-_LISTED:])
-    ]
+def _link(text: str, to: str) -> Markup:
+    return Markup('<a href="#{}">{}</a>').format(to, text)
 
 
-def _hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
-    return [
-        (
-            p.name(),
-            key.sha256,
-            "" if key.text is None else key.text,
-            count(key.records),
-            f"{100 * key.records / max(p.total('records'), 1):.2f} %",
-        )
-        for p, key in hottest(profiles)
-    ]
+def _about(p: PartitionProfile) -> list[str]:
+    """Return a partition's line: it stands far below its row of the table."""
+    before, after, about = p.size_bytes, p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
+    out = [counted(len(p.segments), "segment"), size(before), counted(p.total("records"), "record")]
+    if p.compacted and after < before:
+        out += [f"would be {about}{size(after)}", f"saves {about}{saved(before, after)}"]
+    return out
 
 
 def _topics(profiles: Sequence[PartitionProfile]) -> list[tuple[str, list[PartitionProfile]]]:
-    """Return the partitions by topic, the largest topic first; Kafka's own after all others."""
-    topics = [(name, list(of)) for name, of in groupby(profiles, key=lambda p: p.topic)]
-    return sorted(topics, key=lambda item: (item[0] in KAFKAS_OWN, -sum(p.size_bytes for p in item[1])))
+    """Return the partitions by topic, the largest topic first, of equal ones that with more dead bytes; Kafka's own
+    after all others.
+    """
+    topics = [(name, list(of)) for name, of in groupby(profiles, key=lambda p: p.topic_label())]
+    return sorted(
+        topics,
+        key=lambda item: (
+            item[1][0].topic in KAFKAS_OWN,
+            -sum(p.size_bytes for p in item[1]),
+            -sum(p.total("dead_bytes") for p in item[1]),
+        ),
+    )
 
 
-def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: ArchiveReport) -> dict[str, Any]:
+def _topic(
+    name: str, of: Sequence[PartitionProfile], number: int, report: ArchiveReport, ids: dict[str, str]
+) -> dict[str, Any]:
     drawn = []
     if number < _TOPICS_WITH_PLOTS:
         drawn.append(dead_by_segment(f"segments-{number}", "Live and dead bytes by segment", of))
@@ -226,72 +239,25 @@ def _topic(name: str, of: Sequence[PartitionProfile], number: int, report: Archi
     possible = sum(p.size_bytes if p.bytes_if_compacted is None else p.bytes_if_compacted for p in of)
     return {
         "name": name,
+        "own": of[0].topic in KAFKAS_OWN,
         "compacted": of[0].compacted,
         "size": size(before),
         "after": size(after),
         "saved": saved(before, after),
         "if_compacted": f"would be {size(possible)} if it were" if possible < before else "",
         "records": count(sum(p.total("records") for p in of)),
-        "rows": [partition_row(p) for p in of],
         "plots": [shown(plot) for plot in drawn],
         "partitions": [
-            {"name": p.name(), "facts": _facts(p), "segments": segment_rows(p.segments, allowed), "n": len(p.segments)}
+            {
+                "id": ids[p.name()],
+                "name": p.name(),
+                "facts": facts_of(p),
+                "segments": segment_rows(p.segments, allowed),
+                "about": ", ".join(_about(p)),
+            }
             for p in of
         ],
     }
-
-
-def _facts(p: PartitionProfile) -> list[tuple[str, str]]:
-    """Return the facts about a partition that are in none of its tables, as (label, value)."""
-    out = [("offsets", f"{count(p.log_start_offset)} to {count(p.log_end_offset - 1)}")]
-    if p.compacted:
-        out += [
-            ("dirty from", count(p.first_dirty_offset)),
-            ("cleanable to", count(p.first_uncleanable_offset)),
-            ("clean, dirty", f"{size(p.clean_bytes)}, {size(p.dirty_bytes)}"),
-            ("due", "yes" if p.due else "no"),
-        ]
-    if p.expiring:
-        out.append(("would expire", by_rule(p.expiring)))
-    lag = max((s.largest_lag_ms for s in p.segments), default=0)
-    out.append(("out of order", counted(p.total("out_of_order"), "record") + (f", by up to {lag:,} ms" if lag else "")))
-    for label, column in (
-        ("without a key", "null_keys"),
-        ("aborted", "aborted"),
-        ("without a time", "without_time"),
-        ("tombstones with a horizon", "tombstones_with_horizon"),
-    ):
-        if p.total(column):
-            out.append((label, count(p.total(column))))
-    return out
-
-
-def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[str, ...]]:
-    """Return rows of a table of segments, consecutive ones joined if there are more than `most`."""
-    step = -(-len(segments) // most) if segments else 1
-    out: list[tuple[str, ...]] = []
-    for i in range(0, len(segments), step):
-        part = segments[i : i + step]
-        name = count(part[0].base_offset) + (f" and {len(part) - 1} more" if len(part) > 1 else "")
-        sums = {n: sum(getattr(s, n) for s in part) for n in _SEGMENT_COLUMNS}
-        start = min((s.min_timestamp_ms for s in part if s.min_timestamp_ms is not None), default=None)
-        out.append(
-            (
-                name,
-                size(sums["size_bytes"]),
-                size(sums["dead_bytes"]),
-                count(sums["records"]),
-                count(sums["dead_records"]),
-                count(sums["tombstones"]),
-                count(sums["out_of_order"]),
-                ", ".join(sorted({codec for s in part for codec in s.codecs})),
-                "" if start is None else moment(start, TO_THE_MINUTE),
-            )
-        )
-    return out
-
-
-_SEGMENT_COLUMNS: Final = ("size_bytes", "dead_bytes", "records", "dead_records", "tombstones", "out_of_order")
 
 
 def shown(plot: Plot) -> dict[str, Any]:

@@ -33,7 +33,8 @@ NARROW: Final = 340
 _ROW: Final = 26  # height of a bar with its label
 _HEIGHT: Final = 226
 _FONT: Final = 11.5
-_MAX_BARS: Final = 120  # columns of a plot; more are joined
+_MAX_BARS: Final = 12  # of a plot with a bar for each label; its table has all
+_MAX_COLUMNS: Final = 120  # of a plot along an axis; more are joined
 
 # Colours that a drawing uses, and the variables that take their place
 INK, GRID, LIVE, DEAD, OTHER = "#000001", "#000002", "#000003", "#000004", "#000005"
@@ -75,12 +76,21 @@ def horizontal_bars(
     stacked: bool = True,
     most: float | None = None,
 ) -> Plot:
-    """Draw a bar for each label, of one or more series, stacked or below each other; `show`: gives a value as text."""
+    """Draw a bar for each label, of one or more series, stacked or below each other; `show`: gives a value as text. The
+    table has every label. Of many labels, which come in order, draw the first different values; `says` tells.
+    """
+    rows = [(text, *(show(s[2][i]) for s in series)) for i, text in enumerate(labels)]
+    if len(labels) > _MAX_BARS:
+        names, series, n_values = _joined_ties(labels, series)
+        first = f"the first {len(names)} of {n_values} values, " if len(names) < n_values else ""
+        says += f"; {first}equal ones in one bar; the table has all {len(labels)}"
+    else:
+        names = [(text, "") for text in labels]
 
     def draw(figure: Figure, width: int) -> None:
         axes = figure.add_subplot()
-        places = range(len(labels))
-        left = [0.0] * len(labels)
+        places = range(len(names))
+        left = [0.0] * len(names)
         thick = 0.66 if stacked else 0.78 / len(series)
         for i, (title_of, colour, values) in enumerate(series):
             around = [p if stacked else p + (i - (len(series) - 1) / 2) * thick for p in places]
@@ -96,7 +106,7 @@ def horizontal_bars(
         )
         for p, end in marks:
             axes.text(end + longest * 0.012, p, show(end), va="center", fontsize=_FONT - 1)
-        axes.set_yticks(list(places), [short(text, 30 if width == WIDE else 18) for text in labels])
+        axes.set_yticks(list(places), [_short(*name, 30 if width == WIDE else 18) for name in names])
         axes.invert_yaxis()
         axes.set_xlim(0, longest * (1.2 if width == WIDE else 1.36))
         axes.tick_params(left=False)
@@ -104,8 +114,7 @@ def horizontal_bars(
         axes.set_xticks([])
         _legend(figure, series)
 
-    rows = [(text, *(show(s[2][i]) for s in series)) for i, text in enumerate(labels)]
-    height = _ROW * max(len(labels), 1) * (1 if stacked else 0.72 * len(series)) + (16 if len(series) == 1 else 40)
+    height = _ROW * max(len(names), 1) * (1 if stacked else 0.72 * len(series)) + (16 if len(series) == 1 else 40)
     return _plot(name, title, says, draw, height, (label, *(s[0] for s in series)), rows)
 
 
@@ -122,7 +131,7 @@ def columns(
     ticks: int = 5,
 ) -> Plot:
     """Draw stacked columns along an axis with a few labels; join columns if there are too many, and let `says` tell."""
-    step = -(-len(labels) // _MAX_BARS) if labels else 1
+    step = -(-len(labels) // _MAX_COLUMNS) if labels else 1
     if step > 1:
         says += f"; a column is {step} {each}"
     shown = [labels[i] for i in range(0, len(labels), step)]
@@ -234,6 +243,22 @@ def short(text: str, most: int) -> str:
     """Return a text in one line, without its middle if it is longer than `most` characters."""
     text = visible(text).replace("\t", " ").replace("\n", " ")
     return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most - most // 2) :]}"
+
+
+def _joined_ties(labels: Sequence[str], series: Sequence[Series]) -> tuple[list[tuple[str, str]], list[Series], int]:
+    """Return the first different values: their labels, as (first, " and n more"), their series, and how many values
+    there are. Labels with equal values share one, or a plot would show those that the alphabet puts first.
+    """
+    ties: dict[tuple[float, ...], list[int]] = {}
+    for i, values in enumerate(zip(*(values for _, _, values in series), strict=True)):
+        ties.setdefault(values, []).append(i)
+    drawn = list(ties.values())[:_MAX_BARS]
+    names = [(labels[of[0]], f" and {len(of) - 1:,} more" if len(of) > 1 else "") for of in drawn]
+    return names, [(name, colour, [values[of[0]] for of in drawn]) for name, colour, values in series], len(ties)
+
+
+def _short(text: str, more: str, most: int) -> str:
+    return short(text, most - len(more)) + more
 
 
 def _legend(figure: Figure, series: Sequence[Series]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
@@ -42,3 +45,39 @@ def large(partitions: int, segments: int) -> ArchiveReport:
     ]  # fmt: skip
     sizes = {(p.topic, p.partition): p.size_bytes for p in profiles}
     return ArchiveReport("/archive", START_MS, profiles=profiles, archived_bytes=sizes)
+
+
+def many(topics: int = 100, partitions: int = 3, seed: int = 32) -> ArchiveReport:
+    """Return a report of many topics: sizes from bytes to TiB, some equal; names of all lengths, some hostile."""
+    rng = random.Random(seed)
+    names = {"users", "a" * 249, HOSTILE.replace("/", ""), "two words", "t-10", "t-9"}
+    words = ("orders", "payments", "audit", "sessions", "prices", "eu", "us", "v2", "by-customer", "DLQ")
+    while len(names) < topics:
+        names.add("_.-"[rng.randrange(3)].join(rng.sample(words, rng.randint(2, 5))))
+    profiles = []
+    for number, topic in enumerate(sorted(names)):
+        compacted, scale = number % 4 != 3, 10 ** rng.randint(0, 6) if number % 5 else 1000
+        for partition in range(partitions):
+            n, factor = rng.randint(1, 40), rng.random() if number % 5 else 0.5
+            live = int(1000 * scale * (1 - factor))
+            rows = tuple(
+                replace(
+                    a_segment(i * 1000), cleaned=compacted, size_bytes=1000 * scale, dead_records=int(1000 * factor),
+                    live_bytes=live, dead_bytes=1000 * scale - live, bytes_after=live if compacted else 1000 * scale,
+                )
+                for i in range(n)
+            )  # fmt: skip
+            size = sum(row.size_bytes for row in rows)
+            keys = tuple(HotKey(50 if number % 5 else 9, f"{i:016x}", f"key {i}") for i in range(3))
+            times = Times(DAY_MS, START_MS // DAY_MS, tuple(rng.randrange(1000) for _ in range(200)))
+            dirty = rng.choice((1.0, factor))
+            profiles.append(
+                PartitionProfile(
+                    topic, partition, compacted, size, segments=rows, hot_keys=keys, times=times,
+                    log_end_offset=n * 1000, dirty_ratio=dirty, dirty_bytes=int(size * dirty), due=dirty > 0.5,
+                    distinct_keys=rng.randrange(10**6), bytes_after_is_estimate=number % 7 == 0,
+                    bytes_if_compacted=int(size * (1 - factor)),
+                )
+            )  # fmt: skip
+    sizes = {(p.topic, p.partition): p.size_bytes for p in profiles}
+    return ArchiveReport("/backups/kafka/2026-11-24", START_MS, profiles=profiles, archived_bytes=sizes)

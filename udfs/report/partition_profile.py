@@ -108,10 +108,15 @@ class PartitionProfile:
     hot_keys: tuple[HotKey, ...] = ()  # most records first
     times: Times | None = None
     seconds: float = 0.0
+    archive: str = ""  # short name, where a report has several
 
     def name(self) -> str:
-        """Return `<topic>-<partition>`."""
-        return f"{self.topic}-{self.partition}"
+        """Return `<topic>-<partition>`, in a report of several archives `<archive>/<topic>-<partition>`."""
+        return f"{self.topic_label()}-{self.partition}"
+
+    def topic_label(self) -> str:
+        """Return the topic, in a report of several archives `<archive>/<topic>`."""
+        return f"{self.archive}/{self.topic}" if self.archive else self.topic
 
     def total(self, column: str) -> int:
         """Return the sum of a column of the segments."""

@@ -29,7 +29,7 @@ from tests.builders.formats import converted
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.nights import NIGHTS, run_nights
 from tests.builders.pages import needs_nothing_else
-from tests.builders.profiles import HOSTILE, a_segment, large
+from tests.builders.profiles import HOSTILE, a_segment, large, many
 from tests.builders.trees import files_in, files_of
 from tests.reference.log import LZ4, NONE, decode_log
 
@@ -225,7 +225,7 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
     assert (archive.parent / "link.html").is_symlink()
 
 
-def test_the_history_counts_what_retention_left_as_runs_does(page, tmp_path, capsys):
+def test_the_history_counts_what_retention_left_as_runs_does(tmp_path, capsys):
     write_partition(tmp_path / "archive" / "t-0", "a=1 b=1 || a=2 c=1 || d=1")
     settings = tmp_path / "settings.toml"
     settings.write_text('[topics.t]\n"cleanup.policy" = "compact,delete"\n"retention.bytes" = 0\n')
@@ -237,7 +237,9 @@ def test_the_history_counts_what_retention_left_as_runs_does(page, tmp_path, cap
     (partition,) = run["partitions"]
     assert partition["expired"]
     report = profile_archive(options(tmp_path / "archive", store=str(tmp_path / "store")), Silent())
-    ((*_, read, kept, _, _, _),) = page._history_rows(report)
+    from lastkey.jobs.report.page_rows import history_rows  # loads the plot library
+
+    ((*_, read, kept, _, _, _),) = history_rows(report)
     assert (read, kept) == (str(partition["records_read"]), str(partition["records_kept"]))
 
 
@@ -278,6 +280,23 @@ def test_a_large_archive_gives_a_page_of_a_few_mb(page):
     text = page.page_of(large(1000, 100))
     assert len(text.encode()) < 5_000_000
     needs_nothing_else(text)
+
+
+def test_a_page_of_300_partitions_has_all_of_them_in_6_kb_each(page):
+    text = page.page_of(many())
+    assert 300 * 5_000 < len(text.encode()) < 300 * 6_500
+    assert text.count('<a href="#p') == 300 + 1 and text.count('class="box topic"') == 100  # and #partitions
+    assert "75 compacted topics, largest first: " in text and "; the first 12 of 75 values, " in text
+    needs_nothing_else(text)
+
+
+def test_equal_values_are_one_bar_and_all_in_the_table(page):
+    """Not the twelve that the alphabet puts first: each of 40 partitions is half dirty."""
+    drawn = page.overview(large(40, 1))[1]
+    assert (drawn.title, len(drawn.rows)) == ("Dirty ratio", 40)
+    assert drawn.says == "40 partitions, most dirty bytes first; equal ones in one bar; the table has all 40"
+    bars = re.findall(r">([^<]*) more<", drawn.wide)
+    assert len(bars) == 1 and bars[0].endswith(" and 39")
 
 
 def test_segments_of_a_table_are_joined(page):

@@ -1,0 +1,102 @@
+"""Rows of the page's tables: runs, hot keys, segments, and the facts about a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
+from lastkey.jobs.report.archive_report import ArchiveReport, saved
+from lastkey.jobs.report.figures import hottest, runs_of
+from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfile
+
+LISTED: Final = 200  # problems, notes and runs
+HISTORY_HEADER: Final = ("run (UTC)", "id", "partitions", "records read", "kept", "before", "after", "saved")
+HOT_HEADER: Final = ("partition", "SHA-256, first half", "key", "records", "share")
+SEGMENT_HEADER: Final = (
+    "segment", "size", "dead bytes", "records", "dead", "tombstones", "out of order", "codecs", "first record",
+)  # fmt: skip
+
+
+def history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
+    """Return rows under HISTORY_HEADER, newest first."""
+    return [
+        (
+            moment(run.now_ms, TO_THE_MINUTE),
+            run.run_id[:8],
+            count(len(run.rows)),
+            count(run.total("records_read")),
+            count(run.total("records_left")),
+            size(run.total("bytes_before")),
+            size(run.total("bytes_after")),
+            saved(run.total("bytes_before"), run.total("bytes_after")),
+        )
+        for run in reversed(runs_of(report)[-LISTED:])
+    ]
+
+
+def hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
+    """Return rows under HOT_HEADER, most records first."""
+    return [
+        (
+            p.name(),
+            key.sha256,
+            "" if key.text is None else key.text,
+            count(key.records),
+            f"{100 * key.records / max(p.total('records'), 1):.2f} %",
+        )
+        for p, key in hottest(profiles)
+    ]
+
+
+def facts_of(p: PartitionProfile) -> list[tuple[str, str]]:
+    """Return the facts about a partition that are in none of its tables, as (label, value)."""
+    out = [("offsets", f"{count(p.log_start_offset)} to {count(p.log_end_offset - 1)}")]
+    if p.compacted:
+        out += [
+            ("dirty from", count(p.first_dirty_offset)),
+            ("cleanable to", count(p.first_uncleanable_offset)),
+            ("clean, dirty", f"{size(p.clean_bytes)}, {size(p.dirty_bytes)}"),
+            ("due", "yes" if p.due else "no"),
+        ]
+    if p.expiring:
+        out.append(("would expire", by_rule(p.expiring)))
+    lag = max((s.largest_lag_ms for s in p.segments), default=0)
+    out.append(("out of order", counted(p.total("out_of_order"), "record") + (f", by up to {lag:,} ms" if lag else "")))
+    for label, column in (
+        ("without a key", "null_keys"),
+        ("aborted", "aborted"),
+        ("without a time", "without_time"),
+        ("tombstones with a horizon", "tombstones_with_horizon"),
+    ):
+        if p.total(column):
+            out.append((label, count(p.total(column))))
+    return out
+
+
+def segment_rows(segments: Sequence[SegmentProfile], most: int) -> list[tuple[str, ...]]:
+    """Return rows of a table of segments, consecutive ones joined if there are more than `most`."""
+    step = -(-len(segments) // most) if segments else 1
+    out: list[tuple[str, ...]] = []
+    for i in range(0, len(segments), step):
+        part = segments[i : i + step]
+        name = count(part[0].base_offset) + (f" and {len(part) - 1} more" if len(part) > 1 else "")
+        sums = {n: sum(getattr(s, n) for s in part) for n in _SEGMENT_COLUMNS}
+        start = min((s.min_timestamp_ms for s in part if s.min_timestamp_ms is not None), default=None)
+        out.append(
+            (
+                name,
+                size(sums["size_bytes"]),
+                size(sums["dead_bytes"]),
+                count(sums["records"]),
+                count(sums["dead_records"]),
+                count(sums["tombstones"]),
+                count(sums["out_of_order"]),
+                ", ".join(sorted({codec for s in part for codec in s.codecs})),
+                "" if start is None else moment(start, TO_THE_MINUTE),
+            )
+        )
+    return out
+
+
+_SEGMENT_COLUMNS: Final = ("size_bytes", "dead_bytes", "records", "dead_records", "tombstones", "out_of_order")

@@ -1,0 +1,103 @@
+"""Report of several archives: text and page show one, whose topics are `<archive>/<topic>`; JSON keeps them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations, takewhile
+from typing import Any
+
+from lastkey.jobs.archive.places import is_same, lies_in
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.report.archive_report import ArchiveReport
+from lastkey.jobs.report.yields import Yields
+from lastkey.jobs.store.generations import open_store
+from lastkey.udfs.report.format_savings import merged
+
+
+@dataclass
+class SeveralArchives(ArchiveReport):
+    """Report of several archives."""
+
+    parts: dict[str, ArchiveReport] = field(default_factory=dict)  # by short name
+
+    @property
+    def places(self) -> list[tuple[str, str, str | None]]:
+        """Short name, URI and store of each archive."""
+        return [(name, part.archive, part.store) for name, part in self.parts.items()]
+
+    @property
+    def problems(self) -> list[Any]:
+        """Problems of all archives."""
+        return [f"{name}: {problem}" for name, part in self.parts.items() for problem in part.problems]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs: of each archive what a report of it alone has."""
+        return {
+            "job": "report",
+            "archives": [{"name": name, **part.to_json()} for name, part in self.parts.items()],
+            "output": self.output,
+            "now_ms": self.now_ms,
+            "exit_code": self.exit_code,
+            "savings": self.savings_json(),
+            "notes": self.notes,
+            "engine": self.work_json(),
+            "seconds": self.seconds_json(),
+        }
+
+    def to_text(self) -> str:
+        """Return the report for people: the archives, then a row for each partition."""
+        places = [f"{name}: {uri}" + (f", with {store}" if store else "") for name, uri, store in self.places]
+        return "\n".join([*places, super().to_text()])
+
+    def join(self) -> None:
+        """Take in what the reports of the archives hold."""
+        for name, part in self.parts.items():
+            part.profiles = [replace(p, archive=name) for p in part.profiles]
+            self.profiles += part.profiles
+            self.archived_bytes |= {(f"{name}/{key[0]}", key[1]): n for key, n in part.archived_bytes.items()}
+            self.history |= {(f"{name}/{key[0]}", key[1]): rows for key, rows in part.history.items()}
+            self.notes += [f"{name}: {note}" for note in part.notes]
+            made = [replace(one, topic=f"{name}/{one.topic}") for one in part.yields.generations]
+            rows = [replace(row, topic=f"{name}/{row.topic}") for row in part.yields.segments]
+            by_time = sorted([*self.yields.generations, *made], key=lambda one: (one.now_ms, one.run_id))
+            self.yields = Yields(tuple(by_time), (*self.yields.segments, *rows))
+            for phase, seconds in part.seconds.items():
+                self.seconds[phase] = self.seconds.get(phase, 0) + seconds
+        measured = [part.formats for part in self.parts.values() if part.formats is not None]
+        self.formats = merged(measured) if measured else None
+
+
+def check_distinct(archives: Sequence[str]) -> None:
+    """Raise UsageError if an archive is, or lies in, another one: its partitions would count twice."""
+    for inner, outer in permutations(archives, 2):
+        if lies_in(inner, outer):
+            raise UsageError(message=f"report: {inner} is or lies in {outer}, and would count twice; leave one out")
+
+
+def short_names(uris: Sequence[str]) -> list[str]:
+    """Return what tells some URIs apart: /b/one/data and /b/two/data are one and two."""
+    parts = [uri.split("/") for uri in uris]
+    backwards = [of[_n_shared(parts) :][::-1] for of in parts]
+    names = ["/".join(of[_n_shared(backwards) :][::-1]) for of in backwards]
+    return names if all(names) else list(uris)
+
+
+def _n_shared(parts: Sequence[Sequence[str]]) -> int:
+    """Return with how many equal names all begin."""
+    return len(list(takewhile(lambda same: len(set(same)) == 1, zip(*parts, strict=False))))
+
+
+def stores_of(archives: Sequence[str], stores: Sequence[str]) -> dict[str, str]:
+    """Return the store of each archive that has one of these. UsageError: one serves none of them, or two serve one."""
+    found: dict[str, str] = {}
+    for store in stores:
+        served = sorted({c.archive_uri for c in open_store(store).checkpoints().values()})
+        mine = [archive for archive in archives if any(is_same(uri, archive) for uri in served)]
+        if not mine:
+            serves = f"serves the archive {served[0]}" if served else "holds no generation"
+            raise UsageError(message=f"{store}: this store {serves}; expected one of {', '.join(archives)}")
+        if mine[0] in found:
+            raise UsageError(message=f"--store: {found[mine[0]]} and {store} both serve {mine[0]}; leave one out")
+        found[mine[0]] = store
+    return found
