@@ -172,10 +172,11 @@ def restore(**given: Any) -> None:
 
 @lastkey.command()
 @click.option("--store", metavar="STORE", required=True, help="The store to look at.")
+@click.option("--since", metavar="TIME", help="Only runs that started at this time or later.")
 @shared
-def runs(**given: Any) -> None:
-    """List the compactions that STORE has seen, and what each one saved."""
-    _run("runs", RunsOptions, **given)
+def runs(since: str | None, **given: Any) -> None:
+    """List what was done to STORE: every run, what came of it, and what it saved."""
+    _run("runs", RunsOptions, since_ms=None if since is None else parse_time(since), **given)
 
 
 @lastkey.command()

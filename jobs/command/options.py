@@ -109,6 +109,7 @@ class RunsOptions:
     store: str
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    since_ms: int | None = None  # only runs that started then or later
 
 
 @dataclass(frozen=True)

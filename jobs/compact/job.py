@@ -25,10 +25,12 @@ from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
+from lastkey.jobs.compact.lag import lag_of
 from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed
 from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
+from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
@@ -49,6 +51,11 @@ class _Overtaken(Exception):
 
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
+    return recorded("compact", options.store, lambda: _in_turn(options, progress), dry_run=options.dry_run)
+
+
+def _in_turn(options: CompactOptions, progress: Progress) -> CompactReport:
+    """Compact, after another run on the same partitions if there is one, and the options say so."""
     while True:
         try:
             return _run(options, progress)
@@ -122,6 +129,7 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
+    report.lag = lag_of(archive, checkpoints, report)
     report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     # After _archive_needed: these notes are no reason to keep the archive

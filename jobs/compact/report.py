@@ -12,6 +12,7 @@ from lastkey.jobs.command.reporting import (
     before_after_table,
     by_rule,
     counted,
+    counts,
     labelled,
     size,
 )
@@ -75,6 +76,7 @@ class CompactReport(JobReport):
     planned: set[Key] = field(default_factory=set)  # due by the listing
     ended_early: EarlyEndError | None = None  # the reason
     unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
+    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see jobs.compact.lag
 
     @property
     def problems(self) -> list[Problem]:
@@ -95,6 +97,25 @@ class CompactReport(JobReport):
     def committed(self) -> str:
         """Say how many of the partitions that were due have a new generation."""
         return f"{len(self.generations)} of {counted(self.n_due(), 'partition')} committed"
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run: sums over the partitions that it committed."""
+        made = [r for r in self.results if (r.topic, r.partition) in self.generations]
+        before, after = sum(r.bytes_before for r in made), sum(r.bytes_after for r in made)
+        states = (r.problem.state if r.problem else self._status(r) for r in self.results)
+        return super().figures() | {
+            "committed": len(made),
+            "due": self.n_due(),
+            "read_bytes": sum(r.bytes_read for r in made),
+            "written_bytes": sum(r.bytes_written for r in made),
+            "before_bytes": before,
+            "after_bytes": after,
+            "saved_bytes": before - after,
+            "read_records": sum(r.counters.get("records_read", 0) for r in made),
+            "kept_records": sum(r.counters.get("records_kept", 0) for r in made),
+            "partitions": counts(states),
+            "lag": self.lag,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs: bytes, seconds, and counts by reason for each partition."""
