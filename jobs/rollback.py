@@ -51,7 +51,7 @@ class RollbackReport(JobReport):
 
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run."""
-        return super().figures() | {"committed": len(self.partitions)}
+        return super().figures() | {"committed_partitions": len(self.partitions)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from lastkey.jobs.command.openmetrics import RunMetrics, openmetrics
 from lastkey.jobs.command.options import RunsOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.announcements import standing
 from lastkey.jobs.store.generations import lost_runs, open_store
 from lastkey.jobs.store.job_runs import JobRow, job_rows, killed_row
@@ -69,12 +71,16 @@ class RunsReport(JobReport):
     store: str
     runs: list[JobRun] = field(default_factory=list)
 
+    metrics: str | None = None  # in place of the text
+
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs, with each run's work on each partition."""
         return self.json_of("runs", store=self.store, runs=[_run(run) for run in self.runs])
 
     def to_text(self) -> str:
-        """Return the report for people: a row for each run."""
+        """Return the report for people, a row for each run; or for Prometheus, if it was asked for."""
+        if self.metrics is not None:
+            return self.metrics.removesuffix("\n")
         header = ("run (UTC)", "id", "job", "outcome", "partitions", "records", "", "", "bytes", "", "", "saved",
                   "by", "note")  # fmt: skip
         rows = [
@@ -109,6 +115,8 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     chosen = {key: row for key, row in current.items() if key[0] in wanted}
     committed = {run.run_id: run for run in by_run(row for chain in chains.values() for row in chain)}
     rows = {row.run_id: row for row in job_rows(state)}
+    if options.format == "openmetrics":
+        report.metrics = openmetrics(_metrics_of(rows.values(), options.store))
     alive, dead = standing(state.root)
     at_work = {one.run_id: killed_row(one) for one in alive}
     rows = {**at_work, **{one.run_id: killed_row(one) for one in dead}, **rows}
@@ -122,6 +130,20 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     report.notes += [*state.notes, *(error.line() for error in lost_runs(chosen, chains).values())]
     report.seconds["total"] = time.monotonic() - began
     return report
+
+
+def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
+    """Yield what is told of the newest run of each job. rows: the oldest first."""
+    newest: dict[str, JobRow] = {}
+    success: dict[str, float] = {}
+    for row in rows:
+        newest[row.job] = row
+        if row.exit_code == DONE:
+            success[row.job] = max(success.get(row.job, 0.0), row.ended_ms / 1000)
+    for job, row in sorted(newest.items()):
+        code = -1 if row.exit_code is None else row.exit_code
+        labels = {"command": job, "store": store}
+        yield RunMetrics(labels, row.started_ms, row.ended_ms, code, success.get(job), row.told)
 
 
 def _saved(run: JobRun) -> tuple[str, ...]:

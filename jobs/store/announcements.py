@@ -118,9 +118,9 @@ def forget_dead(root: Root) -> None:
         pass
 
 
-def wait_until_gone(root: Root, run_id: str) -> None:
-    """Wait until a run has taken its announcement back, or died. A run that does not renew it for its time has died;
-    the clock is that of this process.
+def wait_until_gone(root: Root, run_id: str, ends_at: float | None = None) -> None:
+    """Wait until a run has taken its announcement back, or died; or until this time of the monotonic clock. A run that
+    does not renew it for its time has died; the clock is that of this process.
     """
     rest, seen, since = threading.Event(), -1, time.monotonic()
     while (found := _read(root, _path(run_id), [])) is not None and _may_live(found):
@@ -128,7 +128,10 @@ def wait_until_gone(root: Root, run_id: str) -> None:
             seen, since = found.mtime_ns, time.monotonic()
         elif time.monotonic() - since > found.expires_seconds:
             return
-        rest.wait(_POLL_SECONDS)
+        left = _POLL_SECONDS if ends_at is None else ends_at - time.monotonic()
+        if left <= 0:
+            return
+        rest.wait(min(left, _POLL_SECONDS))
 
 
 def _path(run_id: str) -> str:

@@ -57,7 +57,7 @@ class JobRow:
         """Word or two for what came of the run."""
         if self.exit_code is None:
             return "killed"
-        if self.exit_code == DONE and self.told.get("committed") == 0:
+        if self.exit_code == DONE and self.told.get("committed_partitions") == 0:
             return "nothing to do"
         return _OUTCOMES.get(self.exit_code, "failed")
 

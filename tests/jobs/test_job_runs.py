@@ -78,7 +78,7 @@ def test_every_run_is_listed_with_what_came_of_it(place: Place) -> None:
     first, _, third, at_work, fifth, *_ = place.runs()
     assert [p["topic"] for p in first["partitions"]] == ["t"]
     assert (first["host"], first["pid"], first["exit_code"]) == (socket.gethostname(), os.getpid(), DONE)
-    assert first["figures"]["committed"] == 1
+    assert first["figures"]["committed_partitions"] == 1
     assert first["user"] == recorded.user()
     assert sum(third["figures"]["problems"].values()) == third["figures"]["partitions"]["uncleanable"] == 1
     assert (at_work["host"], at_work["ended_ms"]) == ("far", None)
@@ -167,7 +167,7 @@ def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None
     append(state, [dead])
     append(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["killed"]
-    append(state, [row(JobRow, run_id=run_id(1), job="compact", exit_code=0, figures='{"committed": 1}')])
+    append(state, [row(JobRow, run_id=run_id(1), job="compact", exit_code=0, figures='{"committed_partitions": 1}')])
     append(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["done"]
 
