@@ -146,7 +146,8 @@ def ended_in_time(stop: Stop, ends_at: float | None) -> Iterator[None]:
     if ends_at is None:
         yield
         return
-    timer = threading.Timer(max(ends_at - time.monotonic(), 0), stop.ask, [OutOfTimeError()])
+    left = min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
+    timer = threading.Timer(left, stop.ask, [OutOfTimeError()])
     timer.daemon = True
     timer.start()
     try:
