@@ -128,6 +128,17 @@ def test_a_row_that_cannot_be_written_is_a_note(place: Place, how: str, monkeypa
     assert place.compact() == PROBLEMS
 
 
+def test_a_damaged_table_hides_no_committed_run(place: Place) -> None:
+    place.compact()
+    place.compact()
+    for path in (place.store / "state" / "job_runs").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:50])
+    told = place.said("runs", "--store", str(place.store))
+    assert [len(run["partitions"]) for run in told["runs"]] == [1]
+    assert any("only committed runs are listed. Delete state/job_runs" in note for note in told["notes"])
+    assert place.compact() == DONE
+
+
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Place, tmp_path: Path) -> None:
