@@ -34,6 +34,7 @@ from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import CompactOptions, ReindexOptions, RestoreOptions, VerifyOptions
 from lastkey.jobs.command.parse import (
     check_location,
+    parse_duration,
     parse_globs,
     parse_partitions,
     parse_time,
@@ -77,6 +78,7 @@ def compact(
     wait: bool = False,
     min_yield: float | None = None,
     io_budget: int | None = None,
+    max_runtime: str | float | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> CompactReport:
@@ -91,7 +93,8 @@ def compact(
     last segment too. force: compact every partition from its log start, due or not. reset: start these topics over
     where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
     partitions. min_yield, io_budget: by yield, the dead share from which a segment is rewritten, and the bytes that
-    rewrites may read and write; None: as the settings say, and no limit. progress: True shows a bar on stderr.
+    rewrites may read and write; None: as the settings say, and no limit. max_runtime: seconds, or text such as "1h30m",
+    after which the run stops and commits what is finished. progress: True shows a bar on stderr.
 
     Partitions that were set aside are in the report, with exit code 3; with exit code 4 another run committed first.
     Raises a JobError (UsageError, RunningError, StorageError, ...) if the job stops, and TypeError for an argument of
@@ -113,6 +116,7 @@ def compact(
         wait=_flag("wait", wait),
         min_yield=_share("min_yield", min_yield),
         io_budget=_number("io_budget", io_budget, 0),
+        max_runtime=_duration("max_runtime", max_runtime),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
     report: CompactReport = _run("compact", options, progress)
@@ -297,6 +301,18 @@ def _number(name: str, value: object, least: int | None = None) -> int | None:
     if least is not None and value < least:
         raise UsageError(message=f"{_option(name)}: expected at least {least}, found {value}")
     return value
+
+
+def _duration(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return parse_duration(_option(name), value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise wrong_type(name, "seconds, or text such as '1h30m'", value)
+    if not 0 < value < 10**12:
+        raise UsageError(message=f"{_option(name)}: expected seconds above 0, found {value}")
+    return float(value)
 
 
 def _share(name: str, value: object) -> float | None:

@@ -16,6 +16,7 @@ USAGE = 2  # a wrong option, setting or path
 PROBLEMS = 3  # partitions set aside, or verify or restore found problems
 CONFLICT = 4  # another run was there first
 ENVIRONMENT = 5  # Java, jars, disk
+PARTIAL = 6  # --max-runtime is over: what is finished is committed
 
 _FOUND = "{path}: expected {expected}, found {found}"
 

@@ -25,6 +25,7 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.errors import MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
 from lastkey.jobs.store.generations import check_runs, going_back, nobody_has, open_store
@@ -46,6 +47,11 @@ class RollbackReport(JobReport):
     generation: int
     dry_run: bool
     partitions: list[dict[str, Any]] = field(default_factory=list)
+    run_id: str = ""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run."""
+        return super().figures() | {"committed_partitions": len(self.partitions)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
@@ -72,6 +78,10 @@ class RollbackReport(JobReport):
 
 def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     """Go back to generation N in every partition that is above it, or with `dry_run` list these partitions."""
+    return recorded("rollback", options.store, lambda: _run(options, progress), dry_run=options.dry_run)
+
+
+def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     began = time.monotonic()
     state = open_store(options.store)
     store = state.root
@@ -90,6 +100,7 @@ def run(options: RollbackOptions, progress: Progress) -> RollbackReport:
         check_runs(above, chains)
         progress.start("rollback", len(above))
         commits, run_id, now_ms = [], uuid.uuid4().hex, time.time_ns() // 1_000_000
+        report.run_id = run_id
         for key, row in above.items():
             with timed(names.partition_folder(*key)):
                 old = _target(store, row, chains[key], options.generation)

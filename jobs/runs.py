@@ -1,40 +1,64 @@
-"""`runs --store STORE`: the history of a store's compactions, run by run."""
+"""`runs --store STORE`: the history of a store, run by run: what was committed, and what came of the other runs."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from lastkey.jobs.command.openmetrics import RunMetrics, openmetrics
 from lastkey.jobs.command.options import RunsOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.errors import DONE, DamagedTableError
+from lastkey.jobs.store.announcements import standing
 from lastkey.jobs.store.generations import lost_runs, open_store
+from lastkey.jobs.store.job_runs import JobRow, job_rows, killed_row
+from lastkey.jobs.store.paths import JOB_RUNS
 from lastkey.jobs.store.rows import RunRow
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.names import partition_folder
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """Run of the job, with its rows of `cleaner_runs`, by topic and partition."""
+    """Run of a job: its rows of `cleaner_runs`, by topic and partition, and its row of `job_runs`.
+
+    A run that committed nothing has no rows; one of an older version has no `job_row`.
+    """
 
     run_id: str
     now_ms: int
     rows: tuple[RunRow, ...]
+    job_row: JobRow | None = None
+    at_work: bool = False
 
     def total(self, column: str) -> int:
         """Return the sum of a column over all partitions."""
         return sum(getattr(row, column) for row in self.rows)
+
+    @property
+    def started_ms(self) -> int:
+        """Start of the run, by its host's clock; for older versions that of its first partition."""
+        return self.job_row.started_ms if self.job_row is not None else min(row.started_ms for row in self.rows)
+
+    @property
+    def outcome(self) -> str:
+        """Word or two for what came of the run; "" if no row tells."""
+        if self.at_work:
+            return "at work"
+        return self.job_row.outcome if self.job_row is not None else ""
 
 
 def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
     """Return committed rows of runs, grouped by run, oldest first."""
     of_run: dict[str, list[RunRow]] = {}
     for row in rows:
-        of_run.setdefault(row.run_id, []).append(row)
+        of_run.setdefault(row.run_id.partition(".")[0], []).append(row)  # without the task's attempt
     runs = [
         JobRun(run_id, of[0].now_ms, tuple(sorted(of, key=lambda r: (r.topic, r.partition))))
         for run_id, of in of_run.items()
@@ -44,42 +68,43 @@ def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
 
 @dataclass
 class RunsReport(JobReport):
-    """Report of `runs`: those that committed, oldest first."""
+    """Report of `runs`: what was done to a store, oldest first."""
 
     store: str
     runs: list[JobRun] = field(default_factory=list)
+
+    metrics: str | None = None  # in place of the text
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs, with each run's work on each partition."""
         return self.json_of("runs", store=self.store, runs=[_run(run) for run in self.runs])
 
     def to_text(self) -> str:
-        """Return the report for people: a row for each run."""
-        header = ("run (UTC)", "id", "partitions", "records", "", "", "bytes", "", "", "saved", "note")
+        """Return the report for people, a row for each run; or for Prometheus, if it was asked for."""
+        if self.metrics is not None:
+            return self.metrics.removesuffix("\n")
+        header = ("run (UTC)", "id", "job", "outcome", "partitions", "records", "", "", "bytes", "", "", "saved",
+                  "by", "note")  # fmt: skip
         rows = [
             (
                 moment(run.now_ms, TO_THE_MINUTE),
                 run.run_id[:8],
-                count(len(run.rows)),
-                count(run.total("records_read")),
-                "->",
-                count(run.total("records_left")),
-                size(run.total("bytes_before")),
-                "->",
-                size(run.total("bytes_after")),
-                f"{100 * (1 - run.total('bytes_after') / max(run.total('bytes_before'), 1)):.1f} %",
-                "; ".join(filter(None, map(_note, run.rows))),
+                run.job_row.job if run.job_row else "",
+                run.outcome,
+                *(_saved(run) if run.rows else ("",) * 8),
+                _by(run.job_row),
+                "; ".join(filter(None, (*map(_note, run.rows), run.job_row.error if run.job_row else ""))),
             )
             for run in self.runs
         ]
-        out = [table(header, rows, left=(0, 1, 10))] if rows else []
+        out = [table(header, rows, left=(0, 1, 2, 3, 12, 13))] if rows else []
         out += labelled("note", self.notes)
-        out.append(f"{counted(len(rows), 'run')} in {self.store}" if rows else f"{self.store}: no run committed yet")
+        out.append(f"{counted(len(rows), 'run')} in {self.store}" if rows else f"{self.store}: no run to list")
         return "\n".join(out)
 
 
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
-    """Read the table of runs. A run counts for the partitions whose current generation goes back to it."""
+    """Read the tables of runs. A run counts for the partitions whose current generation goes back to it."""
     began = time.monotonic()
     state = open_store(options.store)
     store = state.root
@@ -90,10 +115,71 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     wanted = {topic for topic in topics if options.topics.takes(topic)}
     chains = state.histories(wanted) if topics else {}
     chosen = {key: row for key, row in current.items() if key[0] in wanted}
+    committed = {run.run_id: run for run in by_run(row for chain in chains.values() for row in chain)}
+    rows = {row.run_id: row for row in _job_rows(state, report)}
+    if options.format == "openmetrics":
+        report.metrics = openmetrics(_metrics_of(rows.values(), options.store))
+    alive, dead = standing(state.root)
+    at_work = {one.run_id: killed_row(one) for one in alive}
+    rows = {**at_work, **{one.run_id: killed_row(one) for one in dead}, **rows}
+    runs = [replace(run, job_row=rows.pop(run.run_id, None)) for run in committed.values()]
+    if options.topics == EVERY_TOPIC:  # of the others it is not known which topics they were about
+        runs += [JobRun(row.run_id, row.started_ms, (), row, row.run_id in at_work) for row in rows.values()]
+    since = options.since_ms if options.since_ms is not None else 0
+    report.runs = sorted(
+        (run for run in runs if run.started_ms >= since), key=lambda run: (run.started_ms, run.now_ms, run.run_id)
+    )
     report.notes += [*state.notes, *(error.line() for error in lost_runs(chosen, chains).values())]
-    report.runs = by_run(row for chain in chains.values() for row in chain)
     report.seconds["total"] = time.monotonic() - began
     return report
+
+
+def _job_rows(state: State, report: RunsReport) -> list[JobRow]:
+    """Return the rows of `job_runs`; none, with a note, if the table is damaged: committed runs are known anyway."""
+    try:
+        return job_rows(state)
+    except DamagedTableError as error:
+        report.notes.append(
+            f"{error.args[0]}; only committed runs are listed. Delete state/{JOB_RUNS}: no job needs it"
+        )
+        return []
+
+
+def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
+    """Yield what is told of the newest run of each job. rows: the oldest first."""
+    newest: dict[str, JobRow] = {}
+    success: dict[str, float] = {}
+    for row in rows:
+        newest[row.job] = row
+        if row.exit_code == DONE:
+            success[row.job] = max(success.get(row.job, 0.0), row.ended_ms / 1000)
+    for job, row in sorted(newest.items()):
+        code = -1 if row.exit_code is None else row.exit_code
+        labels = {"command": job, "store": store}
+        yield RunMetrics(labels, row.started_ms, row.ended_ms, code, success.get(job), row.told)
+
+
+def _saved(run: JobRun) -> tuple[str, ...]:
+    """Return the cells of what a run did to the partitions that it committed."""
+    before, after = run.total("bytes_before"), run.total("bytes_after")
+    return (
+        count(len(run.rows)),
+        count(run.total("records_read")),
+        "->",
+        count(run.total("records_left")),
+        size(before),
+        "->",
+        size(after),
+        f"{100 * (1 - after / max(before, 1)):.1f} %",
+    )
+
+
+def _by(row: JobRow | None) -> str:
+    """Return who started a run, and where, as far as that is known."""
+    if row is None:
+        return ""
+    by = f"{row.user}@{row.host}" if row.user else row.host
+    return f"{by}, {row.application}" if row.application else f"{by}, pid {row.pid}"
 
 
 def _note(row: RunRow) -> str:
@@ -107,7 +193,9 @@ def _run(run: JobRun) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "now_ms": run.now_ms,
-        "started_ms": min(row.started_ms for row in run.rows),
+        "started_ms": run.started_ms,
+        "outcome": run.outcome or None,
+        **_of_job(run.job_row, at_work=run.at_work),
         "partitions": [
             {
                 "topic": row.topic,
@@ -126,3 +214,10 @@ def _run(run: JobRun) -> dict[str, Any]:
             for row in run.rows
         ],
     }
+
+
+def _of_job(row: JobRow | None, *, at_work: bool) -> dict[str, Any]:
+    names = ("job", "exit_code", "user", "host", "pid", "application", "version", "error")
+    told = {name: getattr(row, name, None) for name in names}
+    ended = {"ended_ms": row.ended_ms if row is not None and not at_work else None}
+    return told | ended | {"figures": row.told if row is not None else None}

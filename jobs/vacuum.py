@@ -36,6 +36,7 @@ from lastkey.jobs.command.reporting import (
     size,
     table,
 )
+from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
@@ -85,6 +86,11 @@ class VacuumReport(JobReport):
         )
         return out | {"seconds": out["seconds"].get("total", 0.0)}
 
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run."""
+        freed = {"deleted_files": sum(map(len, self.deleted.values())), "deleted_bytes": sum(self.bytes.values())}
+        return super().figures() | freed
+
     def to_text(self) -> str:
         """Return the report for people."""
         rows = [(f"{k[0]}-{k[1]}", count(len(v)), size(self.bytes[k])) for k, v in sorted(self.deleted.items())]
@@ -110,6 +116,10 @@ class VacuumReport(JobReport):
 
 def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, the files that no live generation needs."""
+    return recorded("vacuum", options.store, lambda: _run(options, progress), dry_run=options.dry_run)
+
+
+def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     began = time.monotonic()
     state = open_store(options.store)
     store = state.root

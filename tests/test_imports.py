@@ -46,7 +46,7 @@ _NAMES = {
 }  # fmt: skip
 _BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
 _SHELL = _BASICS | _TASK | {"jobs.command", "jobs.archive", "jobs.store"}
-_JOB = _SHELL | {"jobs.spark"}
+_JOB = _SHELL | {"jobs.spark", "jobs.recorded"}
 FLOORS: dict[str, set[str]] = {
     "logformat.s3_access": set(),
     "logformat.errors": {"logformat.s3_access"},
@@ -108,6 +108,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.archive": _BASICS | _TASK,
     "jobs.store": _BASICS
     | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes", "udfs.audit.rows"},
+    "jobs.recorded": _SHELL,
     "jobs.spark": _SHELL - {"jobs.archive"},
     "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
     "jobs.verify": _JOB | {"udfs.verify"},

@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, TextIO
 
 import click
@@ -23,6 +23,7 @@ from lastkey.jobs import installation
 from lastkey.jobs.command import failures
 from lastkey.jobs.command.audit_commands import audit_group
 from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.ending import Ending, monitoring_options
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.format_commands import add_convert
 from lastkey.jobs.command.job_modules import imported
@@ -59,8 +60,8 @@ from lastkey.logformat.locations import refuse_secrets
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing was due; 1 a bug in Lastkey; 2 wrong option, setting or path; 3 partitions set aside, or
-problems found; 4 conflict with another run; 5 environment (Java, jars, disk full, bucket not usable); 130, 143
-interrupted; 141 stdout closed early.
+problems found; 4 conflict with another run; 5 environment (Java, jars, disk full, bucket not usable); 6 time was over
+(--max-runtime), the rest is first next time; 130, 143 interrupted; 141 stdout closed early.
 """
 
 COMPLETE = "_LASTKEY_COMPLETE"
@@ -105,8 +106,10 @@ def lastkey() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
+@click.option("--max-runtime", metavar="DURATION", help="Then stop, and commit what is finished: 90s, 30m, 1h30m.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
 @engine_option("spark")
+@monitoring_options
 @shared
 def compact(**given: Any) -> None:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
@@ -139,6 +142,7 @@ def plan(now_ms: int | None, **given: Any) -> None:
 @click.option("--missed", type=click.IntRange(min=0), default=0, metavar="N", help="Take the last N nights' parts too.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
 @engine_option("auto")
+@monitoring_options
 @shared
 def verify(**given: Any) -> None:
     """Check ARCHIVE, or a generation of STORE, and list every problem."""
@@ -155,6 +159,7 @@ def verify(**given: Any) -> None:
 @click.option("--exact", is_flag=True, help="With --in-place: also replace right files that differ from Kafka's bytes.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions whose files are the same, however many.")
 @engine_option("spark")
+@monitoring_options
 @shared
 def reindex(**given: Any) -> None:
     """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
@@ -168,6 +173,7 @@ def reindex(**given: Any) -> None:
 @click.option("--as-of", metavar="TIME", help="Restore what was current then: ISO 8601 (UTC), or ms since 1970.")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
 @click.option("--full-clean", is_flag=True, help="First clean what a broker would clean again, in a run of compact.")
+@monitoring_options
 @shared
 def restore(**given: Any) -> None:
     """Copy a generation into a log directory that a broker starts on."""
@@ -176,10 +182,18 @@ def restore(**given: Any) -> None:
 
 @lastkey.command()
 @click.option("--store", metavar="STORE", required=True, help="The store to look at.")
+@click.option("--since", metavar="TIME", help="Only runs that started at this time or later.")
+@click.option(
+    "--format",
+    type=click.Choice(["text", "openmetrics"]),
+    default="text",
+    show_default=True,
+    help="openmetrics: metrics of the newest run of each job.",
+)
 @shared
-def runs(**given: Any) -> None:
-    """List the compactions that STORE has seen, and what each one saved."""
-    _run("runs", RunsOptions, **given)
+def runs(since: str | None, **given: Any) -> None:
+    """List what was done to STORE: every run, what came of it, and what it saved."""
+    _run("runs", RunsOptions, since_ms=None if since is None else parse_time(since), **given)
 
 
 @lastkey.command()
@@ -418,6 +432,7 @@ def _show(
         shown.close()
     report.show_all = show_all
     report.notes += without_effect(spark_options, report.work)
+    click.get_current_context().ensure_object(Ending).report = report
     text = json.dumps(report.to_json(), indent=2) if as_json else report.to_text()
     _say(f"{text}\n" if text else "", sys.stdout)
     _say("".join(f"{line}\n" for line in ([] if as_json else report.aside())), sys.stderr)
@@ -440,6 +455,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _main(arguments: Sequence[str]) -> int:
+    ending = Ending()
+    code = _run_command(arguments, ending)
+    for note in ending.tell(code):
+        with suppress(OSError):  # stderr may be closed
+            _say(f"note: {note}\n", sys.stderr)
+    return code
+
+
+def _run_command(arguments: Sequence[str], ending: Ending) -> int:
+    """Run one command, and return its exit code. `ending` gets its report or its error."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(LogAboveTheBar())  # tracebacks of defects too; loggers have levels, it has none
     as_json = "--json" in arguments
@@ -447,25 +472,25 @@ def _main(arguments: Sequence[str]) -> int:
         return lastkey.main(list(arguments), prog_name=program, complete_var=COMPLETE, standalone_mode=False) or DONE
     try:
         _check_words(arguments)
-        code = lastkey.main(list(arguments), prog_name=program, standalone_mode=False)
+        code = lastkey.main(list(arguments), prog_name=program, standalone_mode=False, obj=ending)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except JobError as error:
-        return _fail(failures.of_job_error(error), as_json)
+        return _fail(failures.of_job_error(error), as_json, ending)
     except click.NoSuchOption as error:
-        return _fail(_no_such_option(error), as_json)
+        return _fail(_no_such_option(error), as_json, ending)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""
-        return _fail(failures.of_usage(error.format_message(), more), as_json)
+        return _fail(failures.of_usage(error.format_message(), more), as_json, ending)
     except (KeyboardInterrupt, click.Abort, EarlyEndError) as error:
         cause = error.__cause__ if isinstance(error, click.Abort) else None  # click replaces Ctrl-C's
-        return _fail(failures.of_interruption(cause or error), as_json)
+        return _fail(failures.of_interruption(cause or error), as_json, ending)
     except (BrokenPipeError, SystemExit):  # click raises the second for the first
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nobody gets what stdout still buffers
         return 128 + signal.SIGPIPE
     except Exception as error:  # the last resort, and the one place for it
-        return _fail(failures.of_other(error, arguments), as_json)
+        return _fail(failures.of_other(error, arguments), as_json, ending)
 
 
 def _no_such_option(error: click.NoSuchOption) -> Failure:
@@ -486,7 +511,8 @@ def _check_words(arguments: Sequence[str]) -> None:
     check_text(arguments)
 
 
-def _fail(failure: Failure, as_json: bool) -> int:
+def _fail(failure: Failure, as_json: bool, ending: Ending) -> int:
+    ending.report, ending.error = failure.report, failure.line
     if failure.is_defect:
         _say(traceback.format_exc(), sys.stderr)
     if failure.report is not None and not as_json:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from lastkey.jobs.command.ending import monitoring_options
 from lastkey.jobs.command.options import ArchiveNeededOptions, VacuumOptions
 from lastkey.jobs.command.shared_options import engine_option, gaps_option, globs_option, shared
 
@@ -41,6 +42,7 @@ def add_keeping(group: click.Group, run: Callable[..., None]) -> None:
     @globs_option("--give-up", help="For these topics, also delete what no later generation has read.")
     @click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
     @click.option("--all", "show_all", is_flag=True, help="List each generation, and why it stays or goes.")
+    @monitoring_options
     @shared
     def vacuum(**given: Any) -> None:
         """Delete files of STORE that no generation needs any more, after a grace period."""

@@ -32,6 +32,7 @@ class CompactOptions:
     wait: bool = False  # for another run that works on the same partitions
     min_yield: float | None = None  # wins over the setting compaction.min.yield
     io_budget: int | None = None  # bytes that rewrites by yield may read and write; None: no limit
+    max_runtime: float | None = None  # seconds, after which no more work begins; None: as long as it takes
     only_schedule: bool = False  # with dry_run: what would be rewritten, without reading any of that
 
 
@@ -111,6 +112,8 @@ class RunsOptions:
     store: str
     config: Config = field(default_factory=Config)
     topics: TopicFilter = EVERY_TOPIC
+    since_ms: int | None = None  # only runs that started then or later
+    format: Literal["text", "openmetrics"] = "text"
 
 
 @dataclass(frozen=True)

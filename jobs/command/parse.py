@@ -40,6 +40,19 @@ def parse_time(text: str) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
+_UNITS: Final = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_DURATION: Final = re.compile("".join(rf"(?:([0-9]{{1,9}}){unit})?" for unit in _UNITS))
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Return the seconds of `90s`, `30m`, `1h30m` or `2d`. Raise UsageError for anything else, and for no time."""
+    found = _DURATION.fullmatch(text.strip())
+    seconds = sum(int(n or 0) * unit for n, unit in zip(found.groups(), _UNITS.values(), strict=True)) if found else 0
+    if not seconds:
+        raise UsageError(message=f"{option}: expected a duration such as 90s, 30m or 1h30m, found {text!r}")
+    return float(seconds)
+
+
 def parse_numbers(text: str) -> range:
     """Return the numbers of `3`, or of `3-5`. Raise ValueError for anything else."""
     found = re.fullmatch(r"\s*([0-9]{1,10})\s*(?:-\s*([0-9]{1,10})\s*)?", text)

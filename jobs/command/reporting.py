@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -34,6 +35,9 @@ class Report(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts, lists, numbers and strings."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run."""
 
     def to_text(self) -> str:
         """Return the text for people, without a newline at its end."""
@@ -107,6 +111,10 @@ class JobReport:
             "seconds": self.seconds_json(),
         }
 
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run: amounts by name, and counts by state or kind."""
+        return {"problems": counts(getattr(p, "kind", "other") for p in self.problems)}
+
     def problems_json(self) -> list[Any]:
         """Return every problem for programs: never empty at exit code 3."""
         return [p if isinstance(p, str) else problem_json(p) for p in self.problems]
@@ -130,6 +138,11 @@ class JobReport:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(visible(self.to_text()))}</pre>"
+
+
+def counts(kinds: Iterable[str]) -> dict[str, int]:
+    """Return how often each kind comes, in the order of their names."""
+    return dict(sorted(Counter(kinds).items()))
 
 
 def problem_json(problem: Problem) -> dict[str, Any]:

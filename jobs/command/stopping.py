@@ -23,6 +23,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeVar
 
+from lastkey.jobs.errors import PARTIAL
+
 if TYPE_CHECKING:
     from lastkey.jobs.command.reporting import Report
 
@@ -53,6 +55,12 @@ class TerminatedError(EarlyEndError):
     """Early end by SIGTERM."""
 
     exit_code, said = 143, "terminated"
+
+
+class OutOfTimeError(EarlyEndError):
+    """Early end by --max-runtime. It is never raised: the user asked for it, and the report tells of it."""
+
+    exit_code, said = PARTIAL, "--max-runtime is over"
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -130,6 +138,22 @@ class Stop:
         """End the run; only the first reason counts."""
         with suppress(InvalidStateError):
             self.asked.set_result(why)
+
+
+@contextmanager
+def ended_in_time(stop: Stop, ends_at: float | None) -> Iterator[None]:
+    """Ask for an early end at this time of the monotonic clock, inside the `with` block; None: never."""
+    if ends_at is None:
+        yield
+        return
+    left = min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
+    timer = threading.Timer(left, stop.ask, [OutOfTimeError()])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

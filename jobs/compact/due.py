@@ -45,6 +45,8 @@ class Start:
     checkpoints: Mapping[Key, Checkpoint]
     manifests: Mapping[Key, Sequence[Segment]]
     report: CompactReport
+    ends_at: float | None = None  # of the monotonic clock: --max-runtime
+    turns: Mapping[Key, tuple[int, int]] | None = None  # with it: by what partitions are ordered
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:

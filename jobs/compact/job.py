@@ -25,10 +25,12 @@ from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
+from lastkey.jobs.compact.lag import lag_of
 from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed
 from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
+from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
@@ -37,6 +39,7 @@ from lastkey.jobs.store.paths import PARTITIONS
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
+from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.storage import normal_uri, open_root
 
@@ -49,19 +52,25 @@ class _Overtaken(Exception):
 
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
+    return recorded("compact", options.store, lambda: _in_turn(options, progress), dry_run=options.dry_run)
+
+
+def _in_turn(options: CompactOptions, progress: Progress) -> CompactReport:
+    """Compact, after another run on the same partitions if there is one, and the options say so."""
+    ends_at = None if options.max_runtime is None else time.monotonic() + options.max_runtime
     while True:
         try:
-            return _run(options, progress)
+            return _run(options, progress, ends_at)
         except _Overtaken:
             continue  # with a new plan
         except RunningError as error:
-            if not options.wait:
+            if not options.wait or (ends_at is not None and time.monotonic() >= ends_at):
                 raise
             _LOG.warning("waiting for %s", error.fields["found"])
-            wait_until_gone(open_root(normal_uri(options.store)), str(error.fields["run_id"]))
+            wait_until_gone(open_root(normal_uri(options.store)), str(error.fields["run_id"]), ends_at)
 
 
-def _run(options: CompactOptions, progress: Progress) -> CompactReport:
+def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> CompactReport:
     started = time.perf_counter()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
@@ -91,7 +100,8 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
     }
     manifests = state.manifests(known) if known else {}
-    start = Start(options, archive, settings, checkpoints, manifests, report)
+    turns = None if ends_at is None else _turns(state, checkpoints)
+    start = Start(options, archive, settings, checkpoints, manifests, report, ends_at, turns)
     plans = list(plans_of(start))
     if options.only_schedule:
         report.results += [
@@ -122,15 +132,35 @@ def _run(options: CompactOptions, progress: Progress) -> CompactReport:
         at = time.perf_counter()
         _say_how_they_stand(state, report, checkpoints, options.now_ms)
         report.seconds["cleaner_state"] = time.perf_counter() - at
+    report.lag = lag_of(archive, checkpoints, report)
     report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     # After _archive_needed: these notes are no reason to keep the archive
-    report.notes += [*others, *of_others, *unmatched]
+    report.notes += [*others, *of_others, *unmatched, *_cut_off(report)]
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
-    if report.ended_early is not None:
+    if report.ended_early is not None and not report.partial:
         raise _ended_early(report, report.ended_early)
     return report
+
+
+def _turns(state: State, checkpoints: dict[Key, Checkpoint]) -> dict[Key, tuple[int, int]]:
+    """Return when each partition was last looked at, and when it was last cleaned, by the runs' own clocks (-1: never).
+    Least comes first: whoever waits longest; of those that were begun in the same run, those that did not get done.
+    """
+    cleaned = {key: row.now_ms for key, row in checkpoints.items()}
+    looked = {key: row.now_ms for key, row in state.states().items()}
+    keys = cleaned.keys() | looked.keys()
+    return {key: (max(looked.get(key, -1), cleaned.get(key, -1)), cleaned.get(key, -1)) for key in keys}
+
+
+def _cut_off(report: CompactReport) -> list[str]:
+    """Return a note for each partition whose work is lost: if it takes longer than all the time, it never gets done."""
+    return [
+        f"{partition_folder(*key)}: not finished within --max-runtime; a later run begins it again. If that repeats, "
+        "give it more time"
+        for key in sorted(report.cut_off)
+    ]
 
 
 def _is_overtaken(state: State, planned: dict[Key, Checkpoint], due: set[Key]) -> bool:
@@ -169,14 +199,16 @@ def _say_if_replaced(state: State, report: CompactReport, checkpoints: dict[Key,
 
 def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint], now_ms: int) -> None:
     """Write the partitions' states, but of those that were not due only what is new: such a run should cost little."""
-    before = state.states() if any(r.status == "not_due" for r in report.results) else {}
+    before = state.states() if report.cut_off or any(r.status == "not_due" for r in report.results) else {}
     rows = []
     for r in report.results:
         key = (r.topic, r.partition)
-        if r.status in ("cleaned", "stopped"):
+        if r.status == "cleaned" or (r.status == "stopped" and key not in report.cut_off):
             continue  # committed with its generation, or not known; or another run was first, and knows better
         generation = report.generations.get(key, checkpoints[key].generation if key in checkpoints else -1)
         row, old = state_of(r, generation, report.run_id, now_ms), before.get(key)
+        if r.status == "stopped":  # as it was, but tried: the next run begins with those that were not
+            row = replace(row, state="dirty") if old is None else replace(old, run_id=row.run_id, now_ms=row.now_ms)
         if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
             continue
         rows.append(row)

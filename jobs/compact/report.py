@@ -12,11 +12,12 @@ from lastkey.jobs.command.reporting import (
     before_after_table,
     by_rule,
     counted,
+    counts,
     labelled,
     size,
 )
-from lastkey.jobs.command.stopping import EarlyEndError
-from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
+from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.problem import Problem
@@ -74,7 +75,9 @@ class CompactReport(JobReport):
     conflict: str = ""
     planned: set[Key] = field(default_factory=set)  # due by the listing
     ended_early: EarlyEndError | None = None  # the reason
+    cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
     unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
+    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see jobs.compact.lag
 
     @property
     def problems(self) -> list[Problem]:
@@ -83,10 +86,17 @@ class CompactReport(JobReport):
 
     @property
     def exit_code(self) -> int:
-        """0; 3 if partitions were set aside or folders not read; 4 if another run was first."""
-        if self.ended_early is not None:
+        """0; 3 if partitions were set aside or folders not read; 4 if another run was first; 6 if time was over."""
+        if self.ended_early is not None and not self.partial:
             return self.ended_early.exit_code
-        return ConflictError.exit_code if self.conflict else super().exit_code
+        if self.conflict:
+            return ConflictError.exit_code
+        return super().exit_code or (PARTIAL if self.partial else DONE)
+
+    @property
+    def partial(self) -> bool:
+        """Whether --max-runtime was over before all was done."""
+        return isinstance(self.ended_early, OutOfTimeError)
 
     def n_due(self) -> int:
         """Return how many partitions were due."""
@@ -95,6 +105,25 @@ class CompactReport(JobReport):
     def committed(self) -> str:
         """Say how many of the partitions that were due have a new generation."""
         return f"{len(self.generations)} of {counted(self.n_due(), 'partition')} committed"
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run: sums over the partitions that it committed."""
+        made = [r for r in self.results if (r.topic, r.partition) in self.generations]
+        before, after = sum(r.bytes_before for r in made), sum(r.bytes_after for r in made)
+        states = (r.problem.state if r.problem else self._status(r) for r in self.results)
+        return super().figures() | {
+            "committed_partitions": len(made),
+            "due_partitions": self.n_due(),
+            "read_bytes": sum(r.bytes_read for r in made),
+            "written_bytes": sum(r.bytes_written for r in made),
+            "before_bytes": before,
+            "after_bytes": after,
+            "saved_bytes": before - after,
+            "read_records": sum(r.counters.get("records_read", 0) for r in made),
+            "kept_records": sum(r.counters.get("records_kept", 0) for r in made),
+            "partitions": counts(states),
+            "lag": self.lag,
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs: bytes, seconds, and counts by reason for each partition."""
@@ -109,6 +138,7 @@ class CompactReport(JobReport):
             "archive_needed": bool(self.archive_needed),
             "archive_needed_because": [reason.to_json() for reason in self.archive_needed],
             "conflict": self.conflict or None,
+            "partial": self.partial,
             "summary": self.summary(),
             "partitions": [self._partition(r) for r in self.results],
             "not_compacted": self.not_compacted,
@@ -205,7 +235,8 @@ class CompactReport(JobReport):
         if self.conflict:
             out.append(f"conflict: {self.conflict}")
         if self.ended_early is not None:
-            out.append(f"{self.ended_early.said}: {self.committed()}")
+            rest = "; the rest is first in the next run with it" if self.partial else ""
+            out.append(f"{self.ended_early.said}: {self.committed()}{rest}")
         if self.dry_run:
             out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
         else:
@@ -218,10 +249,10 @@ class CompactReport(JobReport):
         states = [self._status(r) for r in self.results]
         done = "would be compacted" if self.dry_run else "committed"
         words = {"cleaned": done, "not_due": "not due", "set_aside": "set aside"}
-        counts = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
+        told = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
         sizes = f"{size(sum(r.bytes_before for r in cleaned))} -> {size(sum(r.bytes_after for r in cleaned))}"
-        parts = [f"{counted(len(states), 'partition')}: {', '.join(counts)}" if states else "no partition"]
+        parts = [f"{counted(len(states), 'partition')}: {', '.join(told)}" if states else "no partition"]
         parts += [sizes] if cleaned else []
         parts += [] if self.dry_run else [f"archive {'still' if self.archive_needed else 'no longer'} needed"]
         return "; ".join([*parts, f"exit code {self.exit_code}"])

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
-from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, result_of, stoppable
+from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, ended_in_time, result_of, stoppable
 from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
@@ -25,6 +25,7 @@ from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
@@ -34,17 +35,20 @@ _PASSES: Final = 2  # a task's passes over its input; several tasks make a third
 
 
 def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress) -> None:
-    """Compact the partitions in waves, the largest first; the commit of one wave runs while the next one works.
+    """Compact the partitions in waves, the largest first. If time is limited, those that wait longest come first, so
+    that each has its turn. The commit of one wave runs while the next one works.
 
     If the run is asked to end, it commits the partitions that are finished and removes what it wrote of the others; the
     report says why it ended.
     """
     todo = sorted(plans, key=lambda p: -p.log_bytes)
+    if (turns := start.turns) is not None:
+        todo.sort(key=lambda p: turns.get((p.topic, p.partition), (-1, -1)))
     progress.start("compact", sum(p.log_bytes for p in todo), BYTES)
     try:
         start.report.planned = {(plan.topic, plan.partition) for plan in plans}
         workers.start()  # pyspark takes SIGINT's handler when it starts
-        with stoppable() as stop:
+        with stoppable() as stop, ended_in_time(stop, start.ends_at):
             _work_through(workers, state, start, todo, progress, stop)
     except EarlyEndError as error:  # from the second signal, or another cause that does not wait
         error.add_note(f"stopped at once: at least {start.report.committed()}; vacuum deletes what this run left")
@@ -64,7 +68,10 @@ def _work_through(
         committing: Future[float] | None = None
         while todo and not report.conflict and not stop.is_asked:
             begun, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
-            results = _in_tasks(workers, choose(begun, workers), progress, stop)
+            choice = choose(begun, workers)
+            if start.ends_at is not None:
+                choice = _in_order(choice, begun)
+            results = _in_tasks(workers, choice, progress, stop)
             report.work = workers.work()
             for result in list(results):
                 key = (result.topic, result.partition)
@@ -87,8 +94,12 @@ def _work_through(
             commit_seconds += _committed(committing, report)
         if stop.is_asked:
             report.ended_early = stop.asked.result()
+            if report.partial and begun:
+                report.cut_off = _at_work(choice, report, workers.cores)
             progress.doing("removing unfinished output")
             _give_up(workers, start, [*begun, *todo])
+            if report.partial and not any(r.status == "stopped" for r in report.results):
+                report.ended_early = None  # all was done, just in time
     except BaseException as error:
         pool.shutdown(wait=isinstance(error, Exception))  # a second signal waits for nothing
         raise
@@ -113,6 +124,26 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> 
                     report.notes.append(
                         f"{path}: something may still have written there when the run ended; vacuum deletes it"
                     )
+
+
+def _in_order(choice: Choice, plans: Sequence[PartitionPlan]) -> Choice:
+    """Return the same choice, each way in the order of the plans: what time is left goes to those that wait longest."""
+    ranks = {plan.folder: rank for rank, plan in enumerate(plans)}
+    one_task, several = (
+        tuple(sorted(of, key=lambda plan: ranks[plan.folder])) for of in (choice.one_task, choice.several)
+    )
+    return replace(choice, one_task=one_task, several=several)
+
+
+def _at_work(choice: Choice, report: CompactReport, cores: int) -> set[Key]:
+    """Return the partitions of a wave that were at work when time was over: the first without a result, for workers
+    begin them in order. They had their turn, and those that did not come before them next time; else one that never
+    gets done in time would keep all others from their turn.
+    """
+    done = {(r.topic, r.partition) for r in report.results}
+    ways = ((choice.one_task, cores), (choice.several, _AT_ONCE))
+    left = [([key for p in of if (key := (p.topic, p.partition)) not in done], n) for of, n in ways]
+    return {key for keys, n in left for key in keys[:n]}
 
 
 def _commit_of(start: Start, r: PartitionResult) -> Commit:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
+from lastkey.jobs.command.reporting import JobReport, count, counted, counts, labelled, size, table
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.write import FileReport
 
@@ -54,6 +54,13 @@ class ReindexReport(JobReport):
     def problems(self) -> list[Problem]:
         """Problems: files that mislead a reader, and files that are impossible to rebuild or cannot be read."""
         return [*self.unreadable, *(_problem(f) for f in self.files if _is_wrong(f))]
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run."""
+        totals = self.totals()
+        done = {"read_bytes": totals["bytes_read"], "written_bytes": totals["bytes_written"]}
+        states = ("wrong" if any(map(_is_wrong, p.files)) else "right" for p in self.partitions)
+        return super().figures() | done | {"partitions": counts(states)}
 
     def totals(self) -> dict[str, Any]:
         """Sum the partitions' counts."""

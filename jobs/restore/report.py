@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, seconds, size, table
+from lastkey.jobs.command.reporting import JobReport, count, counted, counts, labelled, seconds, size, table
 
 _SHARED = ("file shares its blocks with the original", "files share their blocks with the originals")
 
@@ -36,6 +36,11 @@ class RestoreReport(JobReport):
     output: str
     partitions: list[RestoredPartition] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)  # parts of the archive that the store does not hold
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run."""
+        written = {"written_bytes": sum(p.bytes for p in self.partitions)}
+        return super().figures() | written | {"partitions": counts("restored" for _ in self.partitions)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""

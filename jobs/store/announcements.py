@@ -102,15 +102,25 @@ def at_work(root: Root, keys: Collection[Key], notes: list[str]) -> list[str]:
     return [f"{a.label()} works on {_named(a.common(keys))}" for a in others if a.common(keys)]
 
 
+def standing(root: Root) -> tuple[list[Announcement], list[Announcement]]:
+    """Return the announcements of runs that may still work, and of those that died. Change nothing."""
+    alive: list[Announcement] = []
+    dead: list[Announcement] = []
+    now_ns = time.time_ns()
+    for _, found in _listed(root, []):
+        (alive if _is_live(found, now_ns) else dead).append(found)
+    return alive, dead
+
+
 def forget_dead(root: Root) -> None:
     """Delete the announcements of runs that died, for a run that has nothing to announce."""
     for _ in live(root, [], _own("", ()), time.time_ns()):
         pass
 
 
-def wait_until_gone(root: Root, run_id: str) -> None:
-    """Wait until a run has taken its announcement back, or died. A run that does not renew it for its time has died;
-    the clock is that of this process.
+def wait_until_gone(root: Root, run_id: str, ends_at: float | None = None) -> None:
+    """Wait until a run has taken its announcement back, or died; or until this time of the monotonic clock. A run that
+    does not renew it for its time has died; the clock is that of this process.
     """
     rest, seen, since = threading.Event(), -1, time.monotonic()
     while (found := _read(root, _path(run_id), [])) is not None and _may_live(found):
@@ -118,7 +128,10 @@ def wait_until_gone(root: Root, run_id: str) -> None:
             seen, since = found.mtime_ns, time.monotonic()
         elif time.monotonic() - since > found.expires_seconds:
             return
-        rest.wait(_POLL_SECONDS)
+        left = _POLL_SECONDS if ends_at is None else ends_at - time.monotonic()
+        if left <= 0:
+            return
+        rest.wait(min(left, _POLL_SECONDS))
 
 
 def _path(run_id: str) -> str:
@@ -179,23 +192,31 @@ def live(root: Root, notes: list[str], own: Announcement | None, now_ns: int) ->
 
     now_ns: the store's time.
     """
+    for path, found in _listed(root, notes):
+        if _is_live(found, now_ns):
+            yield found
+        elif own is not None and found.run_id != own.run_id:
+            _delete(root, path)
+
+
+def _listed(root: Root, notes: list[str]) -> Iterator[tuple[str, Announcement]]:
+    """Yield every announcement that can be read, after its path."""
     try:
         listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(RUNNING), allow_not_found=True))
     except OSError as error:
         notes.append(f"{root.uri}/{RUNNING}: other runs at work cannot be seen: {error}")
         return
     for info in listed:
-        if not info.base_name.endswith(".json"):
-            continue
         path = f"{RUNNING}/{info.base_name}"
-        found = _read(root, path, notes)
-        if found is None:
-            continue
-        # An announcement from far in the future has the time of a clock that was set back since
-        if _may_live(found) and abs(now_ns - found.mtime_ns) < found.expires_seconds * 1_000_000_000:
-            yield found
-        elif own is not None and found.run_id != own.run_id:
-            _delete(root, path)
+        if path.endswith(".json") and (found := _read(root, path, notes)) is not None:
+            yield path, found
+
+
+def _is_live(found: Announcement, now_ns: int) -> bool:
+    """Return whether a run may still work. An announcement from far in the future has the time of a clock that was set
+    back since.
+    """
+    return _may_live(found) and abs(now_ns - found.mtime_ns) < found.expires_seconds * 1_000_000_000
 
 
 def _delete(root: Root, path: str) -> None:

@@ -17,6 +17,7 @@ CHECKPOINTS: Final = "compaction_checkpoints"
 SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
+JOB_RUNS: Final = "job_runs"  # written by jobs.store.job_runs; no part of a generation
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 # Written by jobs.store.audits; no part of a generation either
 AUDIT_READS: Final = "audit_reads"
@@ -39,7 +40,7 @@ AUDIT_TABLES: Final = (
     AUDIT_MIRROR,
     AUDIT_FAILOVER,
 )
-TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
+TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, JOB_RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements
 AUDIT_KEY: Final = "state/audit.key"

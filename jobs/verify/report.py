@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, size, table
+from lastkey.jobs.command.reporting import JobReport, count, counted, counts, labelled, problem_json, size, table
 from lastkey.jobs.command.sample import Sample
 from lastkey.jobs.topics import Key
 from lastkey.udfs.problem import Problem
@@ -39,6 +39,12 @@ class VerifyReport(JobReport):
 
     def _total(self, name: str) -> int:
         return sum(getattr(r, name) for r in self.results)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what monitoring is told of the run."""
+        states = ("problems" if r.problems else "not_checked" if r.not_checked else "checked" for r in self.results)
+        read = {"read_bytes": self._total("bytes"), "read_records": self._total("records")}
+        return super().figures() | read | {"partitions": counts(states)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs, with every problem."""

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
 JOBS = ("compact", "verify", "reindex", "restore")
 # What the command line alone needs: how it prints. A report has show_all as an attribute
-OF_PRINTING = {"as_json", "progress", "quiet", "verbose", "show_all"}
+OF_PRINTING = {"as_json", "progress", "quiet", "verbose", "show_all", "metrics_file", "notify"}
 BAD_SETTING = {"defaults": {"segment.byte": 1}}
 
 

@@ -5,6 +5,7 @@
     3 problems                               fail, no retry: the same files give the same answer
     4 conflict: a broker or a run holds it   retry later
     1 unexpected  2 usage  5 environment     fail, no retry: somebody has to look
+    6 partial: --max-runtime was over        fail, no retry, unless `done` holds it: the next run goes on
     130, 143, ended by a signal              retry: the worker went away
 
 The task's log holds the report: a line of JSON for each partition, without the files that are right, and one for the
@@ -43,7 +44,7 @@ class LastkeyOperator(SparkSubmitOperator):
 
     :param job: `reindex`, `verify`, ...
     :param arguments: arguments of the job (templated); empty ones are left out
-    :param done: exit codes that are a success
+    :param done: exit codes that are a success; with --max-runtime {0, 6}
     :param skip: returns the reason to skip the task, from its context; None: run it
     :param home: the checkout of Lastkey (templated)
     """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ from lastkey.jobs.store import announcements
 from lastkey.jobs.store.announcements import announced, at_work, wait_until_gone
 from lastkey.jobs.store.paths import RUNNING
 from lastkey.udfs.storage import open_root
+from tests.builders.announced import KEYS, A, elsewhere, put
 from tests.builders.s3_server import BUCKET, s3_server
 
-KEYS = {("a", 0), ("a", 1), ("b", 0)}
-A, B, C = "a" * 32, "b" * 32, "c" * 32
+B, C = "b" * 32, "c" * 32
 
 
 @pytest.fixture
@@ -30,24 +29,6 @@ def root(tmp_path):
 def files(root):
     folder = Path(root.full(RUNNING))
     return sorted(path.name for path in folder.glob("*.json")) if folder.exists() else []
-
-
-def put(root, other, age_seconds=0.0):
-    """Write the announcement of another run, of this age by the store's clock."""
-    folder = Path(root.full(RUNNING))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{other.run_id}.json"
-    path.write_text(json.dumps({name: value for name, value in asdict(other).items() if name != "mtime_ns"}))
-    if age_seconds:
-        at = path.stat().st_mtime - age_seconds
-        os.utime(path, (at, at))
-    return path
-
-
-def elsewhere(run_id=A, **changes):
-    """Return the announcement of a run on another host."""
-    own = announcements._own(run_id, KEYS)
-    return replace(own, host="far", machine="another", pid=7, decided=True, **changes)
 
 
 def test_a_run_is_announced_as_long_as_it_lasts(root):

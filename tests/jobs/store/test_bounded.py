@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.store import history, table, writing
+from lastkey.jobs.store import history, job_runs, table, writing
+from lastkey.jobs.store.job_runs import JobRow, append, job_rows
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.paths import parse_run_folder
 from lastkey.jobs.store.rows import Checkpoint, RunRow, histories
@@ -69,6 +70,19 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
     for name in ("compaction_checkpoints", "log_segments", "cleaner_runs"):
         logs = list((tmp_path / f"state/{name}/_delta_log").glob("*.json"))
         assert len(logs) < 7 + 21 + 21, name
+
+
+def test_runs_that_did_nothing_leave_no_more_after_some_months(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runs, "KEEP", 30)
+    files = []
+    for night in range(200):
+        state = State(open_root(str(tmp_path)))
+        append(state, [row(JobRow, run_id=run_id(night), job="compact", started_ms=night, ended_ms=night)])
+        _back(tmp_path / "state", 24)
+        files.append(_files(tmp_path))
+    assert max(files[-WHOLE_CYCLE:]) <= max(files[WHOLE_CYCLE : 2 * WHOLE_CYCLE]) + 20
+    assert 30 <= len(job_rows(state)) <= 30 + WHOLE_CYCLE
+    assert len(list((tmp_path / "state/job_runs/_delta_log").glob("*.json"))) < 7 + 21 + 21
 
 
 def _change(root: Root, i: int) -> None:

@@ -1,0 +1,192 @@
+"""End of a command, told elsewhere than in its report: metrics in a file, and a post to a URL.
+
+Both come last, when the report is printed. What fails of them is a note on stderr; the exit code is that of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from lastkey.jobs import installation
+from lastkey.jobs.command.openmetrics import LAST_SUCCESS, RunMetrics, openmetrics, sample_key
+from lastkey.jobs.command.reporting import Report
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.errors import DONE, UsageError
+
+PATIENCE: Final = 10.0  # seconds for a post, whatever it waits for
+MOST_BYTES: Final = 64 << 10  # of a post
+_MOST_LINES, _MOST_TEXT = 20, 300  # problems and notes of a post, characters of each
+_MOST_READ: Final = 1 << 20  # bytes of the metrics file before
+
+
+@dataclass
+class Ending:
+    """Places that are told of a command's end, and what they are told."""
+
+    metrics_file: str | None = None
+    notify: str | None = None
+    context: click.Context | None = None  # of the command: its name and parameters
+    report: Report | None = None
+    error: str = ""
+    started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+    def tell(self, exit_code: int) -> list[str]:
+        """Tell all places, and return a note for each that could not be told."""
+        notes: list[str] = []
+        if self.context is not None and (self.metrics_file or self.notify):
+            try:
+                notes += filter(None, (self._write_metrics(exit_code), self._post(exit_code)))
+            except (KeyboardInterrupt, EarlyEndError):  # the run is over: its exit code stays
+                notes.append("stopped before every place was told of the end")
+        return notes
+
+    def _labels(self) -> dict[str, str]:
+        given = self.context.params if self.context is not None else {}
+        places = {name: given.get(name) for name in ("archive", "store")}
+        command = self.context.info_name if self.context is not None else ""
+        return {"command": command or "", **{name: str(value) for name, value in places.items() if value}}
+
+    def _write_metrics(self, exit_code: int) -> str:
+        if self.metrics_file is None:
+            return ""
+        labels, ended_ms = self._labels(), time.time_ns() // 1_000_000
+        path, archive = Path(self.metrics_file), labels.get("archive", "").removeprefix("file://")
+        if archive and path.resolve().is_relative_to(Path(archive).resolve()):
+            return f"--metrics-file {path}: not written: it lies inside the archive"
+        try:
+            success = ended_ms / 1000 if exit_code == DONE else _last_success(path, labels)
+            figures = self.report.figures() if self.report is not None else {}
+            run = RunMetrics(labels, self.started_ms, ended_ms, exit_code, success, figures)
+            part = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # the collector reads *.prom alone
+            try:
+                part.write_text(openmetrics([run]), encoding="utf-8")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            return f"--metrics-file {path}: not written: {error.strerror or error}"
+        return ""
+
+    def _post(self, exit_code: int) -> str:
+        if self.notify is None:
+            return ""
+        url, body = self.notify, self._body(exit_code)
+        failed = _within(PATIENCE, lambda: _posted(url, body))
+        return failed and f"--notify {_place(url)}: {failed}"
+
+    def _body(self, exit_code: int) -> bytes:
+        """Return the summary that is posted; without problems and notes if these are too long."""
+        report = self.report
+        problems: list[Any] = getattr(report, "problems", [])
+        told = {
+            **self._labels(),
+            "exit_code": exit_code,
+            "error": self.error[:_MOST_TEXT],
+            "host": socket.gethostname(),
+            "version": installation.version(),
+            "started_ms": self.started_ms,
+            "ended_ms": time.time_ns() // 1_000_000,
+            "figures": report.figures() if report is not None else {},
+        }
+        lines = {
+            "problems": [str(problem)[:_MOST_TEXT] for problem in problems[:_MOST_LINES]],
+            "notes": [note[:_MOST_TEXT] for note in (report.notes if report is not None else [])[:_MOST_LINES]],
+        }
+        body = json.dumps(told | lines).encode()
+        return body if len(body) <= MOST_BYTES else json.dumps(told | {"problems": [], "notes": []}).encode()
+
+
+def monitoring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that tell other places of the end. They reach no job: `Ending` has them."""
+
+    def keep(context: click.Context, option: click.Parameter, value: str | None) -> None:
+        ending = context.ensure_object(Ending)
+        ending.context = context
+        setattr(ending, option.name or "", value)
+
+    def keep_url(context: click.Context, option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            check_url(value)
+        keep(context, option, value)
+
+    told = {"expose_value": False}
+    metrics = "At the end write metrics to this file, for node_exporter."
+    post = "At the end post a summary, as JSON, to this http(s) URL."
+    command = click.option("--notify", metavar="URL", callback=keep_url, help=post, **told)(command)  # type: ignore[arg-type]
+    return click.option("--metrics-file", metavar="FILE", callback=keep, help=metrics, **told)(command)  # type: ignore[arg-type]
+
+
+def check_url(url: str) -> None:
+    """Raise UsageError unless a post can go there. The message does not repeat the URL, which may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fits = fits and parts.username is None and parts.password is None and url.isascii() and url.isprintable()
+    except ValueError:
+        fits = False
+    if not fits or " " in url:
+        raise UsageError(message="--notify: expected http://HOST/... or https://HOST/..., without user or password")
+
+
+def _place(url: str) -> str:
+    """Return scheme, host and port: the rest of a URL may be secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+
+
+def _posted(url: str, body: bytes) -> str:
+    """Post, and return why that failed; "" if it did not. A redirect is not followed: it could lead anywhere."""
+    from urllib import error, request  # noqa: PLC0415 - brings ssl
+
+    class _NoRedirect(request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    asked = request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "lastkey"}, method="POST")
+    try:
+        with request.build_opener(_NoRedirect).open(asked, timeout=PATIENCE):
+            return ""
+    except error.HTTPError as answer:
+        answer.close()
+        return f"answered {answer.code}" + (", a redirect, which is not followed" if 300 <= answer.code < 400 else "")
+    except error.URLError as failed:
+        return str(getattr(failed.reason, "strerror", None) or failed.reason)
+    except Exception as failed:  # of http.client too, whose texts may repeat what was sent: the name alone
+        return type(failed).__name__
+
+
+def _within(seconds: float, work: Callable[[], str]) -> str:
+    """Return what `work` returns, from a thread that nobody waits for any longer than that."""
+    said = [f"no answer for {seconds:.0f} s"]
+
+    def run() -> None:
+        said[:] = [work()]
+
+    thread = threading.Thread(target=run, daemon=True, name="notify")
+    thread.start()
+    thread.join(seconds)
+    return said[0]
+
+
+def _last_success(path: Path, labels: dict[str, str]) -> float | None:
+    """Return the time of the last success that the file before tells; None if it tells none."""
+    key = sample_key(LAST_SUCCESS, labels) + " "
+    with suppress(OSError, ValueError):
+        if stat.S_ISREG(path.stat().st_mode):
+            with path.open("rb") as file:
+                lines = file.read(_MOST_READ).decode("utf-8", "replace").splitlines()
+            return next((float(line.removeprefix(key)) for line in lines if line.startswith(key)), None)
+    return None

@@ -1,0 +1,108 @@
+"""Runs of jobs that change a store, each with a row in its table `job_runs`, written once, when the run ends.
+
+Nothing is written by a dry run, nor below a path that is no store yet, nor after an error in options or settings (exit
+code 2), which may name the wrong store. A row that cannot be written within PATIENCE seconds is a note: the run ends as
+it would have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pwd
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from lastkey.jobs import installation
+from lastkey.jobs.command.failures import failure_of
+from lastkey.jobs.command.reporting import JobReport, Report
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.errors import USAGE
+from lastkey.jobs.store.announcements import standing
+from lastkey.jobs.store.job_runs import JobRow, append, killed_row
+from lastkey.jobs.store.paths import CHECKPOINTS, JOB_RUNS
+from lastkey.jobs.store.tables import State
+from lastkey.udfs.storage import normal_uri, open_root
+
+R = TypeVar("R", bound=JobReport)
+PATIENCE: Final = 5.0  # seconds for the row of a run, at its end
+_MOST_TEXT: Final = 500  # characters of an error
+_LOG: Final = logging.getLogger("lastkey")
+
+
+def recorded(job: str, store: str, work: Callable[[], R], *, dry_run: bool) -> R:
+    """Return the report of `work`, a run of a job on a store, after its row was written. Its errors pass through."""
+    if dry_run:
+        return work()
+    started_ms = _now_ms()
+    if job == "compact":  # which deletes the announcements of dead runs
+        _write(store, lambda state: [killed_row(dead) for dead in standing(state.root)[1]])
+    try:
+        report = work()
+    except (Exception, KeyboardInterrupt, EarlyEndError) as error:
+        failure = failure_of(error)
+        row = _row(job, started_ms, failure.exit_code, failure.report, failure.line)
+        if failure.exit_code != USAGE and (unwritten := _write(store, lambda _: [row])):
+            _LOG.warning("%s", unwritten)
+        raise
+    row = _row(job, started_ms, report.exit_code, report)
+    if unwritten := _write(store, lambda _: [row]):
+        report.notes.append(unwritten)
+    return report
+
+
+def user() -> str:
+    """Return the name of the user who runs this process; its number if it has no name."""
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())
+
+
+def _row(job: str, started_ms: int, exit_code: int, report: Report | JobReport | None, error: str = "") -> JobRow:
+    work = report.work if report is not None else None
+    return JobRow(
+        run_id=getattr(report, "run_id", "") or uuid.uuid4().hex,
+        job=job,
+        started_ms=started_ms,
+        ended_ms=_now_ms(),
+        exit_code=exit_code,
+        user=user(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        application=work.application if work is not None else "",
+        version=installation.version(),
+        error=error[:_MOST_TEXT],
+        figures=json.dumps(report.figures() if report is not None else {}),
+    )
+
+
+def _write(store: str, made: Callable[[State], Sequence[JobRow]]) -> str:
+    """Append what `made` returns; return why that failed, "" if it did not. It has its own thread, because a store that
+    does not answer must not hold the end of a run.
+    """
+    failed = [f"no answer for {PATIENCE:.0f} s"]
+
+    def work() -> None:
+        try:
+            state = State(open_root(normal_uri(store)))
+            new = made(state) if state.table_exists(CHECKPOINTS) else ()
+            if new:
+                append(state, new)
+            failed.clear()
+        except BaseException as error:  # a panic of delta-rs too: whatever it is, it says nothing about the run
+            failed[:] = [str(error).partition("\n")[0] or type(error).__name__]
+
+    thread = threading.Thread(target=work, daemon=True, name="job-runs")
+    thread.start()
+    thread.join(PATIENCE)
+    return f"this run is not in the table {JOB_RUNS}: {failed[0]}" if failed else ""
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,211 @@
+"""Table job_runs: a row for each run, whatever came of it; and no run that ends otherwise because of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastkey.jobs import recorded
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
+from lastkey.jobs.store import announcements, job_runs
+from lastkey.jobs.store.job_runs import JobRow, append, job_rows
+from lastkey.jobs.store.tables import open_state
+from tests.builders.announced import elsewhere, put
+from tests.builders.logs import write_partition
+from tests.builders.stopping import start
+from tests.builders.stores import row, run_id
+
+SETTINGS = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n[job]\nengine = "threads"\n'
+
+
+class Place:
+    """An archive of one partition, and its store."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.archive, self.store, self.config, self.capsys = root / "archive", root / "store", root / "c.toml", capsys
+        write_partition(self.archive / "t-0", "a=1 b=1||a=2||")
+        self.config.write_text(SETTINGS)
+
+    def arguments(self, *more: str) -> list[str]:
+        return ["compact", str(self.archive), "--store", str(self.store), "--config", str(self.config), *more]
+
+    def compact(self, *more: str) -> int:
+        return main(self.arguments(*more))
+
+    def add_damaged(self) -> None:
+        write_partition(self.archive / "u-0", "a=1||a=2||")
+        (self.archive / "u-0" / f"{0:020}.log").write_bytes(b"\xff" * 100)
+
+    def said(self, *words: str) -> dict[str, Any]:
+        self.capsys.readouterr()
+        assert main([*words, "--json"]) in (DONE, PROBLEMS)
+        told: dict[str, Any] = json.loads(self.capsys.readouterr().out)
+        return told
+
+    def runs(self, *more: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.said("runs", "--store", str(self.store), *more)["runs"]
+        return found
+
+    def outcomes(self, *more: str) -> list[tuple[str, str]]:
+        return [(run["job"], run["outcome"]) for run in self.runs(*more)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
+    return Place(tmp_path, capsys)
+
+
+def test_every_run_is_listed_with_what_came_of_it(place: Place) -> None:
+    assert place.compact() == DONE
+    assert place.compact() == DONE
+    place.add_damaged()
+    assert place.compact() == PROBLEMS
+    put(open_state(str(place.store)).root, elsewhere(partitions={"t": [0]}))
+    assert place.compact("--force") == CONFLICT
+    assert main(["vacuum", "--store", str(place.store)]) == DONE
+    assert main(["rollback", "--store", str(place.store), "--generation", "1"]) == DONE
+    assert place.outcomes() == [
+        ("compact", "done"), ("compact", "nothing to do"), ("compact", "problems"), ("compact", "at work"),
+        ("compact", "conflict"), ("vacuum", "done"), ("rollback", "nothing to do"),
+    ]  # fmt: skip
+    first, _, third, at_work, fifth, *_ = place.runs()
+    assert [p["topic"] for p in first["partitions"]] == ["t"]
+    assert (first["host"], first["pid"], first["exit_code"]) == (socket.gethostname(), os.getpid(), DONE)
+    assert first["figures"]["committed_partitions"] == 1
+    assert first["user"] == recorded.user()
+    assert sum(third["figures"]["problems"].values()) == third["figures"]["partitions"]["uncleanable"] == 1
+    assert (at_work["host"], at_work["ended_ms"]) == ("far", None)
+    assert "another run" in fifth["error"] or "a run on far" in fifth["error"]
+    place.capsys.readouterr()
+    assert main(["runs", "--store", str(place.store)]) == DONE
+    out = place.capsys.readouterr().out
+    assert f"{recorded.user()}@{socket.gethostname()}" in out and "nothing to do" in out and "at work" in out
+
+
+def test_since_and_topics_narrow_the_list(place: Place) -> None:
+    place.compact()
+    place.compact()
+    _, second = place.runs()
+    assert [run["run_id"] for run in place.runs("--since", str(second["started_ms"]))] == [second["run_id"]]
+    assert place.runs("--since", "2100-01-01") == []
+    assert place.outcomes("--topics", "t") == [("compact", "done")]
+
+
+def test_what_changes_nothing_writes_nothing(place: Place, tmp_path: Path) -> None:
+    assert place.compact("--dry-run") == DONE
+    assert main(["compact", str(tmp_path / "none"), "--store", str(place.store)]) == USAGE
+    assert not place.store.exists()
+    place.compact()
+    before = sorted(place.store.rglob("*"))
+    assert place.compact("--dry-run", "--force") == DONE
+    assert place.compact("--topics", "other") == USAGE
+    assert main(["vacuum", "--store", str(place.store), "--dry-run"]) == DONE
+    assert sorted(place.store.rglob("*")) == before
+
+
+@pytest.mark.parametrize("how", ["refused", "no answer"])
+def test_a_row_that_cannot_be_written_is_a_note(place: Place, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.compact()
+    table = place.store / "state" / "job_runs"
+    table.rename(place.store / "elsewhere")
+    if how == "refused":
+        table.write_text("a file")
+    else:  # a disk that hangs
+        (table / "_delta_log").mkdir(parents=True)
+        os.mkfifo(table / "_delta_log" / f"{0:020}.json")
+        monkeypatch.setattr(recorded, "PATIENCE", 0.3)
+    told = place.said(*place.arguments())
+    assert told["exit_code"] == DONE
+    assert [note for note in told["notes"] if note.startswith("this run is not in the table job_runs: ")]
+    place.add_damaged()
+    assert place.compact() == PROBLEMS
+
+
+def test_a_damaged_table_hides_no_committed_run(place: Place) -> None:
+    place.compact()
+    place.compact()
+    for path in (place.store / "state" / "job_runs").glob("*.parquet"):
+        path.write_bytes(path.read_bytes()[:50])
+    told = place.said("runs", "--store", str(place.store))
+    assert [len(run["partitions"]) for run in told["runs"]] == [1]
+    assert any("only committed runs are listed. Delete state/job_runs" in note for note in told["notes"])
+    assert place.compact() == DONE
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Place, tmp_path: Path) -> None:
+    place.compact()
+    write_partition(place.archive / "u-0", "a=1||a=2||")
+    run = start(tmp_path / "run", place.arguments(), "before lastkey.jobs.store.writing:commit_wave")
+    run.wait_until_reached()
+    assert place.outcomes()[-1] == ("compact", "at work")
+    run.kill()
+    run.finish()
+    assert place.outcomes() == [("compact", "done"), ("compact", "killed")]
+    place.compact()
+    assert place.outcomes() == [("compact", "done"), ("compact", "killed"), ("compact", "done")]
+    assert [run["exit_code"] for run in place.runs()] == [0, None, 0]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
+    place.compact()
+    write_partition(place.archive / "u-0", "a=1||a=2||")
+    step = "before lastkey.udfs.compact.output.generation:flush_folder"
+    run = start(tmp_path / "run", place.arguments(), step)
+    run.wait_until_reached()
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 143, err
+    last = place.runs()[-1]
+    assert (last["outcome"], last["exit_code"], last["partitions"]) == ("interrupted", 143, [])
+    assert last["error"].startswith("terminated; 0 of 1 partition committed")
+    assert last["figures"]["partitions"] == {"not_due": 1, "stopped": 1}
+
+
+def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None:
+    state = open_state(str(tmp_path))
+    dead = job_runs.killed_row(announcements._own(run_id(1), {("t", 0)}))
+    append(state, [dead])
+    append(state, [dead])
+    assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["killed"]
+    append(state, [row(JobRow, run_id=run_id(1), job="compact", exit_code=0, figures='{"committed_partitions": 1}')])
+    append(state, [dead])
+    assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["done"]
+
+
+def test_old_rows_go_except_the_last_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runs, "KEEP", 20)
+    monkeypatch.setattr(job_runs, "_MOST_FILES", 8)
+    state = open_state(str(tmp_path))
+    for night in range(60):
+        code = DONE if night == 3 else PROBLEMS
+        append(
+            state, [row(JobRow, run_id=run_id(night), job="compact", exit_code=code, ended_ms=night, started_ms=night)]
+        )
+    found = job_rows(open_state(str(tmp_path)))
+    assert 20 <= len(found) <= 20 + 8 + 1
+    assert [one.ended_ms for one in found if one.exit_code == DONE] == [3]
+    assert found[-1].ended_ms == 59
+
+
+def test_a_run_id_that_leads_elsewhere_deletes_nothing_there(place: Place) -> None:
+    """An announcement is a file that anybody who may write to the store can have put there."""
+    place.compact()
+    victim = place.store / "state" / "victim.json"
+    victim.write_text("{}")
+    root = open_state(str(place.store)).root
+    path = put(root, elsewhere(run_id="x"), age_seconds=10_000)
+    path.write_text(path.read_text().replace('"run_id": "x"', '"run_id": "../victim"'))
+    os.utime(path, (1, 1))
+    place.compact()
+    assert victim.exists() and not path.exists()
