@@ -99,6 +99,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
     | _TASK,  # as verify
+    "udfs.cluster_metadata": _LOGS | {"logformat.messages"},
     "udfs.report": _LOGS | _TASK | {"udfs.compact", "logformat.writing"},
     "jobs": set(),
     "jobs.installation": set(),
