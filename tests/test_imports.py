@@ -110,10 +110,11 @@ FLOORS: dict[str, set[str]] = {
     "jobs.store": _BASICS
     | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes", "udfs.audit.rows"},
     "jobs.spark": _SHELL - {"jobs.archive"},
-    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
+    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields", "udfs.cluster_metadata"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
+    "jobs.policies": _SHELL | {"udfs.cluster_metadata"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,
