@@ -83,9 +83,9 @@ def client_settings(bootstrap: str, properties: Mapping[str, str], path: str) ->
 
 def add_live(bootstrap: str, properties: Mapping[str, str], path: str, configs: ClusterConfigs) -> None:
     """Ask a cluster, and add what it says. Raise NoClientError, ClusterError."""
+    settings = client_settings(bootstrap, properties, path) | {"log_level": "0"}  # error_cb hears of all that matters
     client = _client()
     errors: list[str] = []
-    settings = client_settings(bootstrap, properties, path) | {"log_level": "0"}  # error_cb hears of all that matters
     try:
         cluster = client.AdminClient({**settings, "error_cb": lambda error: errors.append(str(error.str()))})
     except (client.KafkaException, ValueError) as error:
