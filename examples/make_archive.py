@@ -5,7 +5,8 @@ the metadata log: users (two partitions, zstd, tombstones), orders (transactions
 (not compressed, two idempotent producers) and clicks (policy delete, some records without a key, not to be compacted),
 beside the broker's own transaction log. archive.spec decides the contents; the times are those of the run.
 
-Beside it deliveries.csv: what a group "shop" has been delivered of each key of prices, as its consumers would keep it.
+Beside it deliveries.csv: what a group "shop" has been delivered of each key of prices, as its consumers would keep it;
+and topics-described.txt: what kafka-configs says of the topics.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from lastkey.logformat.batches.segment import open_segment
 from tests.kafka_lab import Broker, make_logs
+from tests.kafka_lab.oracle import kafka_configs
 
 HERE = Path(__file__).parent
 ARCHIVE = HERE / "archive"
@@ -31,6 +33,8 @@ def main() -> None:
         with Broker(Path(work)) as broker:
             for made in make_logs(broker.bootstrap, lines):
                 print(made)
+            said = kafka_configs(broker.bootstrap, "--entity-type", "topics", "--describe", "--all")
+            (HERE / "topics-described.txt").write_text(said)
         if ARCHIVE.exists():
             shutil.rmtree(ARCHIVE)
         shutil.copytree(broker.data, ARCHIVE, ignore=NOT_ARCHIVED)

@@ -26,8 +26,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +37,7 @@ from lastkey.jobs import installation
 from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, size
+from lastkey.jobs.command.whole_file import whole_file
 from lastkey.jobs.errors import OutputExistsError, PackageError
 from lastkey.jobs.prepare import compile_kernels
 from lastkey.logformat.cache_folder import folders
@@ -45,6 +45,7 @@ from lastkey.logformat.jit import state_of_sources
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SPARKS: Final = ("pyspark", "py4j")  # executors take them from their Spark, in its version
+_WITHOUT_SPARK: Final = ("confluent-kafka",)  # of jobs that never run on a cluster
 _LEFT_OUT: Final = frozenset(("tests", "include"))  # folders inside of packages: a quarter of their files
 _UNUSED: Final = re.compile(r"pyarrow/\w*flight|zstandard/_cffi")  # libraries: a tenth of the bytes
 _TIME: Final = 315532800  # 1980, of files that are made here
@@ -119,7 +120,7 @@ def run(options: PackOptions, progress: Progress) -> PackReport:
             **{str(file.relative_to(ours)): file for file in ours.rglob("*") if file.is_file()},
         }
         progress.start("packing", len(files), "file")
-        with _whole(path) as part:
+        with whole_file(path) as part:
             _write(part, files, ours, progress)
             report.packed_bytes = part.tell()
         report.files, report.unpacked_bytes = len(files), sum(file.stat().st_size for file in files.values())
@@ -155,7 +156,7 @@ def _with_kernels(folder: Path) -> Path:
 
 def _packages(*, driver: bool) -> list[metadata.Distribution]:
     """Return what executors need and is installed, and what that needs, without what Spark brings; or drivers too."""
-    left_out = _SPARKS if driver else _SPARKS + installation.OF_DRIVERS
+    left_out = _SPARKS + _WITHOUT_SPARK + (() if driver else installation.OF_DRIVERS)
     found: dict[str, metadata.Distribution] = {}
     wanted = [(one, "lastkey") for one in installation.requirements()]
     while wanted:
@@ -199,22 +200,6 @@ def _write(part: IO[bytes], files: Mapping[str, Path], ours: Path, progress: Pro
             with path.open("rb") as stream:
                 archive.addfile(entry, stream)
             progress.advance()
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets its name when it is complete, and is gone if it never is."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    part = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(descriptor)
-        part.chmod(0o644)  # it holds nothing of a log
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _normal(name: str) -> str:

@@ -48,7 +48,10 @@ COMMANDS = {
 AUDITS = {n for n in COMMANDS if n.startswith("audit ")} - {"audit check-proof"}  # that have the options of every audit
 CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 # Kafka's, named where a page tells what a broker does; no settings of ours
-KAFKAS_OWN = {"internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version"}
+KAFKAS_OWN = {
+    "internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version", "log.retention.ms",
+    "log.retention.minutes",
+}  # fmt: skip
 
 
 def _section(page: str, heading: str) -> str:

@@ -99,6 +99,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
     | _TASK,  # as verify
+    "udfs.cluster_metadata": _LOGS | {"logformat.messages"},
     "udfs.report": _LOGS | _TASK | {"udfs.compact", "logformat.writing"},
     "jobs": set(),
     "jobs.installation": set(),
@@ -110,10 +111,11 @@ FLOORS: dict[str, set[str]] = {
     | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes", "udfs.audit.rows"},
     "jobs.recorded": _SHELL,
     "jobs.spark": _SHELL - {"jobs.archive"},
-    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields"},
+    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields", "udfs.cluster_metadata"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
+    "jobs.policies": _SHELL | {"udfs.cluster_metadata"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,

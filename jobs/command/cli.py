@@ -40,6 +40,7 @@ from lastkey.jobs.command.options import (
     check_lookup,
 )
 from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
+from lastkey.jobs.command.policy_commands import add_policies
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
@@ -443,6 +444,7 @@ _audit = audit_group(_run, _show)
 lastkey.add_command(_audit)
 add_convert(lastkey, _run)
 add_keeping(lastkey, _run)
+add_policies(lastkey, _run)
 for _command in (*lastkey.commands.values(), *_audit.commands.values()):
     _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
 

@@ -3,6 +3,7 @@
     [defaults]             for every topic
     [topics."orders-*"]    for the topics that a glob names: an exact name wins over globs, a later glob over an earlier
     [job]                  for speed and memory, never the result
+    [made]                 of which state of a cluster `policies` made the file; nothing to set
 
 Each setting is declared once, below: name, type, default, allowed values. `conf/cleaner.toml` says what each does.
 """
@@ -195,11 +196,20 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "spark.from.bytes": _integer(0, MAX_LONG),
     "split.by": _one_of(SPLITS),
 }
-TABLES = ("defaults", "topics", "job")
+MADE_CHECKS: dict[str, Callable[[object], Any]] = {"time_ms": _integer(0, MAX_LONG), "offset": _integer(0, MAX_LONG)}
+TABLES = ("defaults", "topics", "job", "made")
 
 
 def _attribute(setting: str) -> str:
     return setting.replace(".", "_")
+
+
+@dataclass(frozen=True)
+class Made:
+    """State of a cluster that `policies` took a settings file from; -1: not known."""
+
+    time_ms: int = -1
+    offset: int = -1  # of __cluster_metadata: the first that is not in it
 
 
 @dataclass(frozen=True)
@@ -210,6 +220,7 @@ class Config:
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: JobSettings = field(default_factory=JobSettings)
     path: str = ""
+    made: Made | None = None
 
     def topic_settings(self, topic: str) -> TopicSettings:
         """Return the settings of one topic: defaults, then the globs that match it in the file's order, then its exact
@@ -313,7 +324,8 @@ def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
         topics[glob] = _check(content, TOPIC_CHECKS, path, f'[topics."{glob}"]')
     defaults = _check(tables.get("defaults", {}), TOPIC_CHECKS, path, "[defaults]")
     job = JobSettings(**_check(tables.get("job", {}), JOB_CHECKS, path, "[job]"))
-    config = Config(defaults, topics, job, path)
+    made = Made(**_check(tables["made"], MADE_CHECKS, path, "[made]")) if "made" in tables else None
+    config = Config(defaults, topics, job, path, made)
     for name in ("", *topics):  # find contradictions between settings now, not at the first topic that has one
         config.topic_settings(name)
     return config

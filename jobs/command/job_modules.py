@@ -11,6 +11,7 @@ from lastkey.jobs.command.stopping import at_once
 JOBS = {
     "compact": "lastkey.jobs.compact.job",
     "plan": "lastkey.jobs.compact.job",
+    "policies": "lastkey.jobs.policies.job",
     "verify": "lastkey.jobs.verify.job",
     "archive-needed": "lastkey.jobs.archive_needed.job",
     "reindex": "lastkey.jobs.reindex.job",

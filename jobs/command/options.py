@@ -106,6 +106,20 @@ class PackOptions:
 
 
 @dataclass(frozen=True)
+class PoliciesOptions:
+    """Options of `policies (--from FILE... | --bootstrap-server HOST:PORT)`."""
+
+    sources: tuple[str, ...] = ()  # files, and folders of __cluster_metadata
+    bootstrap_server: str | None = None
+    command_config: str | None = None  # properties of the connection
+    output: str | None = None  # a new file; None: stdout
+    replace: bool = False
+    retention: bool = True  # with retention.ms and retention.bytes
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+
+
+@dataclass(frozen=True)
 class RunsOptions:
     """Options of `runs --store STORE`."""
 

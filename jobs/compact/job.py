@@ -21,7 +21,7 @@ from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
@@ -40,6 +40,7 @@ from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat.names import partition_folder
+from lastkey.udfs.cluster_metadata.newer import newer_changes
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.storage import normal_uri, open_root
 
@@ -80,6 +81,7 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     archive, settings, others = _listed(options, archive_uri, report)
     report.seconds["list"] = time.perf_counter() - started
     unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
+    outdated = _outdated(options, archive)
     _check_something_is_selected(options, archive, report, unmatched)
     at = time.perf_counter()
     state = open_state(store_uri)
@@ -94,7 +96,7 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     if not archive.partitions:
         report.notes += state.notes
         report.archive_needed = _archive_needed(report, {}, {})
-        report.notes += [*others, *unmatched]
+        report.notes += [*others, *unmatched, *outdated]
         return report
     known = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
@@ -136,7 +138,7 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     # After _archive_needed: these notes are no reason to keep the archive
-    report.notes += [*others, *of_others, *unmatched, *_cut_off(report)]
+    report.notes += [*others, *of_others, *unmatched, *outdated, *_cut_off(report)]
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
     if report.ended_early is not None and not report.partial:
@@ -254,6 +256,17 @@ def _listed(
     check_outside(Place("the store", report.store), archive)
     names = ", ".join(others)
     return archive, settings, [f"not compacted, because cleanup.policy is not compact: {names}"] if others else []
+
+
+def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
+    """Return a note if the archive's metadata shows changes since `policies` made the settings file."""
+    made, root = options.config.made, archive.root
+    if made is None:
+        return []
+    folders = [root.full(folder) for folder in sorted(archive.folders)]
+    newer = newer_changes(root.filesystem, folders, made.offset, made.time_ms)
+    moment_made = moment(made.time_ms, TO_THE_MINUTE)
+    return [] if newer is None else [f"{options.config.path}: policies of {moment_made}; {newer}; make them again"]
 
 
 def _gone(

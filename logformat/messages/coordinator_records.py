@@ -219,12 +219,16 @@ def _framed(
 
 def _frame(data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], told: str) -> Shown:
     try:
-        return Shown(_framed_text(data, records, show))
+        return Shown(show(*framed_message(data, records)))
     except MessageError as error:
         return Shown(problem=told + _braces(str(error)))
 
 
-def _framed_text(data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str]) -> str:
+def framed_message(data: bytes | None, records: dict[int, str]) -> tuple[int, int, str]:
+    """Return (type, version, JSON text) of a record that is all in its value. Raise MessageError for any other bytes.
+
+    An unknown version is read as the highest known one, as Kafka does.
+    """
     if data is None:
         raise MessageError("there is no value")
     frame, at = _unsigned(data, 0, "frame version")
@@ -249,7 +253,7 @@ def _framed_text(data: bytes | None, records: dict[int, str], show: Callable[[in
         raise MessageError(f"Failed to deserialize record with type {record_type}") from None
     if at < len(data):
         raise MessageError(f"Found {len(data) - at} byte(s) of garbage after {record_type}")
-    return show(record_type, version, text)
+    return record_type, version, text
 
 
 def _unsigned(data: bytes, at: int, what: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from lastkey.jobs import installation, pack
 from lastkey.jobs.command.failures import known_error
 from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.whole_file import whole_file
 from lastkey.jobs.errors import OutputExistsError, PackageError
 from lastkey.jobs.spark.jvm import settings_for
 from lastkey.jobs.spark.submit import UserOptions, user_options
@@ -117,7 +118,7 @@ def test_a_file_of_that_name_is_not_lost(tmp_path):
     path.write_bytes(b"mine")
     with pytest.raises(OutputExistsError, match=str(path)):
         pack.run(PackOptions(str(path)), Silent())
-    with pytest.raises(ZeroDivisionError), pack._whole(path) as part:
+    with pytest.raises(ZeroDivisionError), whole_file(path) as part:
         part.write(b"half")
         part.write(bytes([1 // 0]))
     assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("p.tar.gz", b"mine")]

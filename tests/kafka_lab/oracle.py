@@ -11,6 +11,7 @@ from typing import Literal
 from .jvm import lab
 
 Isolation = Literal["read_uncommitted", "read_committed"]
+ConfigKind = Literal["TOPIC", "BROKER"]
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,27 @@ def create_topics(bootstrap: str, topics: Mapping[str, int], configs: Mapping[st
     """Make empty topics: name -> partitions."""
     texts = {name: str(value) for name, value in configs.items()}
     lab().call("create_topics", bootstrap=bootstrap, topics=dict(topics), configs=texts)
+
+
+def delete_topics(bootstrap: str, topics: Sequence[str]) -> None:
+    """Delete topics."""
+    lab().call("delete_topics", bootstrap=bootstrap, topics=list(topics))
+
+
+def alter_configs(bootstrap: str, kind: ConfigKind, name: str, configs: Mapping[str, object]) -> None:
+    """Set configs of a topic, or a broker ("": the default of all); None removes one."""
+    texts = {setting: None if value is None else str(value) for setting, value in configs.items()}
+    lab().call("alter_configs", bootstrap=bootstrap, kind=kind, name=name, configs=texts)
+
+
+def describe_configs(bootstrap: str, kind: ConfigKind, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return Admin.describeConfigs: name -> setting -> value as Kafka resolves it."""
+    return lab().call("describe_configs", bootstrap=bootstrap, kind=kind, names=list(names))
+
+
+def kafka_configs(bootstrap: str, *args: str) -> str:
+    """Return what kafka-configs prints, for example for "--entity-type", "topics", "--describe"."""
+    return str(lab().call("configs", argv=["--bootstrap-server", bootstrap, *args]))
 
 
 def consume(

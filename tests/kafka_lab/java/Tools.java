@@ -42,6 +42,15 @@ final class Tools {
         });
     }
 
+    /** kafka-configs. args: {argv} */
+    static JsonNode configs(JsonNode args) throws Exception {
+        String[] argv = strings(args.get("argv"));
+        return printed(out -> scala.Console.withOut(out, () -> {
+            kafka.admin.ConfigCommand.main(argv);
+            return null;
+        }));
+    }
+
     interface Tool {
         void run(PrintStream out) throws Exception;
     }

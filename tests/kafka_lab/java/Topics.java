@@ -7,11 +7,14 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.ListOffsetsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.common.IsolationLevel;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigResource;
 
 /** Topics through the real Admin client. */
 final class Topics {
@@ -49,6 +52,44 @@ final class Topics {
             }
         }
         return answer;
+    }
+
+    /** args: {bootstrap, topics: [name...]} */
+    static JsonNode delete(JsonNode args) throws Exception {
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", args.get("bootstrap").asText()))) {
+            admin.deleteTopics(List.of(Tools.strings(args.get("topics")))).all().get();
+        }
+        return NullNode.instance;
+    }
+
+    /** args: {bootstrap, kind: TOPIC or BROKER, name, configs: {setting: value, or null to remove it}} */
+    static JsonNode alterConfigs(JsonNode args) throws Exception {
+        ConfigResource of = resource(args.get("kind").asText(), args.get("name").asText());
+        List<AlterConfigOp> ops = new ArrayList<>();
+        args.get("configs").properties().forEach(e -> ops.add(new AlterConfigOp(
+            new ConfigEntry(e.getKey(), e.getValue().isNull() ? null : e.getValue().asText()),
+            e.getValue().isNull() ? AlterConfigOp.OpType.DELETE : AlterConfigOp.OpType.SET)));
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", args.get("bootstrap").asText()))) {
+            admin.incrementalAlterConfigs(Map.of(of, ops)).all().get();
+        }
+        return NullNode.instance;
+    }
+
+    /** args: {bootstrap, kind, names: [name...]}; answers {name: {setting: value}}, all as Kafka resolves them */
+    static JsonNode describeConfigs(JsonNode args) throws Exception {
+        List<ConfigResource> wanted = new ArrayList<>();
+        for (String name : Tools.strings(args.get("names"))) wanted.add(resource(args.get("kind").asText(), name));
+        ObjectNode answer = Lab.JSON.createObjectNode();
+        try (Admin admin = Admin.create(Map.of("bootstrap.servers", args.get("bootstrap").asText()))) {
+            for (var found : admin.describeConfigs(wanted).all().get().entrySet())
+                for (ConfigEntry entry : found.getValue().entries())
+                    answer.withObject("/" + found.getKey().name()).put(entry.name(), entry.value());
+        }
+        return answer;
+    }
+
+    static ConfigResource resource(String kind, String name) {
+        return new ConfigResource(ConfigResource.Type.valueOf(kind), name);
     }
 
     static OffsetSpec spec(long time) {

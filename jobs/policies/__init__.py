@@ -1,0 +1,1 @@
+"""The job `policies`: settings by topic, as a cluster has them."""

@@ -1,0 +1,173 @@
+"""Settings of a cluster as its layers state them, and the value that each topic has of them.
+
+    topic  >  broker, dynamic  >  every broker, dynamic  >  broker, static (server.properties)  >  Kafka's default
+
+Within a layer the first synonym wins: log.retention.ms before .minutes before .hours. Source: LogConfig,
+ServerTopicConfigSynonyms, DynamicBrokerConfig and ConfigHelper of Kafka 4.3.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from lastkey.jobs.errors import BadSettingError
+from lastkey.jobs.policies.errors import DisagreeError, SourcesError
+
+Value = int | float | str
+Layer = dict[str, str]
+
+_MINUTE, _HOUR = 60_000, 3_600_000
+# setting of a topic -> names that brokers have for it, the first wins, and how many of its units theirs is
+SYNONYMS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
+    "cleanup.policy": (("log.cleanup.policy", 1),),
+    "delete.retention.ms": (("log.cleaner.delete.retention.ms", 1),),
+    "index.interval.bytes": (("log.index.interval.bytes", 1),),
+    "max.compaction.lag.ms": (("log.cleaner.max.compaction.lag.ms", 1),),
+    "min.cleanable.dirty.ratio": (("log.cleaner.min.cleanable.ratio", 1),),
+    "min.compaction.lag.ms": (("log.cleaner.min.compaction.lag.ms", 1),),
+    "producer.id.expiration.ms": (("producer.id.expiration.ms", 1),),  # of brokers alone
+    "retention.bytes": (("log.retention.bytes", 1),),
+    "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", _MINUTE), ("log.retention.hours", _HOUR)),
+    "segment.bytes": (("log.segment.bytes", 1),),
+    "segment.index.bytes": (("log.index.size.max.bytes", 1),),
+}
+# names of topics' and brokers' settings -> the topic's
+SETTING_OF: Final = {name: setting for setting, names in SYNONYMS.items() for name in (setting, *(n for n, _ in names))}
+KAFKA_DEFAULTS: Final[dict[str, Value]] = {
+    "cleanup.policy": "delete",
+    "delete.retention.ms": 86_400_000,
+    "index.interval.bytes": 4096,
+    "max.compaction.lag.ms": 2**63 - 1,
+    "min.cleanable.dirty.ratio": 0.5,
+    "min.compaction.lag.ms": 0,
+    "producer.id.expiration.ms": 86_400_000,
+    "retention.bytes": -1,
+    "retention.ms": 168 * _HOUR,
+    "segment.bytes": 1 << 30,
+    "segment.index.bytes": 10 << 20,
+}
+NO_POLICY: Final = ""  # of a topic that is neither compacted nor expires (KIP-1161)
+POLICY: Final = "cleanup.policy"
+LIMITS: Final = ("retention.ms", "retention.bytes")  # below 0: none
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+@dataclass
+class Broker:
+    """Settings of one broker by layer; `complete`: the static ones are known."""
+
+    dynamic: Layer = field(default_factory=dict)
+    static: Layer = field(default_factory=dict)
+    default: Layer = field(default_factory=dict)
+    complete: bool = False
+
+
+@dataclass
+class ClusterConfigs:
+    """All that the sources say, each by itself; `resolved` has values that a broker worked out itself."""
+
+    topics: dict[str, Layer] = field(default_factory=dict)  # topic -> its own settings
+    resolved: dict[str, Layer] = field(default_factory=dict)  # topic -> values as described
+    brokers: dict[str, Broker] = field(default_factory=dict)  # by id
+    every_broker: Layer = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)  # what was described -> where
+
+    def add(self, what: str, where: str, layer: Layer, values: Mapping[str, str]) -> None:
+        """Put values into a layer. Raise SourcesError if another source has said otherwise of what matters."""
+        changed = {name for name, _ in layer.items() ^ values.items()} & SETTING_OF.keys()
+        names = {name for name in changed if not _are_same(name, layer.get(name), values.get(name))}
+        if what in self.sources and names:
+            raise SourcesError(
+                path=where, expected=f"{what} as in {self.sources[what]}", found=f"another {', '.join(sorted(names))}"
+            )
+        self.sources.setdefault(what, where)
+        layer.update(values)
+
+    def broker(self, name: str) -> Broker:
+        """Return a broker by its id; make it if it is new."""
+        return self.brokers.setdefault(name, Broker())
+
+
+def topic_values(configs: ClusterConfigs, topic: str, *, retention: bool) -> dict[str, Value]:
+    """Return the value that a topic has of each setting that counts: limits of retention count with delete in its
+    policy, and not at all without `retention`. Raise DisagreeError, BadSettingError.
+    """
+    policy = _value(configs, topic, POLICY)
+    expires = retention and "delete" in str(policy)
+    return {POLICY: policy} | {
+        setting: _value(configs, topic, setting)
+        for setting in SYNONYMS
+        if setting != POLICY and (expires or setting not in LIMITS)
+    }
+
+
+def not_shown(configs: ClusterConfigs) -> list[str]:
+    """Return the settings that topics may have from a file of a broker that no source shows."""
+    brokers = configs.brokers.values()
+    if brokers and all(broker.complete for broker in brokers):
+        return []
+    described = [values.keys() for topic, values in configs.resolved.items() if topic in configs.topics]
+    known = set.intersection(*map(set, described)) if len(described) == len(configs.topics) else set()
+    return sorted(SYNONYMS.keys() - known)
+
+
+def _are_same(name: str, one: str | None, other: str | None) -> bool:
+    """Return whether two texts of a setting are one value: brokers show some of them in another form."""
+    if one is None or other is None:
+        return False
+    setting = SETTING_OF[name]
+    return _typed(setting, one, 1, name) == _typed(setting, other, 1, name)
+
+
+def _value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
+    own = configs.topics[topic].get(setting)
+    return _of_brokers(configs, topic, setting) if own is None else _typed(setting, own, 1, f"topic {topic}")
+
+
+def _of_brokers(configs: ClusterConfigs, topic: str, setting: str) -> Value:
+    found: dict[Value, list[str]] = {}
+    for who, value in _stated(configs, topic, setting):
+        found.setdefault(value, []).append(who)
+    if len(found) > 1:
+        said = "; ".join(f"{value} ({', '.join(who)})" for value, who in found.items())
+        raise DisagreeError(setting=setting, topic=topic, found=said)
+    return next(iter(found), KAFKA_DEFAULTS[setting])
+
+
+def _stated(configs: ClusterConfigs, topic: str, setting: str) -> Iterator[tuple[str, Value]]:
+    """Yield each value that a topic without one of its own would have, and of whom it comes."""
+    resolved = configs.resolved.get(topic, {}).get(setting)
+    for name, broker in sorted(configs.brokers.items()) or [("", Broker())]:
+        for layer in (broker.dynamic, configs.every_broker, broker.static, broker.default):
+            given = [(synonym, unit) for synonym, unit in SYNONYMS[setting] if synonym in layer]
+            if given:
+                synonym, unit = given[0]
+                who = f"broker {name}" if name else "every broker"
+                yield who, _typed(setting, layer[synonym], unit, f"{who}, {synonym}")
+                break
+        else:
+            if name and (broker.complete or resolved is None):  # else a file may set what was described
+                yield f"broker {name}", KAFKA_DEFAULTS[setting]
+    if resolved is not None:
+        yield f"topic {topic} as described", _typed(setting, resolved, 1, f"topic {topic}")
+
+
+def _typed(setting: str, text: str, unit: int, table: str) -> Value:
+    """Return a value as our settings have it. Raise BadSettingError for text that Kafka would not take."""
+    default = KAFKA_DEFAULTS[setting]
+    if isinstance(default, str):
+        names = sorted(filter(None, (name.strip() for name in text.split(","))))
+        return ",".join(names)
+    try:
+        if isinstance(default, float):
+            return float(text)
+        if _WHOLE.fullmatch(text.strip()) is None:
+            raise ValueError(text)
+        number = int(text) * unit
+    except ValueError:
+        raise BadSettingError(path="policies", table=table, setting=setting, expected="a number", found=text) from None
+    return max(number, -1) if setting in LIMITS else number

@@ -1,0 +1,52 @@
+"""Errors of `policies`."""
+
+from __future__ import annotations
+
+from lastkey.jobs.errors import MachineError, UsageError
+
+
+class SourcesError(UsageError):
+    """Sources of policies that contradict each other."""
+
+    template = "{path}: expected {expected}, found {found}"
+    hint = "give sources of one cluster, taken at one time"
+
+
+class DisagreeError(UsageError):
+    """A setting that a topic takes from the brokers, of which the brokers have several values."""
+
+    template = "{setting}: expected one value of all brokers, because topic {topic} has none of its own, found {found}"
+    hint = "set it for the topic, or make the brokers agree"
+
+
+class DescribedError(UsageError):
+    """Text that is not what kafka-configs prints."""
+
+    template = "{path}, line {position}: expected {expected}, found {found}"
+    hint = "give the output of `kafka-configs --describe` as it is, errors and warnings apart"
+
+
+class CommandConfigError(UsageError):
+    """A setting of --command-config that the client cannot obey."""
+
+    template = "{path}: {setting}: expected {expected}, found {found}"
+
+
+class DamagedMetadataError(UsageError):
+    """A snapshot or log of __cluster_metadata that cannot be trusted as a whole."""
+
+    hint = "nothing was written; take another copy of the folder, or another source"
+
+
+class NoClientError(MachineError):
+    """The optional client of live clusters, which is not installed."""
+
+    template = "--bootstrap-server needs the package confluent-kafka: {found}"
+    hint = "install it beside Lastkey (pip install 'confluent-kafka>=2.16.1,<3', the extra `admin`)"
+
+
+class ClusterError(MachineError):
+    """A cluster that cannot be asked."""
+
+    template = "{path}: expected {expected}, found {found}"
+    hint = "check --bootstrap-server and --command-config, and that this user may describe topics and brokers"

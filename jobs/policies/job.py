@@ -1,0 +1,216 @@
+"""`policies`: the settings of a cluster's topics as our TOML, from files that describe it or from the cluster itself.
+
+  kafka-configs' output, server.properties, KRaft's snapshots and log, a live cluster -> layers (cluster_configs.py)
+  layers -> the value that each topic has of each setting -> a table for each topic (toml_text.py)
+
+Each file is known by its content. Whatever the sources, the same state of a cluster gives the same tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pyarrow import fs as pafs
+
+from lastkey.jobs.command.config import Made
+from lastkey.jobs.command.options import PoliciesOptions
+from lastkey.jobs.command.parse import check_topics, read_given
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import JobReport, counted, labelled
+from lastkey.jobs.command.whole_file import whole_file
+from lastkey.jobs.errors import (
+    ConfigFileError,
+    MissingPathError,
+    OutputExistsError,
+    UsageError,
+)
+from lastkey.jobs.policies.cluster_configs import SETTING_OF, Broker, ClusterConfigs, Layer, not_shown
+from lastkey.jobs.policies.describe_text import add_described, is_described
+from lastkey.jobs.policies.errors import DamagedMetadataError, SourcesError
+from lastkey.jobs.policies.live_cluster import add_live
+from lastkey.jobs.policies.properties import parse_properties
+from lastkey.jobs.policies.toml_text import Policy, policies_text, policy
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.locations import locate
+from lastkey.logformat.names import is_topic
+from lastkey.udfs.cluster_metadata.image import BROKER, EVERY_BROKER, TOPIC
+from lastkey.udfs.cluster_metadata.log_files import FOLDER, MetadataFile, list_metadata, metadata_file, read_metadata
+
+_IDS: Final = ("node.id", "broker.id")
+_OF_BROKERS: Final = frozenset((*_IDS, "process.roles", "log.dirs", "log.dir", "zookeeper.connect", "listeners"))
+_EXPECTED: Final = (
+    "the output of kafka-configs --describe, a broker's server.properties, or a snapshot or segment of "
+    "__cluster_metadata under its own name"
+)
+
+
+@dataclass
+class PoliciesReport(JobReport):
+    """Report of `policies`: the TOML itself, unless it went to a file."""
+
+    made: Made = field(default_factory=Made)
+    sources: tuple[str, ...] = ()
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    output: str | None = None
+    text: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return self.json_of(
+            "policies",
+            output=self.output,
+            sources=list(self.sources),
+            made_ms=None if self.made.time_ms < 0 else self.made.time_ms,
+            made_offset=None if self.made.offset < 0 else self.made.offset,
+            topics=[
+                {"topic": topic, "settings": of.settings, "left_out": list(of.left_out)}
+                for topic, of in sorted(self.policies.items())
+            ],
+        )
+
+    def to_text(self) -> str:
+        """Return the TOML, or where it went."""
+        if self.output is None:
+            return self.text.rstrip("\n")
+        return "\n".join([*labelled("note", self.notes), f"{counted(len(self.policies), 'topic')} in {self.output}"])
+
+
+def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
+    """Write the policies of a cluster. Raise SourcesError, DisagreeError and others; then nothing is written."""
+    began = time.monotonic()
+    output = None if options.output is None else Path(options.output).absolute()
+    if output is not None and output.exists() and not options.replace:
+        raise OutputExistsError(path=output)
+    if not options.sources and options.bootstrap_server is None:
+        raise UsageError(message="policies needs --from FILE, or --bootstrap-server HOST:PORT")
+    if options.command_config is not None and options.bootstrap_server is None:
+        raise UsageError(message="--command-config is for --bootstrap-server")
+    progress.doing("reading settings")
+    sources = (*options.sources, *filter(None, [options.bootstrap_server]))
+    try:
+        configs, made = _read(options)
+    except LogFormatError as error:
+        raise DamagedMetadataError(message=str(error)) from error
+    if not configs.topics:
+        raise MissingPathError(path=", ".join(sources), expected="topics with their settings", found="none")
+    if odd := sorted(topic for topic in configs.topics if not is_topic(topic)):
+        raise DamagedMetadataError(message=f"{', '.join(sources)}: {odd[0]!r} is no name of a topic")
+    check_topics(options.topics, configs.topics, ", ".join(sources))
+    topics = [topic for topic in configs.topics if options.topics.takes(topic)]
+    report = PoliciesReport(made=made, sources=sources, output=options.output)
+    report.policies = {topic: policy(configs, topic, retention=options.retention) for topic in topics}
+    report.notes += [*configs.notes, *_notes(configs)]
+    report.text = policies_text(report.policies, made, sources, report.notes)
+    progress.doing("")
+    if output is not None:
+        with whole_file(output) as file:
+            file.write(report.text.encode())
+    report.seconds["total"] = time.monotonic() - began
+    return report
+
+
+def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, Made]:
+    """Return what the sources say, and of which moment: the oldest, as any of them may be out of date from then on."""
+    configs = ClusterConfigs()
+    times: list[int] = []
+    metadata: list[MetadataFile] = []
+    properties: dict[str, dict[str, str]] = {}
+    for source in options.sources:
+        filesystem, path = locate(source)
+        info = filesystem.get_file_info(path)
+        if info.type == pafs.FileType.NotFound:
+            raise MissingPathError(path=source, expected="a file, or a folder of __cluster_metadata", found="nothing")
+        found = list_metadata(filesystem, path) if info.type == pafs.FileType.Directory else []
+        if info.type == pafs.FileType.Directory and not found:
+            raise MissingPathError(path=source, expected=f"snapshots or segments, in it or in {FOLDER}", found="none")
+        single = metadata_file(filesystem, path) if info.type == pafs.FileType.File else None
+        if found or single is not None:
+            metadata += found or filter(None, [single])
+            continue
+        text = read_given(source, _EXPECTED)
+        if is_described(text):
+            add_described(text, source, configs)
+            times.append(Path(source).stat().st_mtime_ns // 1_000_000)
+        else:
+            properties[source] = _properties(text, source)
+    offset = -1
+    if metadata:
+        offset, time_ms = _add_metadata(metadata, configs)
+        times.append(time_ms)
+    if options.bootstrap_server is not None:
+        times.append(time.time_ns() // 1_000_000)
+        file = options.command_config
+        given = {} if file is None else parse_properties(read_given(file, "properties"), file)
+        add_live(options.bootstrap_server, given, file or "", configs)
+    _add_static(properties, configs)
+    return configs, Made(min(times, default=-1), offset if len(times) == 1 else -1)
+
+
+def _properties(text: str, path: str) -> dict[str, str]:
+    found = parse_properties(text, path)
+    if not _OF_BROKERS & set(found):
+        raise ConfigFileError(path=path, expected=_EXPECTED, found="another text")
+    return found
+
+
+def _add_metadata(files: Sequence[MetadataFile], configs: ClusterConfigs) -> tuple[int, int]:
+    """Add the state of __cluster_metadata; return the end of it, and its time."""
+    metadata = read_metadata(files)
+    image, where = metadata.image, FOLDER
+    for topic in image.topics:
+        configs.add(f"topic {topic}", where, configs.topics.setdefault(topic, {}), image.settings_of(TOPIC, topic))
+    configs.add("every broker", where, configs.every_broker, image.settings_of(BROKER, EVERY_BROKER))
+    for broker in image.brokers:
+        configs.add(f"broker {broker}", where, configs.broker(broker).dynamic, image.settings_of(BROKER, broker))
+    gone = {name for (kind, name), of in image.configs.items() if kind == BROKER and name and of} - image.brokers
+    if gone:
+        configs.notes.append(f"settings of brokers that are not registered: {', '.join(sorted(gone))}; left out")
+    configs.notes += metadata.notes
+    return metadata.end_offset, metadata.time_ms
+
+
+def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfigs) -> None:
+    """Add the files of brokers: a single one stands for all brokers, several each for the broker that it names."""
+    of_brokers = {path: found for path, found in properties.items() if found.get("process.roles") != "controller"}
+    configs.notes += [f"{path}: of a controller alone; it has no effect" for path in properties.keys() - of_brokers]
+    if len(of_brokers) == 1 and configs.brokers:
+        [(path, found)] = of_brokers.items()
+        for broker in configs.brokers.values():
+            _set_static(broker, found)
+        if len(configs.brokers) > 1:
+            configs.notes.append(f"{path} stands for all {len(configs.brokers)} brokers")
+        return
+    known = bool(configs.brokers)
+    for path, found in sorted(of_brokers.items()):
+        name = next((found[name] for name in _IDS if name in found), "0")
+        if known and name not in configs.brokers:
+            raise SourcesError(
+                path=path, expected=f"one of the brokers {', '.join(sorted(configs.brokers))}", found=name
+            )
+        _set_static(configs.broker(name), found)
+    lacking = sorted(name for name, broker in configs.brokers.items() if not broker.complete)
+    if of_brokers and lacking:
+        raise UsageError(
+            message=f"no server.properties of broker {', '.join(lacking)}: give one for all, or one of each"
+        )
+
+
+def _set_static(broker: Broker, found: Layer) -> None:
+    if not broker.complete:  # else it has said itself what it has
+        broker.static, broker.complete = dict(found), True
+
+
+def _notes(configs: ClusterConfigs) -> Iterable[str]:
+    """Yield notes on what the sources do not show, and on what has no effect here."""
+    if unknown := not_shown(configs):
+        yield (
+            f"no source shows what brokers have in their files; Kafka's defaults stand for {', '.join(unknown)} where "
+            "nothing else sets them (give server.properties, or brokers described with --all)"
+        )
+    dynamic = set(configs.every_broker).union(*(broker.dynamic for broker in configs.brokers.values()))
+    if others := sorted(dynamic - SETTING_OF.keys()):
+        yield f"dynamic settings of brokers without effect here: {', '.join(others)}"
