@@ -55,10 +55,11 @@ _HINT_LOST: Final = "delete the topic's folder in the output, and the table is m
 
 @dataclass
 class _Partition:
-    """What is to be read of a partition."""
+    """Plan for one partition: offsets to read, and what is in the way."""
 
     source: SourcePartition
     start: int | None  # None: the table knows nothing of it
+    first: int = 0  # log start
     end: int | None = None  # None: not known, or nothing may be read
     cut: int | None = None  # nothing from this offset on may be read: damage
     problems: list[Problem] = field(default_factory=list)
@@ -66,8 +67,8 @@ class _Partition:
     @property
     def extent(self) -> Extent | None:
         """Offsets to read; None: nothing."""
-        first = self.start or 0
-        return None if self.end is None or self.end <= first else Extent(self.start, self.end)
+        begin = self.first if self.start is None else self.start
+        return None if self.end is None or self.end <= begin else Extent(self.start, self.end)
 
     def stop(self, problems: Sequence[Problem]) -> None:
         """Read nothing from the segments on that these problems are in."""
@@ -164,7 +165,7 @@ def _planned(source: SourcePartition, stand: Stand, options: ExportOptions, repo
         part.stop([problem])
     if ends is None or (problem is not None and part.cut is None):
         return part
-    part.end = ends.end
+    part.first, part.end = ends.first, ends.end
     report.notes += open_notes(source, ends)
     if part.start is None:
         return part

@@ -21,6 +21,7 @@ from lastkey.logformat.locations import as_hadoop_names_it, first_of
 from lastkey.udfs.storage import Root, exists, make_folders, read_file, write_file
 
 MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"
+_PART: Final = f"{MARK}.part"
 UNFINISHED: Final = "unfinished"
 LATEST: Final = "latest"
 
@@ -68,6 +69,7 @@ class Output:
     def _left(self) -> list[str]:
         """Return the topics of this export, if it was begun before; [] in an empty folder."""
         inside = self.root.filesystem.get_file_info(pafs.FileSelector(self.root.base, allow_not_found=True))
+        inside = [info for info in inside if info.base_name != _PART]
         if not inside:
             return []
         mark = self.read()
@@ -94,7 +96,12 @@ class Output:
     def mark(self, state: str, topics: dict[str, Any]) -> None:
         """Write the file."""
         said = {"lastkey_export": 1, "state": state, "request": self.request, "topics": topics}
-        write_file(self.root, MARK, json.dumps(said, indent=1).encode())
+        data = json.dumps(said, indent=1).encode()
+        if not self.root.is_local:
+            write_file(self.root, MARK, data)  # a bucket shows it whole or not at all
+            return
+        write_file(self.root, _PART, data)
+        self.root.filesystem.move(self.root.full(_PART), self.root.full(MARK))
 
 
 @contextmanager

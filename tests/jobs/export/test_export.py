@@ -166,6 +166,8 @@ def test_a_generation_is_exported_and_older_ones_too(spark, tmp_path):
 @pytest.mark.slow
 def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tmp_path, monkeypatch):
     out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{MARK}.part").write_text("{")  # a run that was killed as it began
     with monkeypatch.context() as patch:
         patch.setattr(job, "seen_by", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
