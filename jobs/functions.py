@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
-from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, fail_at_first, problems_of
+from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, decoder, fail_at_first, problems_of
 from lastkey.udfs.decode.partitioner import murmur2, partition_of
 
 _udf: Any = arrow_udf  # typed Any: its stubs want a function type, its code prefers type hints
@@ -50,7 +50,7 @@ def register(spark: SparkSession, *, errors: Errors = "null") -> tuple[str, ...]
 
 def functions(errors: Errors = "null") -> dict[str, Any]:
     """Return the functions by name, for a DataFrame without registering: functions()["kafka_long"]("value")."""
-    made = {_PREFIX + name: _decoder(name, errors) for name in _DECODERS}
+    made = {_PREFIX + name: decoding(name, errors) for name in _DECODERS}
     return made | {
         "kafka_avro": _udf(_avro(errors), "string"),
         "kafka_problem": _udf(kafka_problem, "string"),
@@ -102,12 +102,24 @@ def register_avro(
     return spark.udf.register(name, function)
 
 
-def _decoder(name: str, errors: Errors) -> Any:
+def decoding(name: str, errors: Errors = "null") -> Any:
+    """Return the function of a decoder, also of those that SQL does not need; ValueError for an unknown name."""
+    decoder(name)
+
     def read(values: pa.Array) -> pa.Array:
         return decode(values, name, errors=errors)
 
     read.__name__ = _PREFIX + name  # Spark names the column after it
     return _udf(read, from_arrow_type(DECODERS[name].result))
+
+
+def refusal(name: str) -> Any:
+    """Return the function that says what is wrong with bytes for a decoder; null if nothing is."""
+
+    def reasons(values: pa.Array) -> pa.Array:
+        return problems_of(values, name)
+
+    return _udf(reasons, "string")
 
 
 def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:

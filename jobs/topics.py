@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
@@ -34,6 +34,12 @@ class TopicFilter:
 
 
 EVERY_TOPIC: Final = TopicFilter()
+KAFKAS_OWN: Final = "__*"
+
+
+def of_users(topics: TopicFilter) -> TopicFilter:
+    """Return the filter without Kafka's own topics, unless the user names topics: their keys are of no application."""
+    return topics if topics.include else replace(topics, exclude=(*topics.exclude, KAFKAS_OWN))
 
 
 def of_topics(wanted: TopicFilter, values: Mapping[Key, T]) -> dict[Key, T]:

@@ -96,6 +96,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.convert": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
+    "udfs.replay": {"udfs.data_source"} | _LOGS | _TASK,
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
     | _TASK,  # as verify
@@ -108,7 +109,14 @@ FLOORS: dict[str, set[str]] = {
     "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.compact.retention"},
     "jobs.archive": _BASICS | _TASK,
     "jobs.store": _BASICS
-    | {"udfs.storage", "udfs.segments", "udfs.compact.retention", "udfs.lookup.minutes", "udfs.audit.rows"},
+    | {
+        "udfs.storage",
+        "udfs.problem",
+        "udfs.segments",
+        "udfs.compact.retention",
+        "udfs.lookup.minutes",
+        "udfs.audit.rows",
+    },
     "jobs.recorded": _SHELL,
     "jobs.spark": _SHELL - {"jobs.archive"},
     "jobs.compact": _JOB | {"udfs.compact", "udfs.yields", "udfs.cluster_metadata"},
@@ -125,6 +133,8 @@ FLOORS: dict[str, set[str]] = {
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
+    "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source"},
+    "jobs.replay": _JOB | {"jobs.data_source", "udfs.data_source", "udfs.replay"},
     "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact

@@ -18,7 +18,7 @@ from lastkey.jobs.audit.audit import Audit, run_audit
 from lastkey.jobs.audit.compaction_rules import KINDS, NEVER, Allowed, findings
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sources import Source, archive_source, of_users
+from lastkey.jobs.audit.sources import Source, archive_source
 from lastkey.jobs.command.options import AuditCompactionOptions, AuditSource
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
@@ -31,7 +31,7 @@ from lastkey.jobs.store.generations import generation_of, manifests_of, nobody_h
 from lastkey.jobs.store.paths import AUDIT_COMPACTION
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import Key, of_topics
+from lastkey.jobs.topics import Key, of_topics, of_users
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import normal_uri
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lastkey.jobs.audit.lags import POSITIONS
-from lastkey.jobs.audit.sources import KAFKAS_OWN, Source, archive_source, store_source
+from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.tasks import run_tasks
-from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.topics import KAFKAS_OWN, TopicFilter
 from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,6 +11,7 @@ from lastkey.jobs.audit.records import Gathered, Part
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditPairOptions, AuditSource
+from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 
@@ -77,31 +77,6 @@ def _listed(source: AuditSource, topics: TopicFilter) -> Source:
 
 
 # -- names
-
-
-@dataclass(frozen=True)
-class Rename:
-    """Pattern for whole names of topics in B, and what A calls them: groups of the pattern as \\1 or \\g<name>."""
-
-    pattern: str
-    replacement: str
-
-    @staticmethod
-    def of(text: str) -> Rename:
-        """Return the parsed `REGEX=REPLACEMENT`. Raise UsageError."""
-        pattern, _, replacement = text.rpartition("=")
-        if not pattern:
-            raise UsageError(message=f"--rename {text}: expected REGEX=REPLACEMENT, for example 'A\\.(.*)=\\1'")
-        try:
-            re.sub(pattern, replacement, "")
-        except (re.error, IndexError) as error:
-            raise UsageError(message=f"--rename {text}: {error}") from None
-        return Rename(pattern, replacement)
-
-    def name(self, topic: str) -> str | None:
-        """Return what A calls a topic of B; None if the pattern does not match all of its name."""
-        match = re.fullmatch(self.pattern, topic)
-        return None if match is None else match.expand(self.replacement)
 
 
 def names_in_a(topics: Collection[str], renames: Collection[Rename]) -> dict[str, str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.data_source.store import generation_partitions
-from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.topics import TopicFilter, of_users
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import normal_uri
-
-KAFKAS_OWN = "__*"
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,3 @@ def store_source(store: str, topics: TopicFilter, generation: int | None = None,
     paths = () if archive is None else (archive,)
     options = ReadOptions("kafka_log", paths, store=uri, generation=generation, selection=selection)
     return Source(f"{uri}@{generation or 'current'}", tuple(generation_partitions(options)))
-
-
-def of_users(topics: TopicFilter) -> TopicFilter:
-    """Return the filter without Kafka's own topics, unless the user names topics: their keys are of no application."""
-    return topics if topics.include else replace(topics, exclude=(*topics.exclude, KAFKAS_OWN))

@@ -24,6 +24,7 @@ from lastkey.jobs.command import failures
 from lastkey.jobs.command.audit_commands import audit_group
 from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.ending import Ending, monitoring_options
+from lastkey.jobs.command.export_commands import add_export
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.format_commands import add_convert
 from lastkey.jobs.command.job_modules import imported
@@ -445,6 +446,7 @@ lastkey.add_command(_audit)
 add_convert(lastkey, _run)
 add_keeping(lastkey, _run)
 add_policies(lastkey, _run)
+add_export(lastkey, _run)
 for _command in (*lastkey.commands.values(), *_audit.commands.values()):
     _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
 

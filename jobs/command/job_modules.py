@@ -16,6 +16,8 @@ JOBS = {
     "archive-needed": "lastkey.jobs.archive_needed.job",
     "reindex": "lastkey.jobs.reindex.job",
     "convert": "lastkey.jobs.convert.job",
+    "replay": "lastkey.jobs.replay",
+    "export": "lastkey.jobs.export.job",
     "inspect": "lastkey.jobs.inspect_log",
     "lookup": "lastkey.jobs.lookup.job",
     "restore": "lastkey.jobs.restore.job",

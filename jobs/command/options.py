@@ -165,6 +165,50 @@ class ConvertOptions:
     engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
 
 
+ExportFormat = Literal["ndjson", "parquet", "delta"]
+EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
+Isolation = Literal["read_committed", "read_uncommitted"]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of `export (ARCHIVE | --store STORE) --format FORMAT --output DIR`."""
+
+    archive: str | None  # with `store`: where the archive is now
+    output: str
+    format: ExportFormat
+    latest: bool = False  # the last record of each key, brought up to date
+    store: str | None = None
+    generation: int | None = None  # of the store; None: the current one
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
+    isolation: Isolation = "read_committed"
+    key_decoder: str | None = None  # names of udfs.decode.decoders; None: bytes, as ndjson text
+    value_decoder: str | None = None
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Options of `replay (ARCHIVE | --store STORE) --bootstrap-server HOST:PORT`."""
+
+    archive: str | None  # with `store`: where the archive is now
+    bootstrap_server: str
+    store: str | None = None
+    generation: int | None = None  # of the store; None: the current one
+    config: Config = field(default_factory=Config)
+    topics: TopicFilter = EVERY_TOPIC
+    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+    gaps: str | None = None  # fail, accept; wins over the setting gaps
+    isolation: Isolation = "read_committed"
+    renames: tuple[str, ...] = ()  # REGEX=REPLACEMENT: names in the cluster
+    repartition: bool = False  # by keys, as a producer does
+    append: bool = False  # begin also where a partition holds records
+    group: str | None = None  # keeps the progress; None: one of this source
+    client_config: str | None = None  # a file with settings of librdkafka
+
+
 @dataclass(frozen=True)
 class ReindexOptions:
     """Options of `reindex ARCHIVE (--check | --output DIR | --in-place)`."""
@@ -398,6 +442,19 @@ def audit_source(archive: str | None, store: str | None, generation: int | None,
     if store is None and (generation is not None or moved is not None):
         raise UsageError(message="--generation and --archive work only with --store")
     return AuditSource(archive or moved, store, generation)
+
+
+def read_archive(
+    job: str, archive: str | None, store: str | None, generation: int | None, moved: str | None
+) -> str | None:
+    """Return where the archive is; None: where the store says. UsageError unless exactly one of archive and store is
+    given.
+    """
+    if (archive is None) == (store is None):
+        raise UsageError(message=f"{job} needs either ARCHIVE or --store STORE")
+    if store is None and (generation is not None or moved is not None):
+        raise UsageError(message="--generation and --archive work only with --store")
+    return archive or moved
 
 
 def check_lookup(given: Mapping[str, Any]) -> None:

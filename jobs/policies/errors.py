@@ -42,7 +42,7 @@ class NoClientError(MachineError):
     """The optional client of live clusters, which is not installed."""
 
     template = "--bootstrap-server needs the package confluent-kafka: {found}"
-    hint = "install it beside Lastkey (pip install 'confluent-kafka>=2.16.1,<3', the extra `admin`)"
+    hint = "install it beside Lastkey (pip install 'confluent-kafka>=2.16.1,<3', the extra `cluster`)"
 
 
 class ClusterError(MachineError):

@@ -1,6 +1,6 @@
 """Settings of a running cluster, by Kafka's admin protocol: every topic, and every broker by itself.
 
-The client is confluent-kafka, an optional package (the extra `admin`). The file of --command-config is the one that
+The client is confluent-kafka, an optional package (the extra `cluster`). The file of --command-config is the one that
 Kafka's own tools take: names are Kafka's, and those that the client has no word for are errors, never ignored: a
 connection must not be less safe than the file says.
 """

@@ -16,10 +16,15 @@ READABLE: Final = "commits and checkpoints that delta-rs can read"
 
 
 def uri_of(root: Root, name: str) -> str:
-    """Return the URI of a table for delta-rs."""
+    """Return the URI of a store's table for delta-rs."""
+    return place_of(root, f"state/{name}")
+
+
+def place_of(root: Root, path: str) -> str:
+    """Return the URI of a table below a root for delta-rs."""
     scheme = "file" if root.is_local else root.filesystem.type_name
     base = f"{scheme}://{quote(root.base)}" if scheme in ("file", "s3") else root.uri
-    return f"{base}/state/{name}"
+    return f"{base}/{path}"
 
 
 def storage_options(root: Root) -> dict[str, str] | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lastkey.jobs.audit.pairs import Pair, Rename, names_in_a, unread
+from lastkey.jobs.audit.pairs import Pair, names_in_a, unread
 from lastkey.jobs.audit.records import Gathered
 from lastkey.jobs.command.options import AuditSource, audit_side, check_audits
+from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.errors import UsageError
 from lastkey.udfs.problem import Problem
 

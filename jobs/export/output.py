@@ -1,0 +1,116 @@
+"""Folder that an export writes: a folder for each topic, and a file that says what is in them.
+
+The file comes first, and says "unfinished" until everything else is there. A run that finds its own unfinished export
+takes that away and begins again; anything else in the folder stops it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pyarrow import fs as pafs
+
+from lastkey.jobs.archive.broker_lock import locked
+from lastkey.jobs.errors import NotEmptyError
+from lastkey.logformat.locations import as_hadoop_names_it, first_of
+from lastkey.udfs.storage import Root, exists, make_folders, read_file, write_file
+
+MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"
+_PART: Final = f"{MARK}.part"
+UNFINISHED: Final = "unfinished"
+LATEST: Final = "latest"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Folder of an export."""
+
+    root: Root
+    request: dict[str, Any]  # what was asked for; a rerun must ask for the same
+
+    def uri_of(self, topic: str) -> str:
+        """Return the URI of a topic's folder for Spark."""
+        base = f"file://{self.root.base}" if self.root.is_local else as_hadoop_names_it(self.root.uri)
+        return f"{base}/{topic}"
+
+    def begin(self, topics: Sequence[str]) -> None:
+        """Take the folder. Raise NotEmptyError if it holds anything but this export, unfinished."""
+        found = self.root.filesystem.get_file_info(self.root.base)
+        if found.type == pafs.FileType.File:
+            raise NotEmptyError(path=self.root.uri, found="a file")
+        old = self._left()
+        for topic in old:
+            if exists(self.root, topic):
+                self.root.filesystem.delete_dir(self.root.full(topic))
+        self.mark(UNFINISHED, {topic: {} for topic in topics})
+
+    def go_on(self) -> None:
+        """Take the folder of --latest, new or from an earlier run. Raise NotEmptyError if it holds anything else."""
+        mark, there = self.read(), self.root.filesystem.get_file_info(self.root.base)
+        if mark.get("state") == LATEST and mark["request"] == self.request:
+            return
+        if mark:
+            raise NotEmptyError(path=self.root.uri, found=f"another export: {mark['request']}")
+        if there.type == pafs.FileType.File:
+            raise NotEmptyError(path=self.root.uri, found="a file")
+        self._left()
+        self.mark(LATEST, {})
+
+    def folders(self) -> set[str]:
+        """Return the names of the folders in it."""
+        inside = self.root.filesystem.get_file_info(pafs.FileSelector(self.root.base, allow_not_found=True))
+        return {info.base_name for info in inside if info.type == pafs.FileType.Directory}
+
+    def _left(self) -> list[str]:
+        """Return the topics of this export, if it was begun before; [] in an empty folder."""
+        inside = self.root.filesystem.get_file_info(pafs.FileSelector(self.root.base, allow_not_found=True))
+        inside = [info for info in inside if info.base_name != _PART]
+        if not inside:
+            return []
+        mark = self.read()
+        others = [info for info in inside if info.base_name not in (MARK, *mark.get("topics", {}))]
+        if not mark or others:
+            raise NotEmptyError(path=self.root.uri, found=first_of(others or inside))
+        if mark["state"] != UNFINISHED:
+            raise NotEmptyError(path=self.root.uri, found="a finished export")
+        if mark["request"] != self.request:
+            raise NotEmptyError(path=self.root.uri, found=f"another export that did not end: {mark['request']}")
+        return list(mark["topics"])
+
+    def read(self) -> dict[str, Any]:
+        """Return what the file says; {} if there is none of ours."""
+        if not exists(self.root, MARK):
+            return {}
+        try:
+            mark = json.loads(read_file(self.root, MARK))
+        except ValueError:
+            return {}
+        known = isinstance(mark, dict) and {"state", "request", "topics"} <= mark.keys()
+        return mark if known else {}
+
+    def mark(self, state: str, topics: dict[str, Any]) -> None:
+        """Write the file."""
+        said = {"lastkey_export": 1, "state": state, "request": self.request, "topics": topics}
+        data = json.dumps(said, indent=1).encode()
+        if not self.root.is_local:
+            write_file(self.root, MARK, data)  # a bucket shows it whole or not at all
+            return
+        write_file(self.root, _PART, data)
+        self.root.filesystem.move(self.root.full(_PART), self.root.full(MARK))
+
+
+@contextmanager
+def taken(root: Root) -> Iterator[None]:
+    """Make a local folder, and hold it against other runs; do nothing elsewhere."""
+    if root.is_local and root.filesystem.get_file_info(root.base).type != pafs.FileType.File:
+        make_folders(Path(root.base))
+        with locked([Path(root.base)]):
+            yield
+    else:
+        with nullcontext():
+            yield

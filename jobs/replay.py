@@ -1,0 +1,211 @@
+"""`replay (ARCHIVE | --store STORE) --bootstrap-server HOST:PORT`: records into topics of a live cluster, each once.
+
+Each partition is a task (udfs.replay). Topics must be there: nobody makes them. The progress is in the cluster, as the
+offsets of a consumer group, so a run that was killed, or stopped at damage, goes on where its last transaction ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from lastkey.jobs.command.options import ReplayOptions
+from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.rename import Rename
+from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, table
+from lastkey.jobs.data_source.plan_tasks import source_partitions
+from lastkey.jobs.data_source.read_options import ReadOptions, Selection
+from lastkey.jobs.errors import MachineError, UsageError
+from lastkey.jobs.spark.engine import each
+from lastkey.jobs.topics import of_users
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.replay import ClientMissingError, Replayed, ReplayTask, client, replay_partition
+from lastkey.udfs.storage import normal_uri
+
+_SECONDS: Final = 30.0
+_TIME_TYPE: Final = "message.timestamp.type"
+
+
+class NoClientError(MachineError):
+    """The optional client of live clusters, which is not installed."""
+
+    template = "--bootstrap-server needs the package confluent-kafka: {found}"
+    hint = "install it beside Lastkey: pip install 'lastkey[cluster]'"
+
+
+class ClusterError(MachineError):
+    """A cluster that cannot be asked."""
+
+    template = "{path}: expected {expected}, found {found}"
+    hint = "check --bootstrap-server, the client's settings, and what this user may do there"
+
+
+@dataclass
+class ReplayReport(JobReport):
+    """Report of `replay`."""
+
+    cluster: str
+    group: str
+    partitions: list[Replayed] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[Any]:
+        """Problems of partitions, and of what could not be listed."""
+        return [*self.other_problems, *(p.problem for p in self.partitions if p.problem is not None)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        partitions = [
+            asdict(p) | {"problem": None if p.problem is None else problem_json(p.problem)} for p in self.partitions
+        ]
+        return self.json_of(
+            "replay",
+            cluster=self.cluster,
+            group=self.group,
+            engine=self.work_json(),
+            partitions=partitions,
+            problems=self.problems_json(),
+        )
+
+    def to_text(self) -> str:
+        """Return the report for people."""
+        header = ("partition", "to", "from offset", "next", "records", "transactions")
+        rows = [
+            (
+                f"{p.topic}-{p.partition}",
+                p.target,
+                "-" if p.start is None else count(p.start),
+                "-" if p.next_offset is None else count(p.next_offset),
+                count(p.records),
+                count(p.transactions),
+            )
+            for p in self.partitions
+        ]
+        records = sum(p.records for p in self.partitions)
+        return "\n".join(
+            [
+                table(header, rows, left=(0, 1)),
+                "",
+                *labelled("problem", self.problems),
+                *labelled("note", self.notes),
+                f"{counted(records, 'record')} to {self.cluster}; progress: group {self.group}",
+                self.last_lines(),
+            ]
+        )
+
+
+def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
+    """Replay every partition that the options name."""
+    began = time.monotonic()
+    paths = () if options.archive is None else (options.archive,)
+    selection = Selection(topics=of_users(options.topics))
+    asked = ReadOptions("kafka_log", paths, store=options.store, generation=options.generation, selection=selection)
+    partitions = source_partitions(asked)
+    targets = targets_of(sorted({p.topic for p in partitions if p.topic is not None}), options.renames)
+    group = options.group or group_of(options)
+    settings = {"bootstrap.servers": options.bootstrap_server, **client_settings(options.client_config)}
+    report = ReplayReport(options.bootstrap_server, group)
+    report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
+    wanted = [p for p in partitions if p.topic is not None]
+    check_targets(settings, wanted, targets)
+    tasks = [
+        ReplayTask(
+            p,
+            targets[str(p.topic)],
+            group,
+            settings,
+            committed=options.isolation == "read_committed",
+            repartition=options.repartition,
+            accept_gaps=(options.gaps or options.config.topic_settings(str(p.topic)).gaps) == "accept",
+            append=options.append,
+        )
+        for p in wanted
+    ]
+    sizes = [sum(s.size for s in p.segments) for p in wanted]
+    progress.start("replay", sum(sizes), BYTES)
+    report.partitions = each(replay_partition, tasks, "replay", options, report, progress, sizes=sizes)
+    progress.close()
+    without = sum(p.without_time for p in report.partitions)
+    if without:
+        report.notes.append(f"{counted(without, 'record')} had no timestamp, or 0, and got the time of this run")
+    report.seconds["total"] = round(time.monotonic() - began, 3)
+    return report
+
+
+def targets_of(topics: Sequence[str], renames: Sequence[str]) -> dict[str, str]:
+    """Return the target of each topic. UsageError if two topics would come to one."""
+    patterns = [Rename.of(text) for text in renames]
+    out: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for topic in topics:
+        target = next((new for one in patterns if (new := one.name(topic)) is not None), topic)
+        if target in taken:
+            raise UsageError(message=f"--rename: {taken[target]} and {topic} both become {target}: expected one each")
+        out[topic] = taken[target] = target
+        taken[target] = topic
+    return out
+
+
+def group_of(options: ReplayOptions) -> str:
+    """Return the group that keeps the progress of this source, if the user names none."""
+    source = [None if place is None else normal_uri(place) for place in (options.archive, options.store)]
+    digest = hashlib.sha256(repr((*source, options.generation, options.isolation)).encode()).hexdigest()
+    return f"lastkey-replay-{digest[:16]}"
+
+
+def client_settings(path: str | None) -> dict[str, str]:
+    """Return the settings of a file for librdkafka, name=value a line. Raise UsageError."""
+    if path is None:
+        return {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(message=f"--client-config {path}: {error}") from error
+    out = {}
+    for number, line in enumerate(lines, 1):
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if line.strip() and not line.lstrip().startswith("#"):
+            if not equals or not name:
+                raise UsageError(message=f"--client-config {path}, line {number}: expected name=value, found no =")
+            out[name] = value
+    return out
+
+
+def check_targets(settings: Mapping[str, str], wanted: Sequence[SourcePartition], targets: Mapping[str, str]) -> None:
+    """Raise unless each target is there, has the source's partitions, and keeps timestamps."""
+    try:
+        kafka = client()
+        admin_client = client("confluent_kafka.admin")
+    except ClientMissingError as error:
+        raise NoClientError(found=str(error)) from error
+    try:
+        admin = admin_client.AdminClient({"log_level": 2, **settings, "error_cb": lambda _: None})
+        there = admin.list_topics(timeout=_SECONDS).topics
+        _check_partitions({name: len(topic.partitions) for name, topic in there.items()}, wanted, targets)
+        names = sorted(set(targets.values()))
+        asked = [admin_client.ConfigResource(admin_client.ResourceType.TOPIC, name) for name in names]
+        for resource, answer in admin.describe_configs(asked, request_timeout=_SECONDS).items():
+            if answer.result()[_TIME_TYPE].value != "CreateTime":
+                raise UsageError(
+                    message=f"topic {resource.name}: expected {_TIME_TYPE} = CreateTime, found LogAppendTime: records "
+                    "would lose their timestamps; nothing was written"
+                )
+    except (kafka.KafkaException, ValueError) as error:
+        said = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
+        expected = "a cluster that lists its topics"
+        raise ClusterError(path=settings["bootstrap.servers"], expected=expected, found=said) from error
+
+
+def _check_partitions(there: Mapping[str, int], wanted: Sequence[SourcePartition], targets: Mapping[str, str]) -> None:
+    for source, target in sorted(targets.items()):
+        needed = 1 + max(p.partition or 0 for p in wanted if p.topic == source)
+        if there.get(target, 0) < needed:
+            found = f"{there[target]}" if target in there else "no such topic"
+            raise UsageError(
+                message=f"topic {target}: expected at least {counted(needed, 'partition')}, found {found}; nothing was "
+                "written: make the topic with the settings that it needs"
+            )

@@ -1,0 +1,168 @@
+"""A Delta table with the last record of each key of a topic, for `export --latest`. Each commit says where it stands.
+
+The offsets that a commit has brought the table up to are in its user metadata: rows and offsets come in one commit, or
+not at all. A run reads them from the newest commit. Above that only maintenance may stand (OPTIMIZE, VACUUM): whoever
+changed rows made another table of it. Delta forgets old commits, with what they say, only after ten years here.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from delta.exceptions import DeltaConcurrentModificationException
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyspark.sql import functions as F  # noqa: N812
+
+from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store.delta import place_of, storage_options
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import Root
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+TOMBSTONE: Final = "tombstone"  # column of the rows to merge: the key goes
+_FORMAT: Final = "lastkey latest 1"
+_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+_PROPERTIES: Final = {
+    "delta.logRetentionDuration": "interval 3650 days",
+    "delta.isolationLevel": "Serializable",  # of two runs at once, one fails
+}
+_OF_NO_ROW: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Offsets that a table is brought up to, and the log that they belong to."""
+
+    offsets: dict[int, int] = field(default_factory=dict)  # partition -> next offset to read
+    topic_ids: dict[int, str] = field(default_factory=dict)  # of the partitions whose id is known
+    run: str = ""  # made the commit
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Rows that a commit changed."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+
+def stand_of(root: Root, topic: str) -> Stand | Problem:
+    """Return where a topic's table stands; an empty Stand if there is none; a Problem if nobody knows."""
+    try:
+        table = DeltaTable(place_of(root, topic), storage_options=storage_options(root))
+    except TableNotFoundError:
+        return Stand()
+    for commit in table.history():  # the newest first
+        said = _said(commit.get("userMetadata"))
+        if said is not None:
+            of_partition = {name: {int(n): value for n, value in said[name].items()} for name in _BY_PARTITION}
+            return Stand(**of_partition, run=said["run"])
+        if commit["operation"] not in _OF_NO_ROW:
+            return _foreign(root, topic, f"{commit['operation']} in version {commit['version']}")
+    return _foreign(root, topic, "none that says where it stands")
+
+
+_BY_PARTITION: Final = ("offsets", "topic_ids")
+
+
+def _said(text: str | None) -> dict[str, Any] | None:
+    try:
+        said = json.loads(text or "")
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and said.get("format") == _FORMAT else None
+
+
+def _foreign(root: Root, topic: str, found: str) -> Problem:
+    expected = "a table that only `export --latest`, OPTIMIZE and VACUUM have changed"
+    hint = "delete this folder, and the table is made anew"
+    return Problem("changed", f"{root.uri}/{topic}", NO_POSITION, expected, found, hint=hint)
+
+
+@contextmanager
+def alone(root: Root, topic: str, before: Stand) -> Iterator[None]:
+    """Raise ConflictError if another run commits meanwhile, or has since this one read where the table stands."""
+    place, expected = f"{root.uri}/{topic}", "no other run on this table"
+    now = stand_of(root, topic)
+    if not isinstance(now, Stand) or now.run != before.run:
+        raise ConflictError(path=place, expected=expected, found="a newer commit")
+    try:
+        yield
+    except DeltaConcurrentModificationException as error:
+        raise ConflictError(path=place, expected=expected, found=str(error).partition("\n")[0]) from error
+
+
+def _make_sure(spark: SparkSession, root: Root, topic: str, uri: str, stand: Stand) -> None:
+    """Commit the offsets alone if no row changed, for then Delta has committed nothing."""
+    made = stand_of(root, topic)
+    if not isinstance(made, Stand) or made.run != stand.run:
+        with _said_by_commits(spark, stand):
+            spark.sql(f"ALTER TABLE delta.`{uri}` SET TBLPROPERTIES ('lastkey.run' = '{stand.run}')")
+
+
+def replace_all(root: Root, topic: str, rows: DataFrame, uri: str, stand: Stand) -> Changed:
+    """Make the table, or put these rows in place of all, in one commit."""
+    kept = rows.where(~F.col(TOMBSTONE)).drop(TOMBSTONE)
+    n_rows = kept.count()
+    writer = kept.write.format("delta").mode("overwrite").options(**_PROPERTIES)
+    writer.option("userMetadata", _metadata(stand)).save(uri)
+    _make_sure(rows.sparkSession, root, topic, uri, stand)
+    return Changed(inserted=n_rows)
+
+
+def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str], stand: Stand) -> Changed:
+    """Merge the last new record of each key into the table, in one commit.
+
+    rows: the table's columns and TOMBSTONE, each key once. key: columns that tell keys apart.
+    """
+    spark = rows.sparkSession
+    columns = [name for name in rows.columns if name != TOMBSTONE]
+    same = " AND ".join(f"t.{name} <=> s.{name}" for name in key)
+    view = f"lastkey_{uuid.uuid4().hex}"
+    rows.createOrReplaceTempView(view)
+    try:
+        with _said_by_commits(spark, stand):
+            done = spark.sql(
+                f"MERGE INTO delta.`{uri}` t USING {view} s ON {same} "
+                f"WHEN MATCHED AND s.{TOMBSTONE} THEN DELETE "
+                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in columns)} "
+                f"WHEN NOT MATCHED AND NOT s.{TOMBSTONE} THEN INSERT ({', '.join(columns)}) "
+                f"VALUES ({', '.join(f's.{name}' for name in columns)})"
+            ).collect()[0]
+    finally:
+        spark.catalog.dropTempView(view)
+    _make_sure(spark, root, topic, uri, stand)
+    return Changed(done["num_inserted_rows"], done["num_updated_rows"], done["num_deleted_rows"])
+
+
+def write_delta(writer: DataFrameWriter, uri: str) -> None:
+    """Write a user's table."""
+    writer.format("delta").save(uri)
+
+
+def _metadata(stand: Stand) -> str:
+    return json.dumps({"format": _FORMAT, **asdict(stand)})
+
+
+@contextmanager
+def _said_by_commits(spark: SparkSession, stand: Stand) -> Iterator[None]:
+    """Let commits of this session say where the table stands."""
+    before = spark.conf.get(_METADATA, None)
+    spark.conf.set(_METADATA, _metadata(stand))
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_METADATA)
+        else:
+            spark.conf.set(_METADATA, before)

@@ -1,0 +1,194 @@
+"""Exports against a plain reader of the same logs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import ExportOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import NotEmptyError, UsageError
+from lastkey.jobs.export import job
+from lastkey.jobs.export.output import MARK
+from lastkey.logformat.writing.segment_writer import SegmentWriter
+from tests.builders.archives import COMPACT, Lab
+from tests.builders.damage import flip
+from tests.builders.logs import START_MS, Row, arrow_records, write_partition
+from tests.builders.trees import files_in
+from tests.reference.log import decode_log
+from tests.reference.read_committed import committed_offsets
+
+pytestmark = pytest.mark.spark
+ORDERS = "a=1 b=2 c=- | {codec=zstd} a=4 -=5 | {pid=1 txn} b=6 | {pid=1 abort} || a=7 d=- | {pid=2 txn} e=8"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "archive"
+    write_partition(folder / "orders-0", ORDERS)
+    write_partition(folder / "orders-1", "a=10 z=11 || a=12 \xff=")
+    write_partition(folder / "users-0", "u=1 | {codec=gzip} v=2")
+    return folder
+
+
+def options(archive: Path | None, output: Path, kind: str = "parquet", **given) -> ExportOptions:
+    return ExportOptions(None if archive is None else str(archive), str(output), kind, **given)
+
+
+def export(archive: Path | None, output: Path, kind: str = "parquet", **given):
+    return job.run(options(archive, output, kind, **given), Silent())
+
+
+def records(folder: Path, *, committed: bool = True) -> dict[tuple[int, int], tuple]:
+    """Return (partition, offset) -> timestamp, key, value, headers of a topic's records: the slow way."""
+    out = {}
+    for one in sorted(folder.parent.glob(f"{folder.name}-*")):
+        batches = [batch for log in files_in(one) for batch in decode_log(log.read_bytes())]
+        shown = committed_offsets(batches)
+        for record in (r for batch in batches if not batch.control for r in batch.records):
+            if not committed or record.offset in shown:
+                headers = [(key.decode(), value) for key, value in record.headers]
+                place = int(one.name.rpartition("-")[2]), record.offset
+                out[place] = record.timestamp, record.key, record.value, headers
+    return out
+
+
+def rows(spark, output: Path, kind: str) -> dict[tuple[int, int], tuple]:
+    """Return the same of what an export wrote, as bytes."""
+    table = spark.read.format(kind).load(str(output))
+    return {
+        (r.partition, r.offset): (r.timestamp_ms, r.key, r.value, [(h.key, h.value) for h in r.headers or []])
+        for r in table.collect()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_every_record_that_a_consumer_sees_is_exported(spark, archive, tmp_path, kind):
+    report = export(archive, tmp_path / "out", kind)
+    assert report.exit_code == 0
+    for topic in ("orders", "users"):
+        assert rows(spark, tmp_path / "out" / topic, kind) == records(archive / topic)
+    assert [(t.topic, t.partitions, t.records, t.tombstones) for t in report.topics] == [
+        ("orders", 2, 11, 2),
+        ("users", 1, 2, 0),
+    ]
+    assert report.notes == [
+        "orders-0: ends at offset 9 of 10: an open transaction, or the high watermark, is there",
+    ]
+
+
+@pytest.mark.slow
+def test_uncommitted_records_and_a_topic_by_name(spark, archive, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["export", str(archive), "--topics", "orders", "--format", "parquet", "--output", str(out)]
+    assert main([*arguments, "--isolation", "read_uncommitted"]) == 0
+    assert rows(spark, out / "orders", "parquet") == records(archive / "orders", committed=False)
+    assert not (out / "users").exists()
+
+
+@pytest.mark.slow
+def test_lines_of_json_keep_bytes_that_are_no_text(spark, tmp_path):
+    archive = tmp_path / "archive"
+    write_partition(archive / "t-0", "a=1 b=- -=x")
+    bad = b"\xff\x00"
+    (archive / "t-1").mkdir()
+    with SegmentWriter(archive / "t-1", 0) as writer:
+        writer.append_records(arrow_records([Row(b"k", bad, headers=(("h", b"\x01"), ("h", None))), Row(b"", b"")]))
+    report = export(archive, tmp_path / "out", "ndjson")
+    texts = [file.read_text() for file in (tmp_path / "out" / "t").glob("*.json")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    found = {(line["partition"], line["offset"]): line for line in lines}
+    assert len(found) == len(lines) == 5
+    assert found[0, 1]["value"] is None
+    assert [found[0, n]["tombstone"] for n in range(3)] == [False, True, False]
+    assert found[0, 2]["key"] is None
+    assert (found[1, 1]["key"], found[1, 1]["value"], found[1, 1]["tombstone"]) == ("", "", False)
+    assert found[1, 0]["timestamp"] == "2023-11-14T22:13:20.000Z"
+    assert found[1, 0]["timestamp_ms"] == START_MS
+    assert base64.b64decode(found[1, 0]["value_malformed"]) == bad
+    assert found[1, 0]["headers"] == [{"key": "h", "value": "AQ=="}, {"key": "h", "value": None}]
+    assert report.notes == ["t: 1 value cannot be decoded as string; the bytes are in the column value_malformed"]
+
+
+@pytest.mark.slow
+def test_decoders_give_types_and_keep_what_they_refuse(spark, tmp_path):
+    archive, out = tmp_path / "archive", tmp_path / "out"
+    write_partition(archive / "t-0", "a=true b={} c=- d=12345678")
+    export(archive, out, "parquet", key_decoder="hex", value_decoder="long")
+    table = spark.read.parquet(str(out / "t")).orderBy("offset")
+    found = [(r.key, r.value, r.value_malformed, r.tombstone) for r in table.collect()]
+    assert found == [
+        ("61", None, b"true", False),
+        ("62", None, b"{}", False),
+        ("63", None, None, True),
+        ("64", int.from_bytes(b"12345678", "big"), None, False),
+    ]
+
+
+@pytest.mark.slow
+def test_damage_is_named_and_the_rest_is_exported(spark, archive, tmp_path):
+    copy, out = tmp_path / "archive", tmp_path / "out"
+    shutil.copytree(archive, copy)
+    log = files_in(copy / "orders-0")[0]
+    flip(log, 70)  # in the first batch's records
+    flip(files_in(copy / "users-0")[0], 65)
+    report = export(copy, out)
+    assert report.exit_code == 3
+    told = report.to_json()["problems"]
+    assert {(Path(p["path"]).parent.name, p["position"]) for p in told} == {("orders-0", 0), ("users-0", 0)}
+    lost = {(0, offset) for offset in (0, 1, 2)}
+    wanted = records(archive / "orders")
+    assert rows(spark, out / "orders", "parquet") == {at: row for at, row in wanted.items() if at not in lost}
+    assert json.loads((out / MARK).read_text())["state"] == "with problems"
+
+
+@pytest.mark.slow
+def test_a_generation_is_exported_and_older_ones_too(spark, tmp_path):
+    lab = Lab(None, tmp_path, {"topics": {"t": COMPACT}})
+    write_partition(lab.archive / "t-0", "a=1 b=2 a=3 || c=4")
+    lab.run(START_MS)
+    write_partition(lab.archive / "t-0", "a=1 b=2 a=3 || c=4 | b=5 || d=6")
+    lab.run(START_MS)
+    offsets = {}
+    for generation in (1, None):
+        out = tmp_path / f"out-{generation}"
+        assert export(None, out, store=str(lab.store), generation=generation).exit_code == 0
+        offsets[generation] = sorted(offset for _, offset in rows(spark, out / "t", "parquet"))
+    assert offsets == {1: [1, 2, 3], None: [2, 3, 4, 5]}
+
+
+@pytest.mark.slow
+def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{MARK}.part").write_text("{")  # a run that was killed as it began
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "seen_by", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            export(archive, out)
+    assert [path.name for path in out.iterdir() if path.is_dir()] == ["orders"]
+    with pytest.raises(NotEmptyError, match="another export that did not end"):
+        export(archive, out, "delta")
+    (out / "mine").touch()
+    with pytest.raises(NotEmptyError, match="mine"):
+        export(archive, out)
+    (out / "mine").unlink()
+    export(archive, out)
+    assert rows(spark, out / "orders", "parquet") == records(archive / "orders")
+    with pytest.raises(NotEmptyError, match="a finished export"):
+        export(archive, out)
+
+
+def test_impossible_requests_stop_before_anything_is_read(archive, tmp_path):
+    with pytest.raises(UsageError, match="did you mean long"):
+        export(archive, tmp_path / "out", value_decoder="lnog")
+    with pytest.raises(UsageError, match="lies in"):
+        export(archive, archive / "out")
+    assert main(["export", "--format", "delta", "--output", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,351 @@
+"""`export --latest`, step by step, against the last record of each key of a plain reader."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from lastkey.jobs.command.options import ExportOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import ConflictError, NotEmptyError, UsageError
+from lastkey.jobs.export import job, latest
+from lastkey.jobs.export.report import ExportReport
+from lastkey.jobs.store.latest import Stand, stand_of
+from lastkey.logformat.names import segment_file
+from lastkey.logformat.side_files.checkpoints import write_partition_metadata
+from lastkey.udfs.storage import open_root
+from tests.builders.archives import borders
+from tests.builders.damage import START_MS, flip
+from tests.builders.logs import TOPIC_ID
+from tests.reference.log import ABORT, COMMIT, Batch, data_batch, marker_batch
+from tests.reference.read_committed import committed_offsets, last_stable_offset
+
+pytestmark = pytest.mark.spark
+OTHER_ID = UUID(int=TOPIC_ID.int + 1)
+
+
+@dataclass
+class Log:
+    """A partition that grows batch by batch, and all that it ever held."""
+
+    folder: Path
+    batches: list[Batch] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].last_offset + 1 if self.batches else 0
+
+    @property
+    def log(self) -> Path:
+        return self.folder / segment_file(self.bases[-1], "log")
+
+    def roll(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.bases or self.end > self.bases[-1]:
+            self.bases.append(self.end)
+            self.log.touch()
+
+    def append(self, text: str, pid: int | None = None) -> None:
+        """Append records as words such as a=1 (a=-: a tombstone); of a producer: in its transaction."""
+        pairs = [word.split("=") for word in text.split()]
+        rows = [
+            (START_MS + self.end + i, key.encode(), None if value == "-" else value.encode())
+            for i, (key, value) in enumerate(pairs)
+        ]
+        of = {} if pid is None else {"producer_id": pid, "producer_epoch": 0, "transactional": True}
+        self.write(data_batch(self.end, rows, **of))
+
+    def finish(self, pid: int, kind: int) -> None:
+        self.write(marker_batch(self.end, pid, kind, timestamp=START_MS + self.end))
+
+    def write(self, batch: Batch) -> None:
+        if not self.bases:
+            self.roll()
+        self.batches.append(batch)
+        with self.log.open("ab") as file:
+            file.write(batch.encoded().data)
+
+    def rows(self, end: int) -> dict[bytes, tuple[int, bytes]]:
+        """Return key -> (offset, value) of the last records below an offset, without tombstones."""
+        shown = {o for o in committed_offsets(self.batches) if o < end}
+        last = {r.key: r for b in self.batches if not b.control for r in b.records if r.offset in shown}
+        return {key: (r.offset, r.value) for key, r in last.items() if r.value is not None}
+
+
+class Place:
+    """An archive of a topic `t`, and the tables of its export."""
+
+    def __init__(self, root: Path, n: int = 1) -> None:
+        self.archive, self.output = root / "archive", root / "out"
+        self.logs = [Log(self.archive / f"t-{i}") for i in range(n)]
+
+    def identify(self, topic_id=TOPIC_ID) -> None:
+        for log in self.logs:
+            log.folder.mkdir(parents=True, exist_ok=True)
+            (log.folder / "partition.metadata").write_bytes(write_partition_metadata(topic_id))
+
+    def run(self, code: int = 0, **given) -> ExportReport:
+        report = job.run(ExportOptions(str(self.archive), str(self.output), "delta", latest=True, **given), Silent())
+        assert report.exit_code == code, report.to_text()
+        return report
+
+    def stand(self) -> dict[int, int]:
+        found = stand_of(open_root(str(self.output)), "t")
+        assert isinstance(found, Stand)
+        return found.offsets
+
+    def check(self, spark, *, ends: list[int] | None = None) -> None:
+        """Check that the table holds what all records below these ends say; None: last stable offsets."""
+        ends = ends or [last_stable_offset(log.batches) for log in self.logs]
+        wanted = {(i, key, *row) for i, log in enumerate(self.logs) for key, row in log.rows(ends[i]).items()}
+        table = spark.read.format("delta").load(str(self.output / "t"))
+        found = [(r.partition, bytes(r.key), r.offset, bytes(r.value)) for r in table.collect()]
+        assert sorted(found) == sorted(wanted)
+        assert self.stand() == {i: end for i, end in enumerate(ends) if end}
+
+
+@pytest.mark.slow
+def test_drawn_nights(spark, tmp_path, request):
+    """Appends, tombstones, transactions that commit, abort, stay open; retention, damage that is repaired, kills, a
+    topic that is made again.
+    """
+    cases, seed = (request.config.getoption(f"--attack-{name}") for name in ("cases", "seed"))
+    for case in range(cases or 1):
+        try:
+            drawn(spark, tmp_path / str(case), random.Random(f"{seed} {case}"), nights=12 if cases else 3)
+        except BaseException as error:
+            error.add_note(f"case {case} of seed {seed}")
+            raise
+
+
+def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:
+    place = Place(root, 2)
+    place.identify()
+    is_open: list[set[int]] = [set(), set()]
+    for night in range(nights):
+        anew = night > 0 and rng.random() < 0.15
+        if anew:  # the topic is deleted and made again
+            shutil.rmtree(place.archive)
+            place.logs = [Log(log.folder) for log in place.logs]
+            place.identify(UUID(int=rng.getrandbits(128)))
+            is_open = [set(), set()]
+        for log, pids in zip(place.logs, is_open, strict=True):
+            log.roll()
+            grow(log, pids, rng)
+        if not anew and rng.random() < 0.4:
+            with damaged(rng.choice(place.logs), rng):
+                run_any(place)
+                if stood := place.stand():
+                    place.check(spark, ends=[stood.get(i, 0) for i in range(2)])
+        if rng.random() < 0.3:
+            killed(place, rng)
+        place.run()
+        place.check(spark)
+        first = place.logs[0]
+        if rng.random() < 0.5 and len(first.bases) > 1 and first.bases[1] <= place.stand().get(0, 0):  # retention
+            (first.folder / segment_file(first.bases.pop(0), "log")).unlink()
+
+
+def grow(log: Log, pids: set[int], rng: random.Random) -> None:
+    """Append drawn batches; pids: producers whose transaction is open."""
+    for _ in range(rng.randrange(1, 8)):
+        text = " ".join(f"k{rng.randrange(6)}={rng.choice(['-', '', str(log.end)])}" for _ in range(3))
+        pid = rng.choice([None, 1, 2])
+        if pid in pids and rng.random() < 0.5:
+            log.finish(pid, rng.choice([ABORT, COMMIT]))
+            pids.discard(pid)
+        else:
+            log.append(text, pid)
+            pids.update(() if pid is None else [pid])
+
+
+@contextmanager
+def damaged(log: Log, rng: random.Random) -> Iterator[None]:
+    """Flip a bit that a checksum covers, in one of the segments."""
+    path = log.folder / segment_file(rng.choice(log.bases), "log")
+    whole = path.read_bytes()
+    if whole:
+        batch = rng.choice(borders(whole))
+        flip(path, batch - 1 - rng.randrange(10), rng.randrange(8))
+    yield
+    path.write_bytes(whole)
+
+
+def run_any(place: Place) -> ExportReport:
+    """Run, whatever the exit code: a batch that nobody reads may be the damaged one."""
+    given = ExportOptions(str(place.archive), str(place.output), "delta", latest=True)
+    return job.run(given, Silent())
+
+
+def killed(place: Place, rng: random.Random) -> None:
+    """Run, and end at a drawn step."""
+    name = rng.choice(["merge", "replace_all", "last_per_key", "seen_by", "observed"])
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(latest, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        place.run()
+
+
+@pytest.mark.slow
+def test_damage_stops_a_partition_until_it_is_repaired(spark, tmp_path):
+    place = Place(tmp_path, 2)
+    good, bad = place.logs
+    bad.append("a=1 b=1")
+    bad.append("t=1", pid=7)  # its transaction ends behind the damage
+    bad.roll()
+    bad.append("a=2")
+    bad.finish(7, COMMIT)
+    good.append("x=1")
+    whole = bad.log.read_bytes()
+    flip(bad.log, 70)
+    report = place.run(3)
+    assert [Path(p.path).parent.name for p in report.problems] == ["t-1"]
+    place.check(spark, ends=[1, 2])
+    good.append("x=2 y=-")
+    place.run(3)
+    place.check(spark, ends=[3, 2])
+    bad.log.write_bytes(b"\xff" * 20 + whole[20:])  # a header
+    place.run(3)
+    place.check(spark, ends=[3, 2])
+    bad.log.write_bytes(whole)
+    place.run()
+    place.check(spark)
+
+
+@pytest.mark.slow
+def test_a_killed_run_changes_rows_and_offsets_or_neither(spark, tmp_path, monkeypatch):
+    place = Place(tmp_path)
+    (log,) = place.logs
+    log.append("a=1 b=1 c=1")
+    place.run()
+    log.append("a=- b=2 d=1")
+    for name in ("merge", "last_per_key"):
+        with monkeypatch.context() as patch:
+            patch.setattr(latest, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                place.run()
+        place.check(spark, ends=[3])
+    with monkeypatch.context() as patch:  # the commit is there, and nobody has heard of it
+        done = latest.merge
+        patch.setattr(latest, "merge", lambda *given: (done(*given), (_ for _ in ()).throw(KeyboardInterrupt)))
+        with pytest.raises(KeyboardInterrupt):
+            place.run()
+    place.check(spark)
+    assert (place.run().topics[0].records, place.stand()) == (0, {0: 6})
+
+
+@pytest.mark.slow
+def test_only_control_records_and_unknown_keys_move_the_offsets(spark, tmp_path):
+    place = Place(tmp_path)
+    place.identify(UUID(int=1))
+    (log,) = place.logs
+    log.append("a=1")
+    place.run()
+    log.append("b=1", pid=1)
+    log.finish(1, ABORT)
+    log.append("z=-")
+    place.run()
+    place.check(spark)
+    shutil.rmtree(log.folder)  # the same in a topic that is made again
+    place.logs = [Log(log.folder)]
+    place.identify()
+    place.logs[0].append("a=-")
+    place.run()
+    place.check(spark)
+    place.identify(OTHER_ID)
+    place.run()
+    place.check(spark)
+
+
+@pytest.mark.slow
+def test_a_recreated_topic_starts_anew_and_a_shorter_log_stands_still(spark, tmp_path):
+    place = Place(tmp_path)
+    place.identify()
+    place.logs[0].append("a=1 b=1 c=1")
+    place.run()
+    kept = place.logs[0]
+    shutil.rmtree(kept.folder)
+    place.logs = [Log(kept.folder)]
+    place.logs[0].append("a=9")
+    place.identify()
+    report = place.run(3)
+    assert "an older copy, or another log" in str(report.problems[0])
+    place.logs, now = [kept], place.logs
+    place.check(spark, ends=[3])
+    place.logs = now
+    place.identify(OTHER_ID)
+    report = place.run()
+    assert report.notes == ["t: the topic was deleted and made again, so its table starts anew"]
+    place.check(spark)
+
+
+@pytest.mark.slow
+def test_records_that_retention_took_before_they_were_read(spark, tmp_path):
+    place = Place(tmp_path, 2)
+    log, other = place.logs
+    log.append("a=1 b=1")
+    other.append("o=1")
+    place.run()
+    log.append("a=2")
+    log.roll()
+    log.append("b=3")
+    (log.folder / segment_file(0, "log")).unlink()
+    report = place.run(3)
+    assert "expected offset 2, where the table stands, found a log that begins at 3" in str(report.problems[0])
+    place.check(spark, ends=[2, 1])
+    shutil.rmtree(other.folder)  # a disk is missing
+    report = place.run(3, gaps="accept")
+    assert [Path(p.path).name for p in report.problems] == ["t-1"]
+    del log.batches[1]  # nobody has read it
+    place.check(spark, ends=[4, 1])
+
+
+@pytest.mark.slow
+def test_a_table_that_others_changed_is_left_alone(spark, tmp_path):
+    place = Place(tmp_path)
+    place.logs[0].append("a=1")
+    place.run()
+    place.logs[0].append("a=2")
+    uri = place.output / "t"
+    spark.sql(f"OPTIMIZE delta.`{uri}`")
+    place.run()
+    place.check(spark)
+    spark.sql(f"DELETE FROM delta.`{uri}`")
+    report = place.run(3)
+    assert "found DELETE in version" in str(report.problems[0])
+    with pytest.raises(NotEmptyError, match="another export"):
+        place.run(value_decoder="long")
+
+
+@pytest.mark.slow
+def test_another_run_meanwhile_is_a_conflict(spark, tmp_path, monkeypatch):
+    place = Place(tmp_path)
+    place.logs[0].append("a=1")
+    place.run()
+    place.logs[0].append("a=2")
+    real, uri = latest.observed, place.output / "t"
+
+    def overtaken(records):
+        spark.sql(f"DELETE FROM delta.`{uri}`")
+        return real(records)
+
+    monkeypatch.setattr(latest, "observed", overtaken)
+    with pytest.raises(ConflictError, match="no other run on this table"):
+        place.run()
+
+
+def test_what_does_not_go_with_latest(tmp_path):
+    with pytest.raises(UsageError, match="needs --format delta"):
+        job.run(ExportOptions("a", "b", "parquet", latest=True), Silent())
+    with pytest.raises(UsageError, match="gives different keys different values"):
+        job.run(ExportOptions("a", "b", "delta", latest=True, key_decoder="uuid"), Silent())
+    with pytest.raises(UsageError, match="tombstones"):
+        job.run(ExportOptions(None, "b", "delta", latest=True, store="s"), Silent())

@@ -1,0 +1,268 @@
+"""Records of a partition into a live topic, each once: a task of `replay`.
+
+  init_transactions fences an earlier run and ends what it left open -> the group's offset says where to go on
+  -> records, a transaction of some thousands -> the offset that comes next, in the same transaction -> commit
+
+The offset is a consumer group's, of the target's topic and the source's partition: it is the offset in the source that
+comes next. Kafka commits it together with the records, so a killed run has written both or nothing that a consumer of
+committed data sees. Damage ends a partition: what is in front of it is committed.
+
+The client takes records one by one; its batches carry no headers. So there is a loop over records here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
+from lastkey.logformat.schemas import RECORDS, select
+from lastkey.udfs.attempt import timed
+from lastkey.udfs.data_source.find_pieces import OutOfRangeError, find_pieces, first_to_read
+from lastkey.udfs.data_source.pieces import EARLIEST, Bound, Range, ReadSpec, SourcePartition, Wanted
+from lastkey.udfs.data_source.records import read_records
+from lastkey.udfs.problem import Problem
+
+R = TypeVar("R")
+_SECONDS: Final = 60.0  # for an answer of the cluster
+_PAUSE: Final = 0.2  # seconds before the same question
+_PATIENCE: Final = 5.0  # seconds for an abort
+_NOT_READY: Final = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
+_TRANSACTION_RECORDS: Final = 20_000
+_TRANSACTION_BYTES: Final = 32 << 20  # below the queue of the client, which holds 1 GB
+_BATCH_ROWS: Final = 2_000  # of an Arrow batch: a transaction may end behind each
+_COLUMNS: Final = ("key", "value", "offset", "timestamp_ms", "headers")
+_OURS: Final = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "linger.ms": 20,
+    "partitioner": "murmur2_random",  # as Kafka's own producer does
+}
+
+
+@dataclass(frozen=True)
+class ReplayTask:
+    """A partition to replay."""
+
+    source: SourcePartition
+    topic: str  # of the target
+    group: str  # whose offsets are the progress
+    client: Mapping[str, str]  # settings of librdkafka: bootstrap.servers, and the user's
+    committed: bool = True
+    repartition: bool = False  # the keys decide the partition, as in a producer
+    accept_gaps: bool = False
+    append: bool = False  # begin also where the target's partition holds records
+
+
+@dataclass
+class Replayed:
+    """Result of a task: offsets and counts of what was written of a partition."""
+
+    topic: str
+    partition: int
+    target: str
+    start: int | None = None  # offset in the source where this run began; None: it did not
+    next_offset: int | None = None  # committed
+    records: int = 0
+    transactions: int = 0
+    without_time: int = 0  # records that have no timestamp, or 0, and get the clock's
+    problem: Problem | None = field(default=None)
+
+
+class ClientMissingError(Exception):
+    """The package of the client cannot be imported."""
+
+
+def client(module: str = "confluent_kafka") -> Any:
+    """Import the client, or its `confluent_kafka.admin`. Raise ClientMissingError."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ClientMissingError(str(error)) from error
+
+
+def replay_partition(task: ReplayTask) -> Replayed:
+    """Write what a partition holds from the group's offset on. What stops it is in the result."""
+    done = Replayed(str(task.source.topic), task.source.partition or 0, task.topic)
+    with timed(task.source.name):
+        try:
+            _replay(task, done)
+        except ClientMissingError as error:
+            hint = "install confluent-kafka where Spark's tasks run"
+            place = f"{task.topic}-{done.partition}"
+            done.problem = Problem("unwritable", place, NO_POSITION, "the client", str(error), hint=hint)
+        except client().KafkaException as error:
+            place, said = f"{task.topic}-{done.partition}", error.args[0].str()
+            hint = "what was committed stays; run again"
+            done.problem = Problem("unwritable", place, NO_POSITION, "a commit of the cluster", said, hint=hint)
+        except Exception as error:  # of whatever kind: the other partitions go on
+            done.problem = Problem.of(stopped(error, task.source.name))
+    return done
+
+
+def _replay(task: ReplayTask, done: Replayed) -> None:
+    kafka = client()
+    name = f"{task.group}-{task.topic}-{done.partition}"
+    given = {"log_level": 2, **task.client, "error_cb": lambda _: None}  # calls raise: nothing is for stderr
+    with _Consumer(kafka, {**given, "group.id": task.group}) as consumer:
+        producer = kafka.Producer({**given, **_OURS, "transactional.id": name})
+        _retried(kafka, lambda: producer.init_transactions(_SECONDS))
+        writer = _Writer(kafka, producer, consumer, task, done)
+        try:
+            try:
+                done.start = _progress(kafka, consumer, task, done)
+                if done.start is None:
+                    done.start = _begun(task, done, writer)
+                for batch in () if done.start is None else _batches(task, done.start):
+                    writer.write(batch)
+            except LogFormatError as error:
+                done.problem = Problem.of(error)
+            except OutOfRangeError as error:
+                hint = "--gaps accept goes on at the log's start; another --group begins again"
+                expected = f"offset {done.start}"
+                done.problem = Problem("gap", task.source.name, NO_POSITION, expected, str(error), hint=hint)
+            writer.commit()
+        except BaseException:
+            writer.abort()
+            raise
+
+
+def _retried(kafka: Any, call: Callable[[], R]) -> R:
+    """Return what a call returns. Call again, for a while, as long as the cluster says that it is not ready."""
+    until = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return call()
+        except kafka.KafkaException as error:
+            said = error.args[0]
+            if not (said.retriable() or said.name() in _NOT_READY) or time.monotonic() > until:
+                raise
+        time.sleep(_PAUSE)
+
+
+class _Consumer:
+    """Consumer of a group that reads nothing, closed in the end."""
+
+    def __init__(self, kafka: Any, settings: Mapping[str, object]) -> None:
+        of_group = {"enable.auto.commit": False, "isolation.level": "read_committed"}
+        self.consumer = kafka.Consumer({**settings, **of_group})
+
+    def __enter__(self) -> Any:
+        return self.consumer
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.close()
+
+
+def _progress(kafka: Any, consumer: Any, task: ReplayTask, done: Replayed) -> int | None:
+    """Return the offset in the source to go on from; None: there is none yet. A problem: others have written there."""
+    place = kafka.TopicPartition(task.topic, done.partition)
+    found = _retried(kafka, lambda: _committed(kafka, consumer, place))
+    if found.offset >= 0:
+        return int(found.offset)
+    first, end = consumer.get_watermark_offsets(place, timeout=_SECONDS)
+    if end > first and not task.append:
+        expected = f"an empty partition, as group {task.group} has no offset there"
+        hint = "--append writes behind what is there; if an earlier replay wrote it, those records come twice"
+        shown = f"{task.topic}-{done.partition}"
+        done.problem = Problem("changed", shown, NO_POSITION, expected, f"offsets {first} to {end}", hint=hint)
+    return None
+
+
+def _begun(task: ReplayTask, done: Replayed, writer: _Writer) -> int | None:
+    """Commit the first offset as the progress, before anything else: a run that dies later leaves aborted records, and
+    the next one must know whose they are. None: there is a problem.
+    """
+    if done.problem is not None:
+        return None
+    first = first_to_read(task.source, _asked(task, None))
+    writer.begin(first)
+    writer.commit()
+    return first
+
+
+def _asked(task: ReplayTask, start: int | None) -> Range:
+    begin = EARLIEST if start is None else Bound("offset", start)
+    wanted = Wanted(committed=task.committed)
+    return Range(begin, wanted=wanted, accept_gaps=task.accept_gaps, fail_on_data_loss=not task.accept_gaps)
+
+
+def _committed(kafka: Any, consumer: Any, place: Any) -> Any:
+    (found,) = consumer.committed([place], timeout=_SECONDS)
+    if found.error is not None:
+        raise kafka.KafkaException(found.error)
+    return found
+
+
+def _batches(task: ReplayTask, start: int) -> Iterator[Any]:
+    """Yield Arrow batches of the records from an offset on."""
+    asked = _asked(task, start)
+    spec = ReadSpec(select(RECORDS, _COLUMNS), asked.wanted, max_rows=_BATCH_ROWS)
+    return read_records(spec, find_pieces(task.source, asked))
+
+
+class _Writer:
+    """Writer of one partition's transactions."""
+
+    def __init__(self, kafka: Any, producer: Any, consumer: Any, task: ReplayTask, done: Replayed) -> None:
+        self.kafka, self.producer, self.consumer, self.task, self.done = kafka, producer, consumer, task, done
+        self._open, self._records, self._bytes, self._next = False, 0, 0, -1
+        self._to = {} if task.repartition else {"partition": done.partition}
+
+    def write(self, batch: Any) -> None:
+        """Add records to the open transaction; commit it if it is large enough."""
+        if not batch.num_rows:
+            return
+        self.begin(self._next)
+        for row in batch.to_pylist():
+            self._produce(row)
+        self._records += batch.num_rows
+        self._bytes += batch.nbytes
+        self._next = int(batch.column("offset")[-1].as_py()) + 1
+        if self._records >= _TRANSACTION_RECORDS or self._bytes >= _TRANSACTION_BYTES:
+            self.commit()
+
+    def begin(self, next_offset: int) -> None:
+        """Begin a transaction, unless one is open."""
+        if not self._open:
+            self.producer.begin_transaction()
+            self._open, self._next = True, next_offset
+
+    def _produce(self, row: Mapping[str, Any]) -> None:
+        given: dict[str, Any] = dict(self._to)
+        if row["timestamp_ms"] > 0:  # to librdkafka 0 is none too
+            given["timestamp"] = row["timestamp_ms"]
+        else:
+            self.done.without_time += 1
+        if row["headers"]:
+            given["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+        while True:
+            try:
+                self.producer.produce(self.task.topic, value=row["value"], key=row["key"], **given)
+            except BufferError:
+                self.producer.poll(1.0)  # the queue is full
+            else:
+                return
+
+    def commit(self) -> None:
+        """Commit the open transaction, and with it the offset that comes next."""
+        if not self._open:
+            return
+        place = self.kafka.TopicPartition(self.task.topic, self.done.partition, self._next)
+        group = self.consumer.consumer_group_metadata()
+        _retried(self.kafka, lambda: self.producer.send_offsets_to_transaction([place], group, _SECONDS))
+        _retried(self.kafka, lambda: self.producer.commit_transaction(_SECONDS))
+        self.done.next_offset = self._next
+        self.done.records += self._records
+        self.done.transactions += 1
+        self._open, self._records, self._bytes = False, 0, 0
+
+    def abort(self) -> None:
+        """Abort the open transaction, as far as the cluster still answers: else it ends by its timeout."""
+        if self._open:
+            with contextlib.suppress(self.kafka.KafkaException):
+                self.producer.abort_transaction(_PATIENCE)
