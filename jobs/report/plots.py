@@ -76,16 +76,14 @@ def horizontal_bars(
     stacked: bool = True,
     most: float | None = None,
 ) -> Plot:
-    """Draw a bar for each label, of one or more series, stacked or below each other; `show`: gives a value as text. The
-    table has every label. Of many labels, which come in order, draw the first different values; `says` tells.
-    """
+    """Draw a bar for each label, of series that are stacked or below each other; `show`: gives a value as text. Of many
+    labels, in order, draw the first different values, and tell in `says`; the table has every one."""
     rows = [(text, *(show(s[2][i]) for s in series)) for i, text in enumerate(labels)]
+    names = [(text, "") for text in labels]
     if len(labels) > _MAX_BARS:
         names, series, n_values = _joined_ties(labels, series)
         first = f"the first {len(names)} of {n_values} values, " if len(names) < n_values else ""
         says += f"; {first}equal ones in one bar; the table has all {len(labels)}"
-    else:
-        names = [(text, "") for text in labels]
 
     def draw(figure: Figure, width: int) -> None:
         axes = figure.add_subplot()
@@ -246,8 +244,8 @@ def short(text: str, most: int) -> str:
 
 
 def _joined_ties(labels: Sequence[str], series: Sequence[Series]) -> tuple[list[tuple[str, str]], list[Series], int]:
-    """Return the first different values: their labels, as (first, " and n more"), their series, and how many values
-    there are. Labels with equal values share one, or a plot would show those that the alphabet puts first.
+    """Return labels, as (first, " and n more"), and series of the first different values, and how many there are. Equal
+    ones share a label, or a plot would show those that the alphabet puts first.
     """
     ties: dict[tuple[float, ...], list[int]] = {}
     for i, values in enumerate(zip(*(values for _, _, values in series), strict=True)):
@@ -300,9 +298,8 @@ def _for_the_page(svg: str, says: str, prefix: str) -> str:
     svg = re.sub(r"\s*\n\s*", " ", svg)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
-    head = re.search(r'viewBox="[^"]*"', svg)
+    box = head[0] if (head := re.search(r'viewBox="[^"]*"', svg)) else ""
     body = svg[svg.index(">") + 1 :]
-    box = head[0] if head else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box} role="img"'
         f' aria-label="{escape(says)}" data-plot="{escape(prefix)}">{body}'

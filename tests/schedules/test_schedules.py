@@ -92,7 +92,7 @@ def test_the_cron_job_tries_again_where_that_can_help():
 
 
 def test_the_container_holds_all_that_the_package_needs():
-    """What is copied is there, and it is every folder that `lastkey` and Spark's data sources come from."""
+    """It copies what is there: every folder that `lastkey` and Spark's data sources come from."""
     text = (KUBERNETES / "Containerfile").read_text()
     copied = {name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]}
     assert all((ROOT / name).exists() for name in copied)

@@ -73,7 +73,7 @@ def test_the_page_of_an_archive(archive):
     for title in ("Size before and after", "Dirty ratio", "Records by time", "Tombstones by age", "Hot keys",
                   "Compression by codec", "Live and dead bytes by segment"):  # fmt: skip
         assert title in text
-    assert text.count('role="img"') == text.count("aria-label=") - text.count('role="region"') - 1
+    assert text.count('role="img"') == text.count("aria-label=") - text.count('role="region"') - 2  # summary, links
     said = report.to_json()
     assert json.loads(json.dumps(said))["partitions"][1]["hot_keys"][0]["text"] == "a"
     assert "t-1" in report.to_text() and "report.html" in report.to_text()
