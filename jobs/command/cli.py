@@ -32,24 +32,21 @@ from lastkey.jobs.command.keep_commands import add_keeping
 from lastkey.jobs.command.options import (
     CompactOptions,
     InspectOptions,
-    LookupOptions,
     PackOptions,
     RebuildStateOptions,
-    ReportOptions,
     RollbackOptions,
     RunsOptions,
-    check_lookup,
 )
-from lastkey.jobs.command.parse import MAX_LONG, check_text, parse_filter, parse_span, parse_time, parse_topics
+from lastkey.jobs.command.parse import check_text, parse_filter, parse_span, parse_time, parse_topics
 from lastkey.jobs.command.policy_commands import add_policies
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
+from lastkey.jobs.command.read_commands import add_reading
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.shared_options import (
     Jobs,
     compaction_options,
     engine_option,
     gaps_option,
-    planning_options,
     sealed_option,
     shared,
     talking,
@@ -72,7 +69,6 @@ start_ahead: Callable[[str, dict[str, Any]], None] | None = None  # set by who h
 spark_options: Sequence[str] = ()  # names of those that the user gave: typed, in PYSPARK_SUBMIT_ARGS, in files
 
 _OF_KEYS = ("--filter", "--key")  # options with a key, which may look like a URI
-_OFFSET = click.IntRange(-MAX_LONG, MAX_LONG)
 
 
 def _version(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -216,65 +212,6 @@ def rollback(**given: Any) -> None:
 def rebuild_state(**given: Any) -> None:
     """Restore the lost tables of STORE (its folder state) from the manifests of its generations."""
     _run("rebuild-state", RebuildStateOptions, **given)
-
-
-@lastkey.command()
-@click.argument("archive", required=False)
-@click.option("--store", metavar="STORE", help="Search a generation of this store; with --at: its table.")
-@click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
-@click.option(
-    "--partition", "partitions", metavar="TOPIC-N", multiple=True, help="Search only this one; may be repeated."
-)
-@click.option(
-    "--offset", "offsets", type=_OFFSET, multiple=True, help="Show where a fetch from here begins; repeatable."
-)
-@click.option("--time", "times", metavar="TIME", multiple=True, help="Show the first record from then on; repeatable.")
-@click.option(
-    "--isolation",
-    type=click.Choice(["read_uncommitted", "read_committed"]),
-    default="read_uncommitted",
-    help="read_committed: stop at the first open transaction, as a consumer does.",
-)
-@gaps_option
-@click.option("--queries", metavar="FILE", help="A table of queries: parquet, csv or json lines.")
-@click.option("--output", metavar="FILE", help="With --queries: write the answers to this file.")
-@click.option("--sizing", is_flag=True, help="Show what indexes cost in bytes, at several densities.")
-@click.option("--at", metavar="TIME", help="With --store: show what happened then, from the table time_index.")
-@click.option("--until", metavar="TIME", help="With --at: up to this time.  [default: the minute of --at]")
-@click.option("--refresh/--no-refresh", default=True, help="With --at: read new segments into the table first.")
-@engine_option("auto")
-@shared
-def lookup(**given: Any) -> None:
-    """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
-
-    TIME is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
-    """
-    check_lookup(given)
-    _run("lookup", LookupOptions, **given)
-
-
-@lastkey.command("report")
-@click.argument("archives", metavar="ARCHIVE...", nargs=-1, required=True)
-@click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
-@click.option(
-    "--store",
-    "stores",
-    metavar="STORE",
-    multiple=True,
-    help="Show its generations, and its history; repeatable.",
-)
-@planning_options
-@gaps_option
-@click.option("--hide-keys", is_flag=True, help="Show hashes of hot keys instead of the keys.")
-@click.option("--format-savings", is_flag=True, help="Also measure what `convert --to v3` would save; takes longer.")
-@engine_option("auto")
-@shared
-def archive_report(archives: tuple[str, ...], stores: tuple[str, ...], now_ms: int | None, **given: Any) -> None:
-    """Make a page that shows what is in each ARCHIVE and what a compaction would save."""
-    check_policy_has_topics(given["cleanup_policy"], *given["topics"], *given["topics_from"])
-    given |= {"archive": archives[0], "more_archives": archives[1:]}
-    given |= {"store": stores[0] if stores else None, "more_stores": stores[1:]}
-    _run("report", ReportOptions, now_ms=check_now_ms(now_ms), **given)
 
 
 @lastkey.command()
@@ -444,6 +381,7 @@ def _show(
 _audit = audit_group(_run, _show)
 lastkey.add_command(_audit)
 add_convert(lastkey, _run)
+add_reading(lastkey, _run)
 add_keeping(lastkey, _run)
 add_policies(lastkey, _run)
 add_export(lastkey, _run)

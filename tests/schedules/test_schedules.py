@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def test_the_unit_starts_again_where_that_can_help():
     assert (unit["Restart"], {int(code) for code in unit["RestartPreventExitStatus"].split()}) == (
         "on-failure", NEVER_AGAIN,
     )  # fmt: skip
+    assert unit["SuccessExitStatus"].split() == [str(errors.PARTIAL), str(128 + signal.SIGTERM)]
 
 
 def test_the_cron_job_tries_again_where_that_can_help():
