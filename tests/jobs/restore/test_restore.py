@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
 from lastkey.jobs import rollback
 from lastkey.jobs.command import failures
+from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import (
+    DONE,
+    USAGE,
     LogDirectoryInUseError,
     LogStartError,
     MissingFileError,
@@ -144,6 +148,22 @@ def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
     with pytest.raises(NoGenerationError, match=r"not yet committed at 2023-11-15 .*expected a time from 2023-11-16"):
         _restore(three_days, as_of_ms=NOON)
     assert not (three_days.folder / "out").exists()
+
+
+def test_a_time_as_it_is_typed(three_days, capsys):
+    words = [
+        "restore",
+        "--store",
+        str(three_days.store),
+        "--output",
+        str(three_days.folder / "out"),
+        "--json",
+        "--as-of",
+    ]
+    assert main([*words, "2023-11-17T13:00"]) == DONE
+    assert [p["generation"] for p in json.loads(capsys.readouterr().out)["partitions"]] == [2]
+    for more in (["yesterday"], ["2023-11-17", "--generation", "1"], ["2023-11-17", "--full-clean"]):
+        assert main([*words, *more]) == USAGE
 
 
 def test_a_generation_of_before_a_reset(two_generations):
