@@ -66,6 +66,9 @@ def run_audit(
     check_apart(Place("--audits", state.root.uri), *(Place("what is audited", root) for root in sorted(roots)))
     size = sum(s.size for one in listed for partition in one.partitions for s in partition.segments)
     with spark_workers(f"audit {kind}", options, report, progress, brief=size < _FEW_BYTES) as workers:
+        if not state.root.is_local:  # before hours of reading
+            with workers.spark(f"audit {kind}") as spark:
+                session.check_connector(spark, uri_for_spark(state.root))
         at = time.perf_counter()
         asked = Asked(options.config, audit_secret(state), options.hide_keys, options.gaps)
         found = gather(state, listed, asked, workers, progress)
@@ -74,7 +77,6 @@ def run_audit(
         report.other_problems += found.all_problems
         at = time.perf_counter()
         with workers.spark(f"audit {kind}") as spark:
-            session.check_connector(spark, uri_for_spark(state.root))
             small = session_for(spark, size)
             try:
                 ask(Audit(small, state, found, records_of(small, state, found), report))

@@ -1,15 +1,15 @@
 """Queries of `audit compaction`: a generation against what it was made of, record by record and key by key.
 
 The records of both sides meet at their offsets, then at their keys, by whole bytes. Nothing here knows how the cleaner
-works: the rules are those of GUARANTEES.md, said over rows. One join and one aggregation; a broadcast table has what is
-allowed in each partition.
+works: the rules are the guarantees of COMPACTION.md, said over rows. One join and one aggregation; a broadcast table
+has what is allowed in each partition.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
@@ -34,6 +34,14 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True)
+class Below:
+    """Records below an offset, and a time that decides about them."""
+
+    offset: int
+    ms: int
+
+
+@dataclass(frozen=True)
 class Allowed:
     """Offsets and times of one partition that decide what may be missing from a generation."""
 
@@ -43,19 +51,22 @@ class Allowed:
     cleaned_until: int  # superseded records may be missing below it
     end_offset: int  # what is compared
     now_ms: int
-    horizons: str  # "end:ms,...": tombstones below the offset `end` may go from that time on, the lowest end first
     legacy_until_ms: int  # tombstones of magic 0 and 1 may go where their file is not younger
-    null_keys_stay: bool
-    compacted: bool
-    old_until: int = 0  # below it records older than ... may be missing
+    by: str  # which record of a key is its last one: offset, timestamp, or "": nobody knows, as where headers decide
+    horizons: tuple[Below, ...] = ()  # tombstones may go from these times on; the lowest offset first, which decides
+    too_old: tuple[Below, ...] = ()  # records older than these times may be missing
+    unkeyed_until: int = 0  # records without a key may be missing below it
+    exact_until: int = 0  # below it every record older than ... must be missing
     oldest_ms: int = 0  # ... this
-    exact_until: int = 0  # below it every record older than that must be missing
-    by_key: bool = True  # the last record of a key is known: not where headers decide
-    by_time: bool = False  # the highest timestamp decides
     before_whole: bool = True  # all of either side could be read: else nothing is known to be missing there
     after_whole: bool = True
     added_from: int = -1  # offsets in [added_from, added_until) may be new: the other side does not hold what it held
     added_until: int = 0
+
+
+_BELOW: Final = pa.list_(pa.struct({"offset": pa.int64(), "ms": pa.int64()}))
+_TYPES: Final = {"str": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "tuple[Below, ...]": _BELOW}
+_ALLOWED: Final = pa.schema([(field.name, _TYPES[str(field.type)]) for field in fields(Allowed)])
 
 
 def findings(before: DataFrame, after: DataFrame, allowed: Sequence[Allowed]) -> DataFrame:
@@ -63,7 +74,8 @@ def findings(before: DataFrame, after: DataFrame, allowed: Sequence[Allowed]) ->
 
     before, after: records as of records_of, of one source each. allowed: of all partitions that are compared.
     """
-    told = F.broadcast(before.sparkSession.createDataFrame(pa.Table.from_pylist([asdict(one) for one in allowed])))
+    rows = [asdict(one) for one in allowed]
+    told = F.broadcast(before.sparkSession.createDataFrame(pa.Table.from_pylist(rows, _ALLOWED)))
     sides = [
         side.select(*AT, *(F.col(name).alias(f"{name}_{label}") for name in _COMPARED), F.lit(True).alias(label))
         for side, label in ((before, "before"), (after, "after"))
@@ -71,11 +83,8 @@ def findings(before: DataFrame, after: DataFrame, allowed: Sequence[Allowed]) ->
     met = sides[0].join(sides[1], list(AT), "full_outer").join(told, ["topic", "partition"])
     met = met.where(F.col("offset") < F.col("end_offset"))
     met = met.withColumn("key", F.when(F.col("before"), F.col("key_before")).otherwise(F.col("key_after")))
-    expired = (F.col("offset") < F.col("start_offset")) | (
-        (F.col("offset") < F.col("old_until"))
-        & ((F.col("timestamp_ms_before") < F.col("oldest_ms")) | (F.col("timestamp_ms_before") < 0))
-    )
-    met = met.withColumn("expired", expired)
+    too_old = F.expr("exists(too_old, x -> offset < x.offset AND timestamp_ms_before BETWEEN 0 AND x.ms - 1)")
+    met = met.withColumn("expired", (F.col("offset") < F.col("start_offset")) | F.coalesce(too_old, F.lit(False)))
     return reduce(lambda a, b: a.unionByName(b), [_of_records(met), _of_keys(met)])
 
 
@@ -93,13 +102,12 @@ def _of_records(met: DataFrame) -> DataFrame:
     )
     gone = known & missing & ~F.col("expired") & F.col("after_whole")
     may_be_new = (F.col("offset") >= F.col("added_from")) & (F.col("offset") < F.col("added_until"))
-    must_stay = ~F.col("compacted") | (F.col("offset") >= F.col("cleaned_until"))
     time = F.col("timestamp_ms_after")
     kind = (
         F.when(known & there & ~same, "changed")
         .when(there & ~known & F.col("before_whole") & ~may_be_new, "added")
-        .when(gone & must_stay, "dropped")
-        .when(gone & F.col("key").isNull() & F.col("null_keys_stay"), "unkeyed")
+        .when(gone & (F.col("offset") >= F.col("cleaned_until")), "dropped")
+        .when(gone & F.col("key").isNull() & (F.col("offset") >= F.col("unkeyed_until")), "unkeyed")
         .when(there & (F.col("offset") < F.col("exact_until")) & (time >= 0) & (time < F.col("oldest_ms")), "old")
     )
     return (
@@ -112,10 +120,11 @@ def _of_records(met: DataFrame) -> DataFrame:
 def _of_keys(met: DataFrame) -> DataFrame:
     """Return the keys that lost their last record, and those of which an older one is left."""
     whole = F.col("before_whole") & F.col("after_whole")
-    judged = F.col("key").isNotNull() & F.col("compacted") & F.col("by_key") & whole
+    judged = F.col("key").isNotNull() & (F.col("by") != "") & whole
     cleaned = met.where(judged & (F.col("offset") < F.col("cleaned_until")))
     readable = F.col("before").isNotNull() & (F.col("offset") >= F.col("start_offset"))
-    time = F.when(F.col("by_time"), F.greatest("timestamp_ms_before", F.lit(-1))).otherwise(F.lit(0))
+    by_time = F.col("by") == "timestamp"
+    time = F.when(by_time, F.greatest("timestamp_ms_before", F.lit(-1))).otherwise(F.lit(0))
     order = F.when(readable, F.struct(time, F.col("offset")))
     last = F.struct(
         F.col("offset").alias("offset"),
@@ -125,8 +134,8 @@ def _of_keys(met: DataFrame) -> DataFrame:
     )
     keys = cleaned.groupBy("topic", "partition", "key").agg(
         F.max_by(last, order).alias("last"),
-        F.max(F.when(F.col("after").isNotNull(), F.col("offset"))).alias("left"),
-        F.first("by_time").alias("by_time"),
+        F.max(F.when(F.col("key_after") == F.col("key"), F.col("offset"))).alias("left"),
+        F.first(by_time).alias("by_time"),
     )
     gone = ~F.col("last.is_there") & ~F.col("last.expired")
     returned = gone & ~F.col("by_time") & (F.col("left") < F.col("last.offset"))
@@ -139,6 +148,5 @@ def _is_past() -> Column:
     """Return whether a tombstone's horizon has passed: that of its batch, or one that earlier runs have set."""
     of_batch = F.col("delete_horizon_ms_before") <= F.col("now_ms")
     legacy = (F.col("magic_before") < 2) & (F.col("mtime_ms_before") <= F.col("legacy_until_ms"))
-    ends: Any = F.expr("get(filter(split(horizons, ','), x -> try_cast(split_part(x, ':', 1) as bigint) > offset), 0)")
-    by_runs = F.split_part(ends, F.lit(":"), F.lit(2)).try_cast("long") <= F.col("now_ms")
+    by_runs = F.expr("get(filter(horizons, x -> offset < x.offset), 0).ms <= now_ms")
     return F.coalesce(of_batch, F.lit(False)) | legacy | F.coalesce(by_runs, F.lit(False))

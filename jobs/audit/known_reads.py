@@ -62,6 +62,16 @@ def replaced(reads: Sequence[AuditRead], new: Sequence[AuditRead], used: Collect
     }
 
 
+def doubled(reads: Sequence[AuditRead], used: Mapping[int, AuditRead]) -> set[int]:
+    """Return the ids of reads that nobody uses because two audits at once read the same. used: by id."""
+    same = {_without_id(read) for read in used.values()}
+    return {read.read_id for read in reads if read.read_id not in used and _without_id(read) in same}
+
+
+def _without_id(read: AuditRead) -> AuditRead:
+    return replace(read, read_id=0, file="")
+
+
 def absent_reads(reads: Sequence[AuditRead], listed: Mapping[str, Collection[str]]) -> set[int]:
     """Return the ids of reads whose files are gone. listed: paths that are there, by root; others are looked for."""
     out = set[int]()

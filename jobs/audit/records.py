@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, replaced, that_count
+from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, doubled, replaced, that_count
 from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
@@ -224,7 +224,8 @@ def _commit(state: State, plan: _Plan, found: Gathered, files: Sequence[FileRead
     for read in sorted((part.read for part in found.parts), key=lambda read: -read.end_offset):
         used[read.read_id] = read  # sources may know other sizes of a file: what counts for all of them
     new = [read for read_id, read in used.items() if read_id in plan.new]
-    gone = plan.lost | replaced(plan.reads, new, used.keys()) | absent_reads(plan.reads, plan.listed)
+    gone = plan.lost | replaced(plan.reads, new, used.keys()) | doubled(plan.reads, used)
+    gone |= absent_reads(plan.reads, plan.listed)
     cut = [used[read.read_id] for read in plan.reads if used.get(read.read_id, read) != read] if new else []
     if new or gone:
         commit_reads(state, files, [*new, *cut], gone | {read.read_id for read in cut})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -30,6 +30,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options, talking
 from lastkey.jobs.errors import UsageError
 
+T = TypeVar("T")
 OF_PRINTING: Final = ("as_json", "progress", "quiet", "verbose", "show_all")  # what the command line alone needs
 
 
@@ -180,14 +181,25 @@ def _sides(command: Callable[..., Any]) -> Callable[..., Any]:
     return functools.reduce(lambda made, option: option(made), options, command)
 
 
+def made_options(
+    kind: Callable[..., T],
+    config: Config,
+    *,
+    topics: Sequence[str],
+    exclude: Sequence[str],
+    topics_from: Sequence[str],
+    **given: Any,
+) -> T:
+    """Return the options of a job that only the command line has, without those of printing."""
+    return kind(config=config, topics=parse_topics(topics, exclude, topics_from), **given)
+
+
 def audit_call(words: Sequence[str], config: Config) -> Callable[[Progress], Any]:
     """Return the call that a command line of `audit` means, for a program. Raise UsageError if it means none."""
     calls: list[Callable[[Progress], Any]] = []
 
     def run(job: str, kind: type[Any], **given: Any) -> None:
-        wanted = parse_topics(given.pop("topics"), given.pop("exclude"), given.pop("topics_from"))
-        told = {name: value for name, value in given.items() if name not in (*OF_PRINTING, "config")}
-        made = kind(config=config, topics=wanted, **told)
+        made = made_options(kind, config, **{name: given[name] for name in given.keys() - {*OF_PRINTING, "config"}})
         calls.append(lambda progress: imported(job).run(made, progress))
 
     def show(function: Callable[[Progress, dict[str, Any]], Any], **_: Any) -> None:

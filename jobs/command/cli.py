@@ -21,7 +21,7 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.audit_commands import audit_group
+from lastkey.jobs.command.audit_commands import audit_group, made_options
 from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.ending import Ending, monitoring_options
 from lastkey.jobs.command.export_commands import add_export
@@ -328,9 +328,6 @@ def _run(
     kind: type[Any],
     *,
     config: str | None,
-    topics: Sequence[str],
-    exclude: Sequence[str],
-    topics_from: Sequence[str],
     as_json: bool,
     progress: bool | None,
     quiet: bool,
@@ -339,8 +336,7 @@ def _run(
     **given: Any,
 ) -> None:
     """Run a job that only the command line has."""
-    wanted = parse_topics(topics, exclude, topics_from)
-    options = kind(config=load_config(config), topics=wanted, **given)
+    options = made_options(kind, load_config(config), **given)
     if start_ahead is not None:
         start_ahead(job, vars(options))
     _show(

@@ -8,46 +8,17 @@ import shutil
 import zlib
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
-from lastkey.jobs.audit.records import Asked, Gathered, gather
-from lastkey.jobs.audit.sources import archive_source
-from lastkey.jobs.command.config import Config
-from lastkey.jobs.command.options import EVERY_TOPIC
-from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.spark.workers import InTurn
-from lastkey.jobs.store.audits import audit_reads, audit_secret
+from lastkey.jobs.audit import records
+from lastkey.jobs.audit.records import Gathered
+from lastkey.jobs.store.audits import audit_reads
 from lastkey.jobs.store.tables import open_state
+from tests.builders.audits import audit, seen
 from tests.builders.damage import flip
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.logs import write_partition
 from tests.reference.audit import visible_records
-
-Seen = list[tuple[int, bytes | None]]
-
-
-class Alone(InTurn):
-    """Workers without Spark: this process."""
-
-    def count(self, **amounts: int) -> None:
-        """Count nothing."""
-
-
-def audit(archive: Path, audits: Path, gaps: str | None = None) -> Gathered:
-    state = open_state(str(audits))
-    asked = Asked(Config(), audit_secret(state), gaps=gaps)
-    return gather(state, [archive_source(str(archive), EVERY_TOPIC)], asked, Alone(), Silent())  # type: ignore[arg-type]
-
-
-def seen(audits: Path, found: Gathered) -> Seen:
-    """Return offsets and keys that an audit counts."""
-    rows = []
-    for part in (part for part in found.parts if part.read.records):
-        for row in pq.read_table(audits / "state" / "audit_records" / part.read.file).to_pylist():
-            if row["read_id"] == part.read.read_id and part.start_offset <= row["offset"] < part.end_offset:
-                rows.append((row["offset"], row["key"]))
-    return sorted(rows)
 
 
 def check_night(root: Path, *, whole: bool = True) -> Gathered:
@@ -112,6 +83,26 @@ def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
     reads = audit_reads(state)
     assert {read.topic for read in reads} == {"t"}
     assert set(state.head("audit_records").files()) == {read.file for read in reads}
+
+
+def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path, monkeypatch):
+    archive, audits = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "a=1 || b=1 | {pid=7 txn} c=1 | {pid=7 abort}")
+    read = records._read
+
+    def after_another(*given):
+        monkeypatch.undo()
+        audit(archive, audits)
+        return read(*given)
+
+    monkeypatch.setattr(records, "_read", after_another)
+    audit(archive, audits)
+    state = open_state(str(audits))
+    assert len(audit_reads(state)) == 4
+    assert check_night(tmp_path).bytes_read == 0
+    reads = audit_reads(state)
+    assert len(reads) == 2 and state.head("audit_records").files() == sorted({one.file for one in reads})
+    assert check_night(tmp_path).bytes_read == 0
 
 
 def test_holes_of_a_cleaner_are_no_gaps(tmp_path):
