@@ -31,7 +31,7 @@ from lastkey.jobs.command.config import (
 )
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.job_modules import imported
-from lastkey.jobs.command.options import CompactOptions, ReindexOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, ReindexOptions, RestoreOptions, VerifyOptions
 from lastkey.jobs.command.parse import (
     check_location,
     parse_duration,
@@ -48,6 +48,7 @@ from lastkey.jobs.topics import TopicFilter
 
 if TYPE_CHECKING:
     from lastkey.jobs.compact.report import CompactReport
+    from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.reindex.report import ReindexReport
     from lastkey.jobs.restore.report import RestoreReport
     from lastkey.jobs.verify.report import VerifyReport
@@ -269,6 +270,41 @@ def restore(
         named = "--generation" if options.as_of_ms is None else "--as-of"
         raise UsageError(message=f"--full-clean makes a new generation of the current one: leave out {named}")
     report: RestoreReport = _run("restore", options, progress)
+    return report
+
+
+@raises_job_errors
+def convert(
+    archive: Location | None = None,
+    *,
+    to: Literal["v2", "v3"],
+    output: Location,
+    store: Location | None = None,
+    topics: Globs = (),
+    exclude: Globs = (),
+    topics_from: Location | Iterable[Location] = (),
+    config: Settings | None = None,
+    engine: Engine | None = None,
+    progress: Progress | bool = False,
+) -> ConvertReport:
+    """Write an archive, or the current generation of each partition of a store, in another message format.
+
+    to: "v3", the format of ours, or "v2", Kafka's. output: a new or empty folder, or one in which the same call was cut
+    off, which then goes on. archive or store: one of the two; it is only read. topics, exclude, topics_from, config,
+    engine, progress: as of `compact`.
+
+    Raises a JobError if the job stops (NotEmptyError; ConvertFullError: the disk is full), and TypeError for an
+    argument of another type.
+    """
+    options = ConvertOptions(
+        archive=_location_or_none("archive", archive),
+        output=check_location("output", output),
+        to=_one_of("to", to, ("v3", "v2")),  # type: ignore[arg-type]  # one of these
+        store=_location_or_none("store", store),
+        engine=_engine(engine),
+        **_shared(topics, exclude, topics_from, config),
+    )
+    report: ConvertReport = _run("convert", options, progress)
     return report
 
 

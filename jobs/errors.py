@@ -488,6 +488,12 @@ class RestoreFullError(DiskFullError):
     hint = "free space and run again; this run removed what it had written, and the store is unchanged"
 
 
+class ConvertFullError(DiskFullError):
+    """No space left for converted logs."""
+
+    hint = "free space and run again with the same --output: it goes on with what is there"
+
+
 class OutputFullError(DiskFullError):
     """No space left for rebuilt index files."""
 

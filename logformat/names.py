@@ -32,7 +32,8 @@ DELETED: Final = ".deleted"  # to be removed soon
 CLEANED: Final = ".cleaned"  # under construction
 SWAP: Final = ".swap"  # finished, about to replace other files
 SUFFIXES: Final = (DELETED, CLEANED, SWAP)
-UNFINISHED: Final = (".tmp", ".part")  # endings of a file that is being written or copied
+PART: Final = ".part"
+UNFINISHED: Final = (".tmp", PART)  # endings of a file that is being written or copied
 
 DELETE: Final = "delete"  # folder marks: being deleted
 STRAY: Final = "stray"  # a replica that should not be here

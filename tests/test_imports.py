@@ -139,7 +139,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
-    "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore"},  # of a job its report's type
+    "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore", "jobs.convert"},  # reports
     "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
     "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
     "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files

@@ -240,6 +240,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
                 archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
             elif not wanted(parsed.topic):
                 archive.not_wanted.add(parsed.topic)
+            elif f"{folder}{names.PART}" in files:
+                archive.notes.append(f"{below}: unfinished, as {folder}{names.PART} beside it says; left out")
             elif is_link(archive.root, below):
                 archive.links.append(_Link(path, folder, depth, files))
             else:

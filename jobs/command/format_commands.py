@@ -17,7 +17,9 @@ def add_convert(group: click.Group, run: Callable[..., None]) -> None:
     @group.command()
     @click.argument("archive", required=False)
     @click.option("--store", metavar="STORE", help="Convert the current generations of this store, not an archive.")
-    @click.option("--output", metavar="DIR", required=True, help="A new or empty folder.")
+    @click.option(
+        "--output", metavar="DIR", required=True, help="A new or empty folder, or that of a run that was cut off."
+    )
     @click.option("--to", type=click.Choice(["v3", "v2"]), required=True, help="The message format to write.")
     @click.option("--all", "show_all", is_flag=True, help="Also list partitions in which nothing changed.")
     @engine_option("spark")

@@ -26,7 +26,7 @@ from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.lag import lag_of
-from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed
+from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed, estimated_as_magic_2
 from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
@@ -139,6 +139,8 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     report.archive_needed = _archive_needed(report, checkpoints, manifests)
     # After _archive_needed: these notes are no reason to keep the archive
     report.notes += [*others, *of_others, *unmatched, *outdated, *_cut_off(report)]
+    if options.dry_run:
+        report.notes += estimated_as_magic_2((r.topic for r in report.results if r.bytes_written), options.config)
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
     if report.ended_early is not None and not report.partial:

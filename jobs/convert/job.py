@@ -3,16 +3,23 @@
 A task for each segment, or for consecutive small ones (udfs.convert). The output of an archive has its folders, names
 and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
 output of a store is one log directory, with the current generation of each partition.
+
+A run that is cut off leaves no partition that looks whole, and the next one with the same arguments goes on with what
+is there (udfs.convert.unfinished).
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import posixpath
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import check_holds_partitions, listed
 from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
 from lastkey.jobs.command.options import ConvertOptions, RestoreOptions
@@ -20,7 +27,7 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
-from lastkey.jobs.errors import OutputFullError, UsageError
+from lastkey.jobs.errors import ConvertFullError, NotEmptyError, UsageError
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
 from lastkey.jobs.restore.job import checkpoints_of, convert_settings
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -29,9 +36,10 @@ from lastkey.logformat import names
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.convert.convert_log import ConvertSettings
 from lastkey.udfs.convert.convert_segments import ConvertTask, Copy, convert_segments, sums
+from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import exists, normal_uri, open_root, write_file
+from lastkey.udfs.storage import Root, exists, make_folders, normal_uri, open_root, write_file
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 
@@ -65,22 +73,40 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
     if (options.archive is None) == (options.store is None):
         raise UsageError(message="convert needs either ARCHIVE or --store STORE")
     output = normal_uri(options.output)
-    check_empty(open_root(output))
+    root = open_root(output)
+    if not exists(root, MARK):
+        check_empty(root)
     plan = _of_archive(options, output) if options.store is None else _of_store(options, options.store, output)
     report = ConvertReport(plan.source, output, options.to, notes=plan.notes, found=plan.problems)
     report.seconds["list"] = time.perf_counter() - started
+    if root.is_local:
+        make_folders(Path(root.base))
     try:
-        _convert(options, plan, output, report, progress)
+        with locked([Path(root.base)]) if root.is_local else nullcontext():
+            _begin(root, options, plan)
+            _convert(options, plan, root, report, progress)
+            unmark(root)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputFullError(path=error.filename or output, found=error.strerror or "disk full") from error
+            raise ConvertFullError(path=error.filename or output, found=error.strerror or "disk full") from error
         raise
     except (KeyboardInterrupt, EarlyEndError) as error:
-        error.add_note(f"remove {output}, or give another --output, and run again")
+        error.add_note("run it again to go on with what is there")
         raise
     report.found.sort(key=lambda problem: (problem.path, problem.position))
     report.seconds["total"] = time.perf_counter() - started
     return report
+
+
+def _begin(output: Root, options: ConvertOptions, plan: _Plan) -> None:
+    """Mark the output as unfinished. Raise NotEmptyError if it holds anything but the beginning of this conversion."""
+    if not exists(output, MARK):
+        check_empty(output)  # again: planning takes a while
+    files = [(one.folder, one.segments, one.copies, _settings(options, one.topic)) for one in plan.partitions]
+    digest = hashlib.sha256(repr((files, plan.copies, plan.files)).encode()).hexdigest()
+    if not mark(output, f"{plan.source} to {options.to}, not finished; SHA-256 of what is planned: {digest}\n"):
+        found = f"{MARK} of another conversion, or of this one before its source or settings changed"
+        raise NotEmptyError(path=output.uri, found=found)
 
 
 def _of_archive(options: ConvertOptions, output: str) -> _Plan:
@@ -98,7 +124,7 @@ def _of_archive(options: ConvertOptions, output: str) -> _Plan:
             plan.problems.append(one.problem)
         kept = [s.txn_index for s in one.segments if s.txn_index is not None]
         kept += [*one.snapshots.values(), *one.orphans.values(), *one.side_files.values()]
-        copies = [Copy(uri, path, path) for path in kept]
+        copies = [Copy(uri, path, posixpath.relpath(path, one.path)) for path in kept]
         plan.partitions.append(_Partition(one.topic, one.partition, one.path, one.segments, copies))
     for folder in sorted({posixpath.dirname(one.folder) for one in plan.partitions}):
         for name in (*names.OFFSET_CHECKPOINTS, names.META_PROPERTIES):
@@ -136,14 +162,24 @@ def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
             for kind in (names.INDEX, names.TIME_INDEX)
         }
         kept = [name for name in side_files[t.key] if name not in made_again]
-        copies = [Copy(store.uri, f"{t.folder}/{name}", f"{t.name}/{name}") for name in kept]
+        copies = [Copy(store.uri, f"{t.folder}/{name}", name) for name in kept]
         plan.partitions.append(_Partition(t.topic, t.partition, t.name, segments, copies))
     plan.files += checkpoints_of(targets, manifests)
     return plan
 
 
-def _convert(options: ConvertOptions, plan: _Plan, output: str, report: ConvertReport, progress: Progress) -> None:
-    planned = [(one, list(_tasks(options, one, output))) for one in plan.partitions]
+def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: ConvertReport, progress: Progress) -> None:
+    beside = ConvertTask(output.uri, "", (), tuple(plan.copies), _settings(options, ""))
+    report.found += convert_segments(beside).problems
+    for path, data in plan.files:
+        write_file(output, path, data)
+    planned = []
+    for one in plan.partitions:
+        folder = open_folder(output, one.folder, (segment.base_offset for segment in one.segments))
+        if folder is None:
+            report.partitions.append(_kept(one, output))
+        else:
+            planned.append((one, list(_tasks(options, one, output.uri, folder))))
     tasks = [task for _, of in planned for task in of]
     n_bytes = sum(map(_size, tasks))
     progress.start("convert", n_bytes, BYTES)
@@ -152,17 +188,22 @@ def _convert(options: ConvertOptions, plan: _Plan, output: str, report: ConvertR
         results = iter(made.run(convert_segments, tasks, "convert: segments", watcher))
         for one, of in planned:
             parts = [next(results) for _ in of]
+            close_folder(output, one.folder)
             report.partitions.append(ConvertedPartition(one.topic, one.partition, **sums(parts)))
             report.found += [problem for part in parts for problem in part.problems]
         made.count(
             bytes_read=sum(p.bytes_before for p in report.partitions),
             bytes_written=sum(p.bytes_after for p in report.partitions),
         )
-    beside = ConvertTask(output, "", (), tuple(plan.copies), _settings(options, ""))
-    report.found += convert_segments(beside).problems
-    for path, data in plan.files:
-        write_file(open_root(output), path, data)
+    report.partitions.sort(key=lambda p: (p.topic, p.partition))
     progress.close()
+
+
+def _kept(one: _Partition, output: Root) -> ConvertedPartition:
+    """Return what is known of a partition that an earlier run has finished."""
+    n, after = len(one.segments), sum(whole_segments(output, one.folder).values())
+    before = sum(segment.size for segment in one.segments)
+    return ConvertedPartition(one.topic, one.partition, n, n, bytes_before=before, bytes_after=after)
 
 
 def _size(task: ConvertTask) -> int:
@@ -173,8 +214,8 @@ def _settings(options: ConvertOptions, topic: str) -> ConvertSettings:
     return convert_settings(options.config, topic, 3 if options.to == "v3" else 2)
 
 
-def _tasks(options: ConvertOptions, one: _Partition, output: str) -> Iterator[ConvertTask]:
+def _tasks(options: ConvertOptions, one: _Partition, output: str, folder: str) -> Iterator[ConvertTask]:
     settings, copies = _settings(options, one.topic), tuple(one.copies)
     parts = [*groups(one.segments, lambda s: s.size, _TASK_BYTES)] or [()]
     for number, part in enumerate(parts):
-        yield ConvertTask(output, one.folder, part, () if number else copies, settings)
+        yield ConvertTask(output, folder, part, () if number else copies, settings)

@@ -16,6 +16,7 @@ class ConvertedPartition:
     topic: str
     partition: int
     segments: int = 0
+    kept: int = 0  # of these: an earlier run, which was cut off, has converted them; their batches are not counted
     batches: int = 0
     changed: int = 0  # batches that have the other format now
     bytes_before: int = 0  # of the logs
@@ -68,6 +69,8 @@ class ConvertReport(JobReport):
         lines = [table(header, rows, left=(0,)), ""] if rows else []
         lines += labelled("problem", self.problems)
         lines += labelled("note", self.notes)
+        if kept := sum(p.kept for p in self.partitions):
+            lines.append(f"kept of a run that was cut off: {counted(kept, 'segment')}; batches are those of this run")
         lines.append(
             f"{counted(len(self.partitions), 'partition')}: {size(before)} became {size(after)} in {self.output}"
         )

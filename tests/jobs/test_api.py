@@ -27,7 +27,7 @@ from lastkey.logformat.s3_access import DENIED, AccessError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
-JOBS = ("compact", "verify", "reindex", "restore")
+JOBS = ("compact", "verify", "reindex", "restore", "convert")
 # What the command line alone needs: how it prints. A report has show_all as an attribute
 OF_PRINTING = {"as_json", "progress", "quiet", "verbose", "show_all", "metrics_file", "notify"}
 BAD_SETTING = {"defaults": {"segment.byte": 1}}
@@ -62,7 +62,8 @@ def test_a_function_has_every_option_of_its_command_with_its_default(job):
     options = {param.name: param for param in command.params if param.name not in OF_PRINTING}
     parameters = dict(inspect.signature(getattr(lastkey, job)).parameters)
     needed = [option for option in command.params if option.required]
-    words = [word for option in needed for word in (option.opts[0], "X")[-1 if option.opts[0] == option.name else 0 :]]
+    values = {option: (getattr(option.type, "choices", None) or ["X"])[0] for option in needed}
+    words = [word for o in needed for word in (o.opts[0], values[o])[-1 if o.opts[0] == o.name else 0 :]]
     plain = command.make_context(job, words).params
     assert parameters.pop("progress").default is False
     assert set(parameters) == set(options)
@@ -173,6 +174,9 @@ def test_an_argument_of_another_type_is_a_type_error(job, given, said):
             {"store": "S", "output": "D", "full_clean": True, "generation": 1},
             "--store S --output D --full-clean --generation 1",
         ),
+        ("convert", {"to": "v3", "output": "D"}, "--to v3 --output D"),
+        ("convert", {"archive": "A", "store": "S", "to": "v3", "output": "D"}, "A --store S --to v3 --output D"),
+        ("convert", {"archive": EXAMPLE, "to": "v3", "output": ROOT}, f"{EXAMPLE} --to v3 --output {ROOT}"),
     ],
 )
 def test_an_error_has_the_words_of_the_command_line(job, given, words, capsys, tmp_path, monkeypatch):
@@ -234,13 +238,20 @@ def test_a_job_called_from_a_thread_leaves_signals_log_and_stdout_alone(tmp_path
         reports.append(lastkey.verify(store=store))
         reports.append(lastkey.restore(store, out))
         reports.append(lastkey.reindex(out, check=True))
+        reports.append(lastkey.convert(out, to="v3", output=tmp_path / "v3", engine="threads"))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert [(type(report), report.exit_code, report.problems) for report in reports] == [
         (kind, 0, [])
-        for kind in (lastkey.CompactReport, lastkey.VerifyReport, lastkey.RestoreReport, lastkey.ReindexReport)
+        for kind in (
+            lastkey.CompactReport,
+            lastkey.VerifyReport,
+            lastkey.RestoreReport,
+            lastkey.ReindexReport,
+            lastkey.ConvertReport,
+        )
     ]
     assert before == (
         [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],

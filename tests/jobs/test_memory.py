@@ -19,7 +19,8 @@ import google_crc32c
 import pytest
 
 from tests.conftest import ROOT
-from tests.reference.log import Batch, data_batch
+from tests.reference import v3
+from tests.reference.log import ZSTD, Batch, data_batch
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -112,9 +113,20 @@ def with_body(codec: int, body: bytes, *, length: int | None = None) -> bytes:
     return bytes(data)
 
 
+def wide_batch() -> bytes:
+    """Return the log's second batch, of which magic 3 compresses both sections."""
+    return data_batch(4, [(50, b"k" * 100, b"v")] * 4, codec=ZSTD).data
+
+
+def signed(batch: bytes) -> bytes:
+    """Return a batch of magic 3 with the checksum of its bytes."""
+    return batch[:17] + struct.pack(">I", google_crc32c.value(batch[21:]) ^ 0xFFFFFFFF) + batch[21:]
+
+
 BOMBS: dict[str, Callable[[], bytes]] = {
     "zstd": lambda: with_body(4, zeros_in_33_kib()),
     "gzip members": lambda: with_body(1, gzip.compress(bytes(16 * MIB)) * 64),
+    "magic 3": lambda: signed(v3.with_headers(v3.to_v3(wide_batch()), zeros_in_33_kib())),
     "sparse": lambda: with_body(0, b"", length=LARGEST - 12 - len(data_batch(0, [(1, b"key", b"value")] * 4).data)),
 }
 
@@ -174,6 +186,7 @@ def command(job: str, root: Path, config: Path) -> list[str]:
 
 # Headers say all that a look-up by offset needs, and all that indexes are made of where bodies are not opened
 UNHARMED = {("inspect", "zstd"), ("inspect", "gzip members"), ("reindex", "zstd"), ("reindex", "gzip members")}
+UNHARMED |= {("inspect", "magic 3"), ("reindex", "magic 3")}
 JOBS = (
     "inspect", "inspect records", "inspect values", "verify", "reindex", "lookup time", "compact", "splits", "profile",
     "time_index", "data source",

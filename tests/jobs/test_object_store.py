@@ -17,14 +17,21 @@ from click.testing import CliRunner
 from pyarrow import fs as pafs
 
 from lastkey import logformat
+from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command import cli
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import ConvertOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.convert import job as convert
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.locations import file_system
 from lastkey.logformat.search.partition_log import open_partition
+from lastkey.udfs.convert.unfinished import close_folder
+from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import read, tasks_of
-from tests.builders.trees import files_in
+from tests.builders.trees import files_in, files_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
@@ -47,6 +54,17 @@ def run(*words: object) -> tuple[int, str, str]:
     done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr
+
+
+def objects_in(uri: str) -> dict[str, bytes]:
+    filesystem, path = file_system(uri)
+    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    found = {}
+    for info in infos:
+        if info.type == pafs.FileType.File:
+            with filesystem.open_input_file(info.path) as file:
+                found[info.path[len(path) + 1 :]] = file.read()
+    return found
 
 
 def timeless(said: object) -> object:
@@ -85,14 +103,30 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     assert run("reindex", f"{BUCKET}/bare", "--check")[0] == 3
     assert run("reindex", f"{BUCKET}/bare", "--output", f"{BUCKET}/rebuilt")[0] == 0
     assert run("reindex", EXAMPLE, "--output", tmp_path / "rebuilt")[0] == 0
-    filesystem, path = file_system(f"{BUCKET}/rebuilt")
-    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    written = {info.path[len(path) + 1 :]: info for info in infos if info.type == pafs.FileType.File}
-    local = tmp_path / "rebuilt"
-    assert set(written) == {p.relative_to(local).as_posix() for p in files_in(local, "**/*") if p.is_file()}
-    for name, info in written.items():
-        with filesystem.open_input_file(info.path) as file:
-            assert file.read() == (local / name).read_bytes(), name
+    assert objects_in(f"{BUCKET}/rebuilt") == files_of(tmp_path / "rebuilt")
+
+
+def test_a_conversion_into_the_bucket_that_was_cut_off_goes_on(tmp_path, monkeypatch):
+    uri, config, closed = f"{BUCKET}/v3", parse_config({"job": {"engine": "threads"}}), []
+    options = ConvertOptions(f"{BUCKET}/archive", uri, "v3", config=config)
+
+    def close(output, folder):
+        if closed:
+            raise KeyboardInterrupt
+        close_folder(output, folder)
+        closed.append(folder)
+
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(convert, "close_folder", close)
+        convert.run(options, Silent())
+    found = list_archive(open_root(uri), lambda _: True)
+    assert [one.path for one in found.partitions.values()] == closed
+    assert sum("unfinished, as" in note for note in found.notes) > 3
+    report = convert.run(options, Silent())
+    assert report.exit_code == 0
+    assert all(p.kept == p.segments for p in report.partitions)
+    convert.run(ConvertOptions(str(EXAMPLE), str(tmp_path / "v3"), "v3", config=config), Silent())
+    assert objects_in(uri) == files_of(tmp_path / "v3")
 
 
 @pytest.mark.parametrize("part", [".", ".."])

@@ -18,7 +18,10 @@ Gaps = Literal["fail", "accept"]
 Schedule = Literal["full", "yield"]
 StoreFormat = Literal["v2", "v3"]
 
-ANOTHER_LOG: Final = "topic recreated, archive rolled back, or another cluster: --reset starts over"
+ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
+# Most bytes of a segment that becomes magic 3, and of those that become one: `restore` makes magic 2 of it again, which
+# takes more bytes, and no log may have 2 GiB
+LARGEST_V3_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class CleanSettings:
     def store_magic(self) -> Literal[2, 3]:
         """Magic of the batches that are written, unless they cannot have it (`logformat.writing.formats`)."""
         return 3 if self.store_format == "v3" else 2
+
+    @property
+    def group_bytes(self) -> int:
+        """Most bytes of consecutive segments that become one."""
+        return min(self.segment_bytes, LARGEST_V3_BYTES) if self.store_magic == 3 else self.segment_bytes
 
     @property
     def retention(self) -> RetentionLimits:

@@ -11,13 +11,21 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.chunks import (
+    CHUNK_BYTES,
+    MAX_BATCH_BYTES,
+    Chunk,
+    ChunkBuffer,
+    Tail,
+    read_chunks,
+    read_exactly,
+)
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.writing.formats import Converter, Magic
+from lastkey.logformat.writing.formats import Converted, Converter, Magic
 from lastkey.udfs.storage import Root, opened
 
 _PIECE: Final = 8 << 20
@@ -49,11 +57,21 @@ class ConvertedLog:
 
 
 def convert_log(
-    source: Root, path: str, size: int, target: Root, to: str, base_offset: int, settings: ConvertSettings
+    source: Root,
+    path: str,
+    size: int,
+    target: Root,
+    to: str,
+    base_offset: int,
+    settings: ConvertSettings,
+    *,
+    limit: int = MAX_SEGMENT_BYTES,
 ) -> ConvertedLog:
     """Write the first `size` bytes of a log to another file, in the format of the settings.
 
-    Raises LogFormatError for damage, as a reader does; what is written then is worth nothing.
+    limit: most bytes of a log. Magic 3 may take more than 2 where a producer compressed better than we do: batches stay
+    as they are where the log would else grow beyond the limit. Raises LogFormatError where a log in magic 2 does, and
+    for damage, as a reader does; what is written then is worth nothing.
     """
     buffer, tail = ChunkBuffer(settings.chunk_bytes, settings.max_batch_bytes), Tail()
     converter = Converter(settings.magic, max_batch_bytes=settings.max_batch_bytes)
@@ -68,17 +86,20 @@ def convert_log(
         for chunk in read_chunks(file, path, 0, size, buffer, tail):
             read = crc32c_extend(read, chunk.raw)
             for part in converter.convert(chunk.raw, chunk.position, chunk.batches, path):
+                rows = chunk.batches[part.first : part.first + len(part.sizes)]
+                end = int(rows["position"][-1] + rows["size"][-1])
+                if settings.magic == 3 and size <= limit < total + len(part.data) + size - end:
+                    part = _unchanged(part, chunk, rows)  # noqa: PLW2901
                 total += len(part.data)
-                if total > MAX_SEGMENT_BYTES:
+                if total > limit:
                     raise LogFormatError(
                         "length",
                         path,
                         chunk.position,
-                        f"a log of at most {MAX_SEGMENT_BYTES} bytes in magic {settings.magic}",
+                        f"a log of at most {limit} bytes in magic {settings.magic}",
                         "more",
-                        hint="its records take more room there: compact it with a smaller segment.bytes first",
+                        hint="its records take more room there: keep this log in magic 3, or the original",
                     )
-                rows = chunk.batches[part.first : part.first + len(part.sizes)]
                 indexes.append(rows["last_offset"], part.sizes, rows["max_timestamp"])
                 out.write(part.data.data)
                 written = crc32c_extend(written, part.data)
@@ -90,6 +111,12 @@ def convert_log(
             out.write(piece.data)
             read, written, total = crc32c_extend(read, piece), crc32c_extend(written, piece), total + len(piece)
     return ConvertedLog(total, batches, changed, read, written, *indexes.finish())
+
+
+def _unchanged(part: Converted, chunk: Chunk, rows: np.ndarray) -> Converted:
+    start = int(rows["position"][0]) - chunk.position
+    sizes = rows["size"].astype(np.int64)
+    return Converted(chunk.raw[start : start + int(sizes.sum())], sizes, np.zeros(len(rows), np.bool_), part.first)
 
 
 def holds_magic_3(root: Root, path: str, size: int) -> bool:

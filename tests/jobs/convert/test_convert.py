@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,28 @@ def test_a_generation_in_magic_3_is_the_one_that_is_restored(
     theirs.pop(".kafka_cleanshutdown")
     assert ours.keys() == theirs.keys()
     assert {p: d for p, d in ours.items() if "zstd" not in p} == {p: d for p, d in theirs.items() if "zstd" not in p}
+
+
+def test_a_store_does_not_go_on_with_a_converted_archive(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
+    """In the archive's place, the partitions of which a batch changed are set aside, and nothing is written."""
+    given = {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
+    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
+    store = tmp_path / "store"
+    made = CompactOptions(str(archive), str(store), now_ms, parse_config(given), force=True)
+    assert compact.run(made, Silent()).exit_code == 0
+    run(archive, tmp_path / "v3", "v3")
+    before = files_of(store / "segments")
+    with pytest.raises(UsageError, match="this store serves the archive"):
+        compact.run(replace(made, archive=str(tmp_path / "v3")), Silent())
+    archive.rename(tmp_path / "original")
+    (tmp_path / "v3").rename(archive)
+    report = compact.run(replace(made, force=False), Silent())
+    assert report.exit_code == 3
+    assert {p.state for p in report.problems} == {"diverged"}
+    assert all("or converted" in str(p) for p in report.problems)
+    changed = {name for name in NAMES for p in cases[name].partitions if not name.startswith("v1")}
+    assert {p.path.rpartition("-")[0].rpartition("/")[2] for p in report.problems} == changed
+    assert files_of(store / "segments") == before
 
 
 def test_damage_is_named_and_its_log_left_out(

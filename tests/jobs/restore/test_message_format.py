@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, ReportOptions, RestoreOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.errors import OtherFormatError
+from lastkey.jobs.report import job as report_job
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
@@ -21,6 +22,8 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
+from lastkey.udfs.compact import plan
+from lastkey.udfs.compact.clean import store_format
 from lastkey.udfs.convert.convert_log import holds_magic_3
 from lastkey.udfs.storage import Root
 from tests.builders.archives import put
@@ -134,6 +137,38 @@ def test_the_manifest_says_which_segments_become_magic_2(
     assert len(walked) == len(rows)
     assert files_of(tmp_path / "walked") == files_of(tmp_path / "told") == files_of(tmp_path / "out")
     assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
+
+
+def test_estimates_say_that_they_are_for_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
+    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
+    for form in ("v2", "v3"):
+        config = parse_config(settings(form))
+        options = CompactOptions(str(archive), str(tmp_path / "store"), now_ms, config, force=True, dry_run=True)
+        ran = compact.run(options, Silent())
+        reported = report_job.run(
+            ReportOptions(str(archive), str(tmp_path / "page.html"), now_ms, config=config), Silent()
+        )
+        for notes in (ran.notes, reported.notes):
+            found = [note for note in notes if "estimated for magic 2" in note]
+            assert len(found) == (form == "v3")
+            assert not found or found[0].startswith(
+                'gzip-headers, lz4-append, none-tomb and 1 more (store.format = "v3")'
+            )
+
+
+def test_segments_that_are_too_large_in_another_format_stay_magic_2(
+    archive: Path, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 6_000
+    for module in (plan, store_format):
+        monkeypatch.setattr(module, "LARGEST_V3_BYTES", limit)
+    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
+    stored(archive, tmp_path, ("v3", "v3"), now_ms)
+    tables = open_store(str(tmp_path / "store"))
+    rows = [row for rows in manifests_of(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
+    magics = {row.magics for row in rows if row.size_bytes > limit}
+    assert magics == {"2"}
+    assert any("3" in str(row.magics) for row in rows)
 
 
 def test_a_changed_byte_of_a_store_in_magic_3_is_named(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult])
     first = result.segments[0]
     for field, value in (
         ("records", 1), ("batches", 2), ("tombstones", 3), ("last_offset", 4), ("checksum", 5), ("max_timestamp_ms", 6),
-        ("codecs", "gzip"), ("next_offset", 7),
+        ("codecs", "gzip"), ("magics", "2,3"), ("next_offset", 7),
     ):  # fmt: skip
         manifest = (replace(first, **{field: value}), *result.segments[1:])
         problems = check_generation(generation(plan, result, manifest=manifest)).problems

@@ -8,9 +8,8 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
-from lastkey.logformat.writing.formats import Converter
 from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Tally, VerdictsOf, clean_chunk
-from lastkey.udfs.compact.clean.store_format import in_format
+from lastkey.udfs.compact.clean.store_format import converter_for, in_format
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.scan.read_again import chunk_at
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
@@ -21,7 +20,7 @@ def clean_backwards(
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
     """Clean one source segment from its end; yield (piece, its chunk), last first."""
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    converter = Converter(rules.magic, max_batch_bytes=loader.max_batch_bytes)
+    converter = converter_for(one.size, rules, loader.max_batch_bytes)
     with one.open_log() as file:
         for scanned in reversed(one.chunks):
             chunk = chunk_at(file, one.path, scanned, buffer)
@@ -44,7 +43,7 @@ def clean_forwards(
     bytes in a dry run if a batch changed).
     """
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    converter = Converter(rules.magic, max_batch_bytes=loader.max_batch_bytes)
+    converter = converter_for(one.size, rules, loader.max_batch_bytes)
     with one.open_log() as file:
         for scanned in one.chunks if chunks is None else chunks:
             chunk = chunk_at(file, one.path, scanned, buffer)

@@ -11,10 +11,21 @@ from lastkey.logformat.batches.chunks import NO_END, Chunk
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.writing.formats import Converter
 from lastkey.udfs.compact.clean.clean_batches import CleanedRun
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.plan import LARGEST_V3_BYTES
 
 
-def in_format(piece: CleanedRun, chunk: Chunk, converter: Converter, path: str) -> CleanedRun:
+def converter_for(size: int, rules: Rules, max_batch_bytes: int) -> Converter | None:
+    """Return what converts the survivors of a segment of `size` bytes; None: they stay as they are."""
+    if rules.magic == 3 and size > LARGEST_V3_BYTES:
+        return None
+    return Converter(rules.magic, max_batch_bytes=max_batch_bytes)
+
+
+def in_format(piece: CleanedRun, chunk: Chunk, converter: Converter | None, path: str) -> CleanedRun:
     """Return a piece of a chunk with its batches in the converter's format, or as it is where none can change."""
+    if converter is None:
+        return piece
     if converter.magic == 2 and not (chunk.batches["magic"] == 3).any():
         return piece
     data = piece.data

@@ -31,7 +31,7 @@ def policy_of(plan: PartitionPlan) -> Policy:
         price=plan.settings.compaction_dead_byte_price,
         min_yield=plan.settings.compaction_min_yield,
         io_budget_bytes=plan.io_budget_bytes,
-        segment_bytes=plan.settings.segment_bytes,
+        segment_bytes=plan.settings.group_bytes,
     )
 
 

@@ -179,7 +179,7 @@ def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int
         [len(s.offset_index) for s in scans],
         [len(s.time_index) for s in scans],
         end_offset=end_offset,
-        max_bytes=plan.settings.segment_bytes,
+        max_bytes=plan.settings.group_bytes,
         max_index_bytes=plan.settings.segment_index_bytes,
     )
 

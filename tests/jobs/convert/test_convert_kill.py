@@ -1,0 +1,97 @@
+"""Conversions that are killed at drawn moments, in real processes: no half partition looks whole, a rerun ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.options import ConvertOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.convert import job as convert
+from lastkey.jobs.errors import LogDirectoryInUseError, NotEmptyError
+from tests.builders.archives import put
+from tests.builders.damage import flip
+from tests.builders.killed_conversions import CONFIG, in_child, run
+from tests.builders.trees import files_in, files_of
+from tests.golden import Case
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+NAMES = ("none-tomb", "lz4-append", "txn-zstd")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
+    """Return a folder with a log directory of several partitions, some of several segments."""
+    for name in NAMES:
+        for partition in cases[name].partitions:
+            put(cases[name].input(partition), tmp_path / "archive" / "disk" / partition)
+    (tmp_path / "archive" / "disk" / "log-start-offset-checkpoint").write_text("0\n1\nnone-tomb 0 3\n")
+    return tmp_path / "archive"
+
+
+def test_a_rerun_ends_what_was_killed(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    asked = request.config.getoption("--attack-cases") or 8
+    call = f"killed_runs(Path({str(archive)!r}), Path({str(tmp_path)!r}), 31, {asked})"
+    code = f"from pathlib import Path; from tests.builders.killed_conversions import killed_runs; {call}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["moments"] > 100
+    assert found["killed"] >= asked
+    assert found["kept"] > 0
+
+
+def test_another_conversion_or_a_changed_archive_is_not_gone_on_with(archive: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert in_child(archive, output, 60) == -1
+    before = files_of(output)
+    with pytest.raises(NotEmptyError, match=r"convert\.part of another conversion"):
+        convert.run(ConvertOptions(str(archive), str(output), "v2", config=CONFIG), Silent())
+    log = files_in(archive, "**/none-tomb-0/*.log")[-1]
+    times = log.stat()
+    os.utime(log, ns=(times.st_mtime_ns + 10**9,) * 2)
+    with pytest.raises(NotEmptyError, match="changed"):
+        run(archive, output)
+    assert files_of(output) == before
+    os.utime(log, ns=(times.st_mtime_ns,) * 2)
+    (output / "convert.part").write_bytes((output / "convert.part").read_bytes()[:30])  # killed while it was written
+    assert run(archive, output).exit_code == 0
+
+
+def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    log = files_in(archive, "**/lz4-append-0/*.log")[0]
+    flip(log, log.stat().st_size - 3)
+    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
+        changed.setattr(convert, "unmark", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        run(archive, output)
+    again = run(archive, output)
+    assert [p.path for p in again.found] == [str(log.relative_to(archive))]
+    assert sum(p.kept for p in again.partitions) == len(files_in(output, "**/*.log"))
+    assert not any(path.endswith(".part") for path in files_of(output))
+    assert "kept of a run that was cut off" in again.to_text()
+
+
+def test_two_runs_do_not_write_to_one_folder(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(*_: object) -> None:
+        with pytest.raises(LogDirectoryInUseError):
+            run(archive, tmp_path / "out")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(convert, "unmark", twice)
+        run(archive, tmp_path / "out")
