@@ -22,7 +22,7 @@ from lastkey.jobs.store.latest import Stand, stand_of
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files.checkpoints import write_partition_metadata
 from lastkey.udfs.storage import open_root
-from tests.builders.archives import borders
+from tests.builders.archives import borders, offset_checkpoint
 from tests.builders.damage import START_MS, flip
 from tests.builders.logs import TOPIC_ID
 from tests.reference.log import ABORT, COMMIT, Batch, data_batch, marker_batch
@@ -216,6 +216,22 @@ def test_damage_stops_a_partition_until_it_is_repaired(spark, tmp_path):
     place.run(3)
     place.check(spark, ends=[3, 2])
     bad.log.write_bytes(whole)
+    place.run()
+    place.check(spark)
+
+
+@pytest.mark.slow
+def test_damage_in_the_segment_of_the_log_start(spark, tmp_path):
+    place = Place(tmp_path)
+    (log,) = place.logs
+    log.append("a=1 a=2")
+    first = log.log.stat().st_size
+    log.append("c=1")
+    offset_checkpoint(place.archive / "log-start-offset-checkpoint", {"t-0": 1})
+    flip(log.log, first + 65)
+    place.run(3)
+    assert place.stand() == {}
+    flip(log.log, first + 65)
     place.run()
     place.check(spark)
 
