@@ -97,7 +97,7 @@ class CompactReport(JobReport):
 
     @property
     def partial(self) -> bool:
-        """Whether --max-runtime was over before all was done."""
+        """True if --max-runtime was over before all was done."""
         return isinstance(self.ended_early, OutOfTimeError)
 
     def n_due(self) -> int:

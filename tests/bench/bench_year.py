@@ -41,7 +41,7 @@ SETTINGS: Final = """[defaults]
 
 
 class WrongError(Exception):
-    """What a command said, or left, is not so."""
+    """Error of the model: something that a command said, or left, is not so."""
 
 
 @dataclass
