@@ -28,7 +28,8 @@ def requirements() -> list[str]:
     if not IN_CHECKOUT:
         return metadata.requires("lastkey") or []
     project = _project()
-    return [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    extras = project["optional-dependencies"].items()
+    return [*project["dependencies"], *(f'{one}; extra == "{name}"' for name, of in extras for one in of)]
 
 
 def sources() -> dict[str, Path]:

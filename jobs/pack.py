@@ -45,7 +45,6 @@ from lastkey.logformat.jit import state_of_sources
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SPARKS: Final = ("pyspark", "py4j")  # executors take them from their Spark, in its version
-_WITHOUT_SPARK: Final = ("confluent-kafka",)  # of jobs that never run on a cluster
 _LEFT_OUT: Final = frozenset(("tests", "include"))  # folders inside of packages: a quarter of their files
 _UNUSED: Final = re.compile(r"pyarrow/\w*flight|zstandard/_cffi")  # libraries: a tenth of the bytes
 _TIME: Final = 315532800  # 1980, of files that are made here
@@ -156,7 +155,7 @@ def _with_kernels(folder: Path) -> Path:
 
 def _packages(*, driver: bool) -> list[metadata.Distribution]:
     """Return what executors need and is installed, and what that needs, without what Spark brings; or drivers too."""
-    left_out = _SPARKS + _WITHOUT_SPARK + (() if driver else installation.OF_DRIVERS)
+    left_out = _SPARKS + (() if driver else installation.OF_DRIVERS)
     found: dict[str, metadata.Distribution] = {}
     wanted = [(one, "lastkey") for one in installation.requirements()]
     while wanted:
