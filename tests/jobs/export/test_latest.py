@@ -121,7 +121,7 @@ def test_drawn_nights(spark, tmp_path, request):
     cases, seed = (request.config.getoption(f"--attack-{name}") for name in ("cases", "seed"))
     for case in range(cases or 1):
         try:
-            drawn(spark, tmp_path / str(case), random.Random(f"{seed} {case}"), nights=12 if cases else 3)
+            drawn(spark, tmp_path / str(case), random.Random(f"{seed} {case}"), nights=12 if cases else 2)
         except BaseException as error:
             error.add_note(f"case {case} of seed {seed}")
             raise
@@ -210,8 +210,6 @@ def test_damage_stops_a_partition_until_it_is_repaired(spark, tmp_path):
     assert [Path(p.path).parent.name for p in report.problems] == ["t-1"]
     place.check(spark, ends=[1, 2])
     good.append("x=2 y=-")
-    place.run(3)
-    place.check(spark, ends=[3, 2])
     bad.log.write_bytes(b"\xff" * 20 + whole[20:])  # a header
     place.run(3)
     place.check(spark, ends=[3, 2])
@@ -263,7 +261,7 @@ def test_only_control_records_and_unknown_keys_move_the_offsets(spark, tmp_path)
     place = Place(tmp_path)
     place.identify(UUID(int=1))
     (log,) = place.logs
-    log.append("a=1")
+    log.append("a=-")
     place.run()
     log.append("b=1", pid=1)
     log.finish(1, ABORT)
@@ -273,9 +271,7 @@ def test_only_control_records_and_unknown_keys_move_the_offsets(spark, tmp_path)
     shutil.rmtree(log.folder)  # the same in a topic that is made again
     place.logs = [Log(log.folder)]
     place.identify()
-    place.logs[0].append("a=-")
-    place.run()
-    place.check(spark)
+    place.logs[0].append("a=- b=-")
     place.identify(OTHER_ID)
     place.run()
     place.check(spark)
