@@ -29,6 +29,7 @@ from lastkey.logformat.writing.formats import Converted, Converter, Magic
 from lastkey.udfs.storage import Root, opened
 
 _PIECE: Final = 8 << 20
+_SPARE: Final = 8  # this part of the limit is left for the way back to magic 2
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,17 @@ def convert_log(
 ) -> ConvertedLog:
     """Write the first `size` bytes of a log to another file, in the format of the settings.
 
-    limit: most bytes of a log. Magic 3 may take more than 2 where a producer compressed better than we do: batches stay
-    as they are where the log would else grow beyond the limit. Raises LogFormatError where a log in magic 2 does, and
-    for damage, as a reader does; what is written then is worth nothing.
+    limit: most bytes of a log. Magic 3 may take more than 2 where a producer compressed better than we do, and magic 2
+    made of it again more than either: batches stay as they are where the log would else come near the limit. Raises
+    LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; what is written then is
+    worth nothing.
     """
     buffer, tail = ChunkBuffer(settings.chunk_bytes, settings.max_batch_bytes), Tail()
     converter = Converter(settings.magic, max_batch_bytes=settings.max_batch_bytes)
     indexes = IndexBuilder(
         base_offset, settings.index_interval_bytes, settings.segment_index_bytes, to, settings.time_index_interval_ms
     )
+    room = limit - limit // _SPARE
     read = written = batches = changed = total = 0
     with (
         opened(source, path) as file,
@@ -88,7 +91,7 @@ def convert_log(
             for part in converter.convert(chunk.raw, chunk.position, chunk.batches, path):
                 rows = chunk.batches[part.first : part.first + len(part.sizes)]
                 end = int(rows["position"][-1] + rows["size"][-1])
-                if settings.magic == 3 and size <= limit < total + len(part.data) + size - end:
+                if settings.magic == 3 and room < total + len(part.data) + size - end:
                     part = _unchanged(part, chunk, rows)  # noqa: PLW2901
                 total += len(part.data)
                 if total > limit:

@@ -49,12 +49,14 @@ def test_batches_stay_in_magic_2_where_the_log_would_else_be_too_large(data: byt
     free, larger = run(data, 3, 2**31 - 1, tmp_path)
     assert free.changed == free.batches == 20
     assert len(larger) > len(data)
-    for limit in (len(data), (len(data) + len(larger)) // 2, len(larger) - 1):
+    for limit in (len(data), len(data) * 8 // 7 + 100, len(larger) * 8 // 7 - 100):
         one, written = run(data, 3, limit, tmp_path)
         assert one.size == len(written) <= limit
         assert one.changed < one.batches
         assert decode_log(converted(written, 2)) == decode_log(converted(larger, 2))
-    assert run(data, 3, len(larger), tmp_path)[1] == larger
+        assert run(written, 2, limit, tmp_path)[0].size <= limit  # and there is a way back
+    assert one.changed > 0
+    assert run(data, 3, len(larger) * 8 // 7 + 100, tmp_path)[1] == larger
 
 
 def test_a_log_that_would_be_too_large_in_magic_2_is_named(tmp_path: Path) -> None:
