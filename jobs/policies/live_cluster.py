@@ -91,7 +91,7 @@ def add_live(bootstrap: str, properties: Mapping[str, str], path: str, configs: 
     except (client.KafkaException, ValueError) as error:
         said = error.args[0].str() if isinstance(error, client.KafkaException) else str(error)
         raise CommandConfigError(
-            path=path, setting="a value", expected="one that the client takes", found=said
+            path=path or "--bootstrap-server", setting="a value", expected="one that the client takes", found=said
         ) from None
     try:
         _ask(client, cluster, bootstrap, configs)

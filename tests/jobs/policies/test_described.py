@@ -189,6 +189,13 @@ def test_a_cluster_that_does_not_answer(capsys, monkeypatch):
     assert "127.0.0.1:1: expected a cluster that describes its settings" in said
 
 
+def test_an_address_that_is_none(capsys, monkeypatch):
+    monkeypatch.setattr("lastkey.jobs.policies.live_cluster._SECONDS", 0.2)
+    code, _, said = ran(capsys, "--bootstrap-server", ":::")
+    assert code in (USAGE, ENVIRONMENT)
+    assert "--bootstrap-server" in said and "Traceback" not in said
+
+
 def test_without_the_client_the_message_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka.admin", None)
     code, _, said = ran(capsys, "--bootstrap-server", "127.0.0.1:1")
