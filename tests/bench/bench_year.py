@@ -101,14 +101,14 @@ class Year:
     def day(self) -> None:
         self.night += 1
         rng = self.rng
-        for topic in self.topics.values():
-            if topic.damaged is not None and topic.damaged[2] <= self.night:
-                path, data, _ = topic.damaged
-                path.write_bytes(data)
-                topic.damaged = None
         if self.missing is not None and self.missing[1] <= self.night:
             (self.root / f"disk{self.missing[0]}").rename(self.archive / f"disk{self.missing[0]}")
             self.missing = None
+        for topic in self.topics.values():
+            if topic.damaged is not None and topic.damaged[2] <= self.night and self._is_there(topic):
+                path, data, _ = topic.damaged
+                path.write_bytes(data)
+                topic.damaged = None
         writable = [topic for topic in self.topics.values() if self._is_there(topic) and topic.damaged is None]
         for topic in rng.sample(writable, min(len(writable), max(1, self.n_topics // 10))):
             self._append(topic.log)
