@@ -1,0 +1,46 @@
+"""The table of records in a bucket: what tasks write there, what a later audit finds there again, and what is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyarrow import fs as pafs
+
+from lastkey.jobs.store.audits import audit_reads, check_files
+from lastkey.jobs.store.tables import open_state
+from tests.builders.audits import audit, seen
+from tests.builders.logs import write_partition
+from tests.builders.s3_server import BUCKET, s3_server
+
+pytestmark = pytest.mark.slow  # a server of its own
+
+AUDITS = f"{BUCKET}/audits"
+
+
+def test_only_what_is_new_or_lost_is_read_again(tmp_path: Path) -> None:
+    archive, here = tmp_path / "archive", tmp_path / "audits"
+    write_partition(archive / "t-0", "a=1 b=1 || {pid=7 txn} c=1 | {pid=7 abort} || d=1")
+    write_partition(archive / "u-0", "=1 e=1")
+    with s3_server():
+        there = audit(archive, AUDITS)
+        assert seen(AUDITS, there) == seen(here, audit(archive, here)) and len(seen(AUDITS, there)) == 5
+        assert (there.stretches_read, audit(archive, AUDITS).stretches_read) == (4, 0)
+        write_partition(archive / "v-0", "f=1 g=1")
+        assert audit(archive, AUDITS).stretches_read == 1
+        state = open_state(AUDITS)
+        files = {read.file for read in audit_reads(state)} - {""}
+        first = next(read.file for read in audit_reads(state) if read.topic == "t" and read.file)
+        check_files(state, files)
+        filesystem, folder = state.root.filesystem, state.root.full("state/audit_records")
+        listed = filesystem.get_file_info(pafs.FileSelector(folder))
+        assert files == {info.base_name for info in listed if info.type == pafs.FileType.File}
+        filesystem.delete_file(f"{folder}/{first}")
+        lost = len([read for read in audit_reads(state) if read.file == first])
+        again, expected = audit(archive, AUDITS), seen(here, audit(archive, here))
+        assert (again.stretches_read, seen(AUDITS, again)) == (lost, expected)
+        with filesystem.open_output_stream(f"{folder}/{next(iter(again.files))}") as file:
+            file.write(b"")  # cut off
+        cut = audit(archive, AUDITS)
+        assert cut.stretches_read > 0 and seen(AUDITS, cut) == expected and not cut.all_problems
+        assert audit(archive, AUDITS).stretches_read == 0
