@@ -62,7 +62,7 @@ _TEMPLATES: Final = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters["short"] = lambda text: plots.short(text, _CELL)
+_TEMPLATES.filters["short"] = lambda text: text if isinstance(text, Markup) else plots.short(text, _CELL)  # no link
 
 
 def fragment_of(

@@ -25,7 +25,8 @@ FILE = ROOT / "examples/kubernetes/Containerfile"
 SUITES = {"docker.io/library/debian:12-slim": "bookworm"}
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
 KEPT = ("PIP_INDEX_URL", "http_proxy", "https_proxy", "no_proxy")  # where this machine gets packages
-CERTIFICATES = "/etc/ssl/of_the_machine.crt"  # in the root: those of PIP_CERT, if that is set
+CERTIFICATES = "/etc/ssl/of_the_machine.crt"  # in the root: those of PIP_CERT, if that is set; JAVAS: Debian's for Java
+JAVAS = "/etc/ssl/of_the_machine.cacerts"
 
 
 def steps(text: str) -> Iterator[tuple[str, str]]:
@@ -40,7 +41,8 @@ def run(root: Path, *words: str, user: str = "0") -> None:
     """Run a command in the root."""
     given = ENVIRONMENT | {name: os.environ[name] for name in KEPT if name in os.environ}
     if (root / CERTIFICATES[1:]).exists():
-        given |= {"PIP_CERT": CERTIFICATES, "SSL_CERT_FILE": CERTIFICATES}
+        java = f"-Djavax.net.ssl.trustStore={JAVAS}"
+        given |= {"PIP_CERT": CERTIFICATES, "SSL_CERT_FILE": CERTIFICATES, "JAVA_TOOL_OPTIONS": java}
     subprocess.run(["chroot", f"--userspec={user}:{user}", str(root), *words], env=given, check=True)
 
 
@@ -69,6 +71,7 @@ def main(root: Path) -> None:
                 if certificates := os.environ.get("PIP_CERT"):
                     (root / "etc/ssl").mkdir(exist_ok=True)
                     shutil.copy(certificates, root / CERTIFICATES[1:])
+                    shutil.copy("/etc/ssl/certs/java/cacerts", root / JAVAS[1:])
             case "RUN":
                 run(root, "sh", "-c", rest)
             case "COPY":
