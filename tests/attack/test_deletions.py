@@ -19,7 +19,8 @@ from tests.builders.nights import keep_by_yield
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
-FEW = 5  # sequences
+FIRST = (8, 3)  # of seed 1 these delete much in little time: CI plays them
+FEW = len(FIRST)
 MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
 
@@ -31,7 +32,8 @@ def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     option, tally, found, tried = request.config.getoption, Tally(), [], 0
-    sequences = (Case(option("--attack-seed"), number) for number in itertools.count())
+    others = (number for number in itertools.count() if number not in FIRST)
+    sequences = (Case(option("--attack-seed"), number) for number in itertools.chain(FIRST, others))
     for case in chosen(request, sequences, FEW, Case.named):
         tried += 1
         if failure(case, tmp_path / "world", tally, kind=Deleting) is not None:
@@ -49,13 +51,10 @@ def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_pa
     assert tally.deleted or option("--attack-case"), line
 
 
-MOST_TRIED = 12  # sequences: one of the first of seed 1 shows it
-
-
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`archive-needed` forgets where the next run, or one after a rollback, reads on."""
     monkeypatch.setattr(decide, "_first_read", lambda *_: None)
     monkeypatch.setattr(decide, "_reads_the_same", lambda *_: True)
-    found = (failure(Case(1, number), tmp_path / "world", kind=Deleting) for number in range(MOST_TRIED))
-    said = next(filter(None, found), "")
-    assert "delete" in said.split("\n", maxsplit=1)[1]
+    said = failure(Case(1, FIRST[0]), tmp_path / "world", kind=Deleting)
+    assert said is not None
+    assert "set aside without a reason" in said
