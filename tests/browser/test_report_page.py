@@ -232,6 +232,8 @@ def test_a_search_leaves_what_has_every_word(chrome, pages):
 
 
 def test_the_keyboard_alone_searches_sorts_and_opens(chrome, pages):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     look(chrome, pages["many"], width=1280)
     chrome.execute_script("document.getElementById('search').focus()")
     press(chrome, "t-10")
@@ -246,8 +248,9 @@ def test_the_keyboard_alone_searches_sorts_and_opens(chrome, pages):
     assert chrome.execute_script(FOCUS) == "t-10-2"
     before = chrome.execute_script(OPEN)
     press(chrome, "\ue007")  # the link opens its topic and its partition, and goes there
+    at_target = lambda _: chrome.execute_script(FOCUS).startswith("t-10-2 ")  # noqa: E731 - once the hash has changed
+    WebDriverWait(chrome, 30, poll_frequency=0.02).until(at_target)
     assert set(chrome.execute_script(OPEN)) == {*before, "t-10", "t-10-2"}
-    assert chrome.execute_script(FOCUS).startswith("t-10-2 ")
     press(chrome, "\ue007")
     assert set(chrome.execute_script(OPEN)) == {*before, "t-10"}
     fold = {name: chrome.find_element("id", name) for name in ("open", "close")}
