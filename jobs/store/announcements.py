@@ -128,10 +128,10 @@ def wait_until_gone(root: Root, run_id: str, ends_at: float | None = None) -> No
             seen, since = found.mtime_ns, time.monotonic()
         elif time.monotonic() - since > found.expires_seconds:
             return
-        left = _POLL_SECONDS if ends_at is None else ends_at - time.monotonic()
-        if left <= 0:
+        now = time.monotonic()
+        if ends_at is not None and now >= ends_at:
             return
-        rest.wait(min(left, _POLL_SECONDS))
+        rest.wait(_POLL_SECONDS if ends_at is None else min(ends_at - now, _POLL_SECONDS))
 
 
 def _path(run_id: str) -> str:

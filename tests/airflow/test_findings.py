@@ -22,12 +22,14 @@ Summarize = Callable[[Mapping[str, Any], int], dict[str, Any]]
 @pytest.fixture
 def summarize(monkeypatch: pytest.MonkeyPatch) -> Summarize:
     """Return the operator's function, imported with stand-ins for Airflow's classes."""
-    names = ("SparkSubmitOperator", "AirflowException", "AirflowFailException", "AirflowSkipException")
+    names = (
+        "BaseOperator", "SparkSubmitOperator", "AirflowException", "AirflowFailException", "AirflowSkipException",
+    )  # fmt: skip
     module = ModuleType("airflow")
     for name in names:
         setattr(module, name, type(name, (), {"template_fields": ()}))
-    for path in ("airflow.providers.apache.spark.operators.spark_submit", "airflow.sdk.exceptions"):
-        monkeypatch.setitem(sys.modules, path, module)
+    for path in ("providers.apache.spark.operators.spark_submit", "sdk", "sdk.exceptions"):
+        monkeypatch.setitem(sys.modules, f"airflow.{path}", module)
     spec = importlib.util.spec_from_file_location("lastkey_operator", OPERATOR)
     assert spec is not None
     assert spec.loader is not None
