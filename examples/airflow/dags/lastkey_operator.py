@@ -160,7 +160,7 @@ def read_report(path: Path) -> dict[str, Any]:
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report as lines for the log, one a partition: every line costs a log record."""
     for partition in report.get("partitions", []):
-        files = [file for file in partition.get("files", []) if file["status"] != "same" or file["reason"]]
+        files = [file for file in _judged_files(partition) if file["status"] != "same" or file["reason"]]
         yield json.dumps({**partition, "files": files} if "files" in partition else partition)
     if report:
         yield json.dumps({name: value for name, value in report.items() if name != "partitions"})
@@ -174,7 +174,7 @@ def summarize(report: Mapping[str, Any], code: int) -> dict[str, Any]:
         findings = [_line(found) for found in _findings(report)]
     return {
         "exit_code": code,
-        "totals": report.get("totals") or report.get("checked") or {},
+        "totals": report.get("totals") or report.get("checked") or report.get("not_needed") or {},
         "n_findings": len(findings),
         "findings": findings[:LISTED],
     }
@@ -182,11 +182,16 @@ def summarize(report: Mapping[str, Any], code: int) -> dict[str, Any]:
 
 def _findings(report: Mapping[str, Any]) -> Iterator[Mapping[str, Any] | str]:
     """Yield problems, then misleading files, rebuilt ones too, with those first that `reindex` cannot rebuild."""
-    files = [file for partition in report.get("partitions", []) for file in partition.get("files", [])]
+    files = [file for partition in report.get("partitions", []) for file in _judged_files(partition)]
     wrong = [file for file in files if file["status"] != "same" and file["reason"] != "other_entries"]
     told = {path for file in wrong for path in (file["path"], file["log"])}
     yield from (found for found in report.get("problems", []) if isinstance(found, str) or found["path"] not in told)
     yield from sorted(wrong, key=lambda file: file["status"] != "impossible")
+
+
+def _judged_files(partition: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the files of a partition that `reindex` judged; those of `archive-needed` are names alone."""
+    return [file for file in partition.get("files", []) if isinstance(file, Mapping)]
 
 
 def _line(found: Mapping[str, Any] | str) -> str:
