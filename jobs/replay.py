@@ -19,29 +19,16 @@ from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, table
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
-from lastkey.jobs.errors import MachineError, UsageError
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.live_cluster import ClusterError, admin_client, words_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.topics import of_users
 from lastkey.udfs.data_source.pieces import SourcePartition
-from lastkey.udfs.replay import ClientMissingError, Replayed, ReplayTask, client, replay_partition
+from lastkey.udfs.replay import Replayed, ReplayTask, replay_partition
 from lastkey.udfs.storage import normal_uri
 
 _SECONDS: Final = 30.0
 _TIME_TYPE: Final = "message.timestamp.type"
-
-
-class NoClientError(MachineError):
-    """The optional client of live clusters, which is not installed."""
-
-    template = "--bootstrap-server needs the package confluent-kafka: {found}"
-    hint = "install it beside Lastkey: pip install 'lastkey[cluster]'"
-
-
-class ClusterError(MachineError):
-    """A cluster that cannot be asked."""
-
-    template = "{path}: expected {expected}, found {found}"
-    hint = "check --bootstrap-server, the client's settings, and what this user may do there"
 
 
 @dataclass
@@ -145,8 +132,7 @@ def targets_of(topics: Sequence[str], renames: Sequence[str]) -> dict[str, str]:
         target = next((new for one in patterns if (new := one.name(topic)) is not None), topic)
         if target in taken:
             raise UsageError(message=f"--rename: {taken[target]} and {topic} both become {target}: expected one each")
-        out[topic] = taken[target] = target
-        taken[target] = topic
+        out[topic], taken[target] = target, topic
     return out
 
 
@@ -177,25 +163,21 @@ def client_settings(path: str | None) -> dict[str, str]:
 
 def check_targets(settings: Mapping[str, str], wanted: Sequence[SourcePartition], targets: Mapping[str, str]) -> None:
     """Raise unless each target is there, has the source's partitions, and keeps timestamps."""
+    client = admin_client()
     try:
-        kafka = client()
-        admin_client = client("confluent_kafka.admin")
-    except ClientMissingError as error:
-        raise NoClientError(found=str(error)) from error
-    try:
-        admin = admin_client.AdminClient({"log_level": 2, **settings, "error_cb": lambda _: None})
+        admin = client.AdminClient({"log_level": 2, **settings, "error_cb": lambda _: None})
         there = admin.list_topics(timeout=_SECONDS).topics
         _check_partitions({name: len(topic.partitions) for name, topic in there.items()}, wanted, targets)
         names = sorted(set(targets.values()))
-        asked = [admin_client.ConfigResource(admin_client.ResourceType.TOPIC, name) for name in names]
+        asked = [client.ConfigResource(client.ResourceType.TOPIC, name) for name in names]
         for resource, answer in admin.describe_configs(asked, request_timeout=_SECONDS).items():
             if answer.result()[_TIME_TYPE].value != "CreateTime":
                 raise UsageError(
                     message=f"topic {resource.name}: expected {_TIME_TYPE} = CreateTime, found LogAppendTime: records "
                     "would lose their timestamps; nothing was written"
                 )
-    except (kafka.KafkaException, ValueError) as error:
-        said = error.args[0].str() if isinstance(error, kafka.KafkaException) else str(error)
+    except (client.KafkaException, ValueError) as error:
+        said = words_of(client, error)
         expected = "a cluster that lists its topics"
         raise ClusterError(path=settings["bootstrap.servers"], expected=expected, found=said) from error
 

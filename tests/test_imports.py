@@ -123,7 +123,8 @@ FLOORS: dict[str, set[str]] = {
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
-    "jobs.policies": _SHELL | {"udfs.cluster_metadata"},
+    "jobs.live_cluster": {"jobs.errors"},
+    "jobs.policies": _SHELL | {"jobs.live_cluster", "udfs.cluster_metadata"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,
     "jobs.rebuild_state": _JOB,
@@ -134,7 +135,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
     "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source"},
-    "jobs.replay": _JOB | {"jobs.data_source", "udfs.data_source", "udfs.replay"},
+    "jobs.replay": _JOB | {"jobs.live_cluster", "jobs.data_source", "udfs.data_source", "udfs.replay"},
     "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact

@@ -77,10 +77,10 @@ class ClientMissingError(Exception):
     """The package of the client cannot be imported."""
 
 
-def client(module: str = "confluent_kafka") -> Any:
-    """Import the client, or its `confluent_kafka.admin`. Raise ClientMissingError."""
+def client() -> Any:
+    """Import confluent_kafka. Raise ClientMissingError."""
     try:
-        return importlib.import_module(module)
+        return importlib.import_module("confluent_kafka")
     except ImportError as error:
         raise ClientMissingError(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Which segments of an archived partition the store still needs: a rule on values, without I/O.
+"""Rule of which segments of an archived partition the store still needs: on values, without I/O.
 
 Everything from a first needed segment on is needed, so what is left of a log is always its end, without a hole. That
 segment is the lowest that any of these names:

@@ -6,7 +6,6 @@ Both come last, when the report is printed. What fails of them is a note on stde
 from __future__ import annotations
 
 import json
-import os
 import socket
 import stat
 import threading
@@ -24,6 +23,7 @@ from lastkey.jobs import installation
 from lastkey.jobs.command.openmetrics import LAST_SUCCESS, RunMetrics, openmetrics, sample_key
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.command.whole_file import whole_file
 from lastkey.jobs.errors import DONE, UsageError
 
 PATIENCE: Final = 10.0  # seconds for a post, whatever it waits for
@@ -70,12 +70,8 @@ class Ending:
             success = ended_ms / 1000 if exit_code == DONE else _last_success(path, labels)
             figures = self.report.figures() if self.report is not None else {}
             run = RunMetrics(labels, self.started_ms, ended_ms, exit_code, success, figures)
-            part = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # the collector reads *.prom alone
-            try:
-                part.write_text(openmetrics([run]), encoding="utf-8")
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+            with whole_file(path) as part:  # the collector reads *.prom alone, and so not the part
+                part.write(openmetrics([run]).encode())
         except OSError as error:
             return f"--metrics-file {path}: not written: {error.strerror or error}"
         return ""

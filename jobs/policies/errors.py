@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lastkey.jobs.errors import MachineError, UsageError
+from lastkey.jobs.errors import UsageError
 
 
 class SourcesError(UsageError):
@@ -36,17 +36,3 @@ class DamagedMetadataError(UsageError):
     """A snapshot or log of __cluster_metadata that cannot be trusted as a whole."""
 
     hint = "nothing was written; take another copy of the folder, or another source"
-
-
-class NoClientError(MachineError):
-    """The optional client of live clusters, which is not installed."""
-
-    template = "--bootstrap-server needs the package confluent-kafka: {found}"
-    hint = "install it beside Lastkey (pip install 'confluent-kafka>=2.16.1,<3', the extra `cluster`)"
-
-
-class ClusterError(MachineError):
-    """A cluster that cannot be asked."""
-
-    template = "{path}: expected {expected}, found {found}"
-    hint = "check --bootstrap-server and --command-config, and that this user may describe topics and brokers"

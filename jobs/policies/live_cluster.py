@@ -7,14 +7,14 @@ connection must not be less safe than the file says.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from lastkey.jobs.live_cluster import ClusterError, admin_client, words_of
 from lastkey.jobs.policies.cluster_configs import ClusterConfigs
 from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, Entry, add_broker, add_topic
-from lastkey.jobs.policies.errors import ClusterError, CommandConfigError, NoClientError
+from lastkey.jobs.policies.errors import CommandConfigError
 
 _SECONDS: Final = 30.0
 _TOPICS: Final = 200  # of one request
@@ -84,20 +84,22 @@ def client_settings(bootstrap: str, properties: Mapping[str, str], path: str) ->
 def add_live(bootstrap: str, properties: Mapping[str, str], path: str, configs: ClusterConfigs) -> None:
     """Ask a cluster, and add what it says. Raise NoClientError, ClusterError."""
     settings = client_settings(bootstrap, properties, path) | {"log_level": "0"}  # error_cb hears of all that matters
-    client = _client()
+    client = admin_client()
     errors: list[str] = []
     try:
         cluster = client.AdminClient({**settings, "error_cb": lambda error: errors.append(str(error.str()))})
     except (client.KafkaException, ValueError) as error:
-        said = error.args[0].str() if isinstance(error, client.KafkaException) else str(error)
         raise CommandConfigError(
-            path=path or "--bootstrap-server", setting="a value", expected="one that the client takes", found=said
+            path=path or "--bootstrap-server",
+            setting="a value",
+            expected="one that the client takes",
+            found=words_of(client, error),
         ) from None
     try:
         _ask(client, cluster, bootstrap, configs)
     except client.KafkaException as error:
         cluster.poll(0.1)  # calls error_cb
-        found = "; ".join(dict.fromkeys([str(error.args[0].str()), *errors[-1:]]))
+        found = "; ".join(dict.fromkeys([words_of(client, error), *errors[-1:]]))
         raise ClusterError(path=bootstrap, expected="a cluster that describes its settings", found=found) from None
 
 
@@ -110,13 +112,6 @@ def _ask(client: Any, cluster: Any, bootstrap: str, configs: ClusterConfigs) -> 
     for broker in sorted(map(str, metadata.brokers), key=int):
         for name, entries in _described(client, cluster, client.ResourceType.BROKER, [broker]):
             add_broker(configs, name, entries, bootstrap, complete=True)
-
-
-def _client() -> Any:
-    try:
-        return importlib.import_module("confluent_kafka.admin")
-    except ImportError as error:
-        raise NoClientError(found=str(error)) from None
 
 
 def _described(client: Any, cluster: Any, kind: Any, names: list[str]) -> Iterator[tuple[str, list[Entry]]]:

@@ -63,7 +63,7 @@ def plan_generation(
     archive_uri: str,
     chunk_bytes: int,
     task_memory_bytes: int,
-    read: Sequence[tuple[int, int]] = (),
+    read: Ranges,
 ) -> GenerationPlan:
     """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone; read:
     the offsets that the current generation's chain has read.
@@ -137,7 +137,7 @@ def plan_generation(
         parent=parent,
         parent_log_start_offset=start_before,
         parent_gone=gone,
-        parent_problem=_unlisted(archive, archived, gone, list(read)),
+        parent_problem=_unlisted(archive, archived, gone, read),
         parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
         task_memory_bytes=task_memory_bytes,
     )

@@ -20,7 +20,8 @@ from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import ReplayOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.replay import ClusterError, ReplayReport
+from lastkey.jobs.live_cluster import ClusterError
+from lastkey.jobs.replay import ReplayReport
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.decode.partitioner import partition_of
 from tests.builders.damage import flip

@@ -93,7 +93,9 @@ def _under_another_story(lab: Lab) -> None:
     for strategy in STRATEGIES:
         history = {run.generation_after: run for run in state.histories()[strategy, 0]}
         rows = manifest_of(state, strategy, 0, 1)
-        plan = plan_generation(history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30)
+        plan = plan_generation(
+            history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30, []
+        )
         assert not plan.parent_gone
         assert not check_generation(plan).problems
         problems = check_generation(replace(plan, by=Order())).problems
