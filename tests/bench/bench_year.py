@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import random
 import shutil
 import statistics
@@ -26,6 +25,7 @@ from typing import Any, Final
 
 from tests.attack.histories import Said, run
 from tests.attack.model_log import Log, drawn_codec, drawn_records
+from tests.builders.trees import make_older
 from tests.reference.log import ABORT, COMMIT, decode_log
 
 DAY_MS: Final = 86_400_000
@@ -188,7 +188,7 @@ class Year:
             self.run("vacuum", "--store", self.store)
         if self.night % 30 == 0:
             self.run("verify", "--store", self.store)
-        _back(self.root, DAY_MS)
+        make_older(self.root, 24)
 
     def _delete(self, said: Said) -> None:
         """Delete what nobody needs, of about half of the topics."""
@@ -266,15 +266,6 @@ class Year:
         for segment in json.loads((folder / "manifest.json").read_text())["generation"]["segments"]:
             root = self.archive if segment["root"] == "archive" else self.store
             yield from decode_log((root / segment["path"]).read_bytes()[: segment["size_bytes"]])
-
-
-def _back(folder: Path, ms: int) -> None:
-    """Make every file older."""
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            _back(Path(entry.path), ms)
-        at = entry.stat().st_mtime_ns - ms * 1_000_000
-        os.utime(entry.path, ns=(at, at))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,15 @@ def offset_checkpoint(path: Path, entries: dict[str, int]) -> None:
 def contents(batches: list[Batch]) -> list[tuple[Any, ...]]:
     """Return what a reader sees: batches that hold records, with the range of offsets that each one covers."""
     return [(b.base_offset, b.last_offset, b.control, b.records) for b in batches if b.records]
+
+
+def log_directory(cases: Mapping[str, Case], names: Sequence[str], archive: Path) -> Path:
+    """Write a log directory `disk` with golden partitions, and a log start that is theirs. Returns the archive."""
+    for name in names:
+        for partition in cases[name].partitions:
+            put(cases[name].input(partition), archive / "disk" / partition)
+    (archive / "disk" / "log-start-offset-checkpoint").write_text("0\n1\nnone-tomb 0 3\n")
+    return archive
 
 
 @dataclass

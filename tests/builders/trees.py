@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 
@@ -25,3 +26,18 @@ def tree(root: Path) -> dict[str, tuple[str, int]]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         out[str(path.relative_to(root))] = (digest, path.stat().st_mtime_ns)
     return out
+
+
+def tree_without_runs(store: Path) -> dict[str, tuple[str, int]]:
+    """Return the tree of a store without `job_runs`, which gets a row for each run."""
+    return {path: found for path, found in tree(store).items() if "job_runs" not in path and path != "state"}
+
+
+def make_older(folder: Path, hours: float) -> None:
+    """Set back the time of every file below, as if so much time had passed."""
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            make_older(Path(entry.path), hours)
+        else:
+            at = entry.stat().st_mtime_ns - int(hours * 3_600_000_000_000)
+            os.utime(entry.path, ns=(at, at))

@@ -29,7 +29,7 @@ from tests.builders.archives import (
     only_input,
     put,
 )
-from tests.builders.trees import files_in, tree
+from tests.builders.trees import files_in, tree, tree_without_runs
 from tests.reference.log import decode_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -435,16 +435,11 @@ def test_force_cleans_again_by_the_clock(spark, cases, now_ms, tmp_path):
     assert by_topic(report)["none-tomb"].counters["dropped_tombstones"] > 0
 
 
-def _state(store):
-    """Return a store's files without `job_runs`, which gets a row for each run."""
-    return {path: found for path, found in tree(store).items() if "job_runs" not in path and path != "state"}
-
-
 def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, monkeypatch):
     lab = Lab(spark, tmp_path)
     put(only_input(cases["two-parts"]), lab.archive / "t-0")
     lab.run(now_ms)
-    before = _state(lab.store)
+    before = tree_without_runs(lab.store)
 
     def none(*_arguments, **_options):
         raise AssertionError("nothing is due, and Spark is started")
@@ -453,5 +448,5 @@ def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, mon
     began = time.perf_counter()
     report = lab.run(now_ms)
     assert [(r.status, r.bytes_read) for r in report.results] == [("not_due", 0)]
-    assert _state(lab.store) == before  # not even how the partition stands is said again
+    assert tree_without_runs(lab.store) == before  # not even how the partition stands is said again
     assert time.perf_counter() - began < 60

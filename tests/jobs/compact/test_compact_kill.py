@@ -16,7 +16,7 @@ from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
 from tests.builders.stopping import start, wait_until_gone
-from tests.builders.trees import tree
+from tests.builders.trees import tree, tree_without_runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -465,11 +465,6 @@ def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, 
     _check_next_run(begun, mine, now_ms)
 
 
-def _files(store):
-    """Return the paths in a store without those of `job_runs`, which gets a row for each run."""
-    return {path for path in tree(store) if "job_runs" not in path}
-
-
 def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
@@ -482,7 +477,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
         cores=1,
     )
     first.wait_until_reached()
-    files = _files(mine.store)
+    files = set(tree_without_runs(mine.store))
 
     code, out, err = start(tmp_path / "two", arguments).finish()
     error = json.loads(out)["error"]
@@ -490,7 +485,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
     assert f"(pid {first.process.pid}, since " in error["found"]
     assert error["expected"] == "no other run at grown-0 and 2 more"
     assert "--wait" in error["hint"]
-    assert _files(mine.store) == files  # it left nothing but its row of job_runs
+    assert set(tree_without_runs(mine.store)) == files  # it left nothing but its row of job_runs
 
     dry = mine.run(now_ms, dry_run=True)
     assert dry.exit_code == 0

@@ -19,7 +19,7 @@ from lastkey.jobs.convert.report import ConvertReport
 from lastkey.jobs.errors import NotEmptyError, UsageError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.verify import job as verify
-from tests.builders.archives import put
+from tests.builders.archives import log_directory
 from tests.builders.damage import flip
 from tests.builders.trees import files_in, files_of
 from tests.golden import Case
@@ -32,11 +32,7 @@ CONFIG = parse_config({"job": {"engine": "threads"}})
 @pytest.fixture
 def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
     """Return a folder with a log directory."""
-    for name in NAMES:
-        for partition in cases[name].partitions:
-            put(cases[name].input(partition), tmp_path / "archive" / "disk" / partition)
-    (tmp_path / "archive" / "disk" / "log-start-offset-checkpoint").write_text("0\n1\nnone-tomb 0 3\n")
-    return tmp_path / "archive"
+    return log_directory(cases, NAMES, tmp_path / "archive")
 
 
 def run(source: Path, output: Path, to: str, **given: object) -> ConvertReport:

@@ -14,7 +14,7 @@ from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.errors import LogDirectoryInUseError, NotEmptyError
-from tests.builders.archives import put
+from tests.builders.archives import log_directory
 from tests.builders.damage import flip
 from tests.builders.killed_conversions import CONFIG, in_child, run
 from tests.builders.trees import files_in, files_of
@@ -29,11 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
     """Return a folder with a log directory of several partitions, some of several segments."""
-    for name in NAMES:
-        for partition in cases[name].partitions:
-            put(cases[name].input(partition), tmp_path / "archive" / "disk" / partition)
-    (tmp_path / "archive" / "disk" / "log-start-offset-checkpoint").write_text("0\n1\nnone-tomb 0 3\n")
-    return tmp_path / "archive"
+    return log_directory(cases, NAMES, tmp_path / "archive")
 
 
 def test_a_rerun_ends_what_was_killed(archive: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +18,10 @@ from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import State
 from lastkey.udfs.storage import Root, open_root
 from tests.builders.stores import make_commit, manifest_of, row, run_id
+from tests.builders.trees import make_older
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-
-
-def _back(folder: Path, hours: float) -> None:
-    """Make every file older."""
-    for entry in os.scandir(folder):
-        if entry.is_dir():
-            _back(Path(entry.path), hours)
-        else:
-            at = entry.stat().st_mtime_ns - int(hours * HOUR_MS * 1_000_000)
-            os.utime(entry.path, ns=(at, at))
 
 
 def _run(state: State, generation: int, now_ms: int) -> None:
@@ -55,7 +45,7 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
     for generation in range(1, 241):
         state = State(open_root(str(tmp_path)))
         _run(state, generation, generation * DAY_MS)
-        _back(tmp_path / "state", 24)
+        make_older(tmp_path / "state", 24)
         files.append(_files(tmp_path))
     before, after = max(files[-2 * WHOLE_CYCLE : -WHOLE_CYCLE]), max(files[-WHOLE_CYCLE:])
     assert after <= before + 20
@@ -78,7 +68,7 @@ def test_runs_that_did_nothing_leave_no_more_after_some_months(tmp_path: Path, m
     for night in range(200):
         state = State(open_root(str(tmp_path)))
         append(state, [row(JobRow, run_id=run_id(night), job="compact", started_ms=night, ended_ms=night)])
-        _back(tmp_path / "state", 24)
+        make_older(tmp_path / "state", 24)
         files.append(_files(tmp_path))
     assert max(files[-WHOLE_CYCLE:]) <= max(files[WHOLE_CYCLE : 2 * WHOLE_CYCLE]) + 20
     assert 30 <= len(job_rows(state)) <= 30 + WHOLE_CYCLE
@@ -96,7 +86,7 @@ def old(tmp_path: Path) -> Path:
     root = open_root(str(tmp_path))
     for i in range(50):
         _change(root, i)
-        _back(tmp_path, 24)
+        make_older(tmp_path, 24)
     return tmp_path
 
 
