@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
+from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
 from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, appeared_since
 from lastkey.jobs.audit.erasure_proof import Shown, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.erasure_search import Sought, search
@@ -54,11 +55,15 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     keys = key_set(options.keys, options.key, options.key_format)
     shown = shown_keys(keys, options)
     signer = signer_of(options)
+    earlier = _earlier(options, shown, progress)
     audits = options.audits or options.store
     state = None if audits is None else open_state(audits)
     report = AuditReport(kind="erasure", audits="" if state is None else state.root.uri)
     report.sources = [normal_uri(options.store or options.archive or "")]
     places, roots = _list(options, state, report)
+    if earlier is not None:
+        places.pass_over(earlier)
+        report.notes.append(earlier.note)
     outside = [Place(f"the {name}", root.uri) for root, name in roots]
     if state is not None:
         check_apart(Place("--audits", state.root.uri), *(p for p in outside if p.what == "the archive"))
@@ -78,7 +83,7 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
         _fill(report, sought, shown, options)
         if proof is not None:
             at = time.perf_counter()
-            report.details["proof"] = write_proof(proof, sought, shown, signer, report, roots, options, at_ms)
+            report.details["proof"] = write_proof(proof, sought, shown, signer, report, roots, options, at_ms, earlier)
             report.notes.append(f"proof: {proof}" + (f", signed in {proof}.sig" if signer else ", not signed"))
             report.seconds["prove"] = time.perf_counter() - at
         if state is None:
@@ -98,6 +103,16 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
 
 
 # -- what is searched
+
+
+def _earlier(options: AuditErasureOptions, shown: Shown, progress: Progress) -> EarlierProof | None:
+    if options.since is None:
+        if options.since_key is not None:
+            raise UsageError(message="--since-key works only with --since")
+        return None
+    return read_earlier(
+        options.since, options.since_key, shown.names.to_pylist(), hidden=shown.hidden, progress=progress
+    )
 
 
 def _list(
@@ -202,7 +217,9 @@ def _fill(report: AuditReport, sought: Sought, shown: Shown, options: AuditErasu
     report.summary = {
         "keys": n, "keys_found": int(held.sum()), "keys_maybe": int(maybe.sum()), "found": int(found.sum()),
         "may": int(may.sum()), "tombstones": int(tombstones.sum()), "files_searched": len(places.files),
-        "bytes_searched": report.bytes_read, "files_without_keys": places.without_keys.total(),
+        "bytes_searched": report.bytes_read, "files_passed_over": len(places.passed_over),
+        "bytes_passed_over": sum(file.size for file in places.passed_over),
+        "files_without_keys": places.without_keys.total(),
         "files_left_out": places.left_out, "not_read": len(sought.problems),
     }  # fmt: skip
     most = np.flatnonzero(found + may)
@@ -231,6 +248,11 @@ def _fill(report: AuditReport, sought: Sought, shown: Shown, options: AuditErasu
         ),
         Card("perhaps there", count(summary["keys_maybe"]), f"{counted(summary['may'], 'time')}: by filters or bytes"),
         Card("searched", counted(len(places.files), "file"), size(report.bytes_read)),
+        *(
+            [Card("searched before", counted(len(places.passed_over), "file"), size(summary["bytes_passed_over"]))]
+            if places.passed_over
+            else []
+        ),
         Card("without keys", counted(places.without_keys.total(), "file"), "indexes, manifests and their like"),
         Card("not read", count(len(sought.problems)), "places: nothing is absent there"),
     ]

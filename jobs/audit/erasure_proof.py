@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from lastkey.jobs import installation
+from lastkey.jobs.audit.earlier_proof import EarlierProof
 from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.audit.report import AuditReport
@@ -84,22 +85,28 @@ def write_proof(
     roots: Sequence[tuple[Root, str]],
     options: AuditErasureOptions,
     at_ms: int,
+    earlier: EarlierProof | None,
 ) -> dict[str, Any]:
     """Write the proof, and sign its last line. Return what the report says of it."""
-    kinds = {(file.root, file.path): file.kind for file in sought.places.files}
+    places = sought.places
+    kinds = {(file.root, file.path): file.kind for file in (*places.files, *places.passed_over)}
+    before = {(file.root, file.path) for file in places.passed_over}
+    since = None if earlier is None else {"sha256": earlier.sha256, "time_ms": earlier.time_ms}
     with new_proof(path) as proof:
         proof.write(
             "header", format=FORMAT, audit="erasure", lastkey=installation.version(), time_ms=at_ms,
             places=[{"place": name, "uri": root.uri} for root, name in roots], topics=asdict(options.topics),
             keys=len(sought.keys), keys_are="HMAC-SHA256" if shown.hidden else "hex",
-            signed_with=None if signer is None else signer.fingerprint, not_reached=_UNREACHED,
+            signed_with=None if signer is None else signer.fingerprint, not_reached=_UNREACHED, since=since,
         )  # fmt: skip
         for name in shown.names.to_pylist():
             proof.write("key", key=name)
         for root, _ in roots:
-            for entry in sought.places.listed.get(root.uri, ()):
-                searched_as = kinds.get((root.uri, entry.path))
-                proof.write("file", root=root.uri, **asdict(entry), searched_as=searched_as)
+            for entry in places.listed.get(root.uri, ()):
+                at = root.uri, entry.path
+                proof.write(
+                    "file", root=root.uri, **asdict(entry), searched_as=kinds.get(at), searched_before=at in before
+                )
         for table, files in sought.tables():
             for part in table.to_batches(_ROWS):
                 columns = {"key": shown.names.take(part["key"]), **findings_of(part, files)}

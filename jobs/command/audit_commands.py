@@ -118,6 +118,8 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
     @click.option("--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256.")
     @click.option("--sign-with", metavar="KEY.pem", help="Sign the proof with this Ed25519 key, in FILE.sig.")
     @click.option("--password-env", metavar="NAME", help="The environment variable with the password of KEY.pem.")
+    @click.option("--since", metavar="PROOF", help="Pass over files that are as this earlier proof saw them.")
+    @click.option("--since-key", metavar="PUB.pem", help="With --since: check that this key has signed it.")
     @audit_options
     def erasure(archive: str | None, store: str | None, archive_moved: str | None, **given: Any) -> None:
         """Show where each of some keys still is, and prove it."""

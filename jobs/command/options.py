@@ -373,6 +373,8 @@ class AuditErasureOptions(AuditOptions):
     proof: str | None = None  # a file to write
     sign_with: str | None = None  # a private key in PEM
     password_env: str | None = None  # the variable that holds its password
+    since: str | None = None  # an earlier proof: what it covers is not searched again
+    since_key: str | None = None  # a public key in PEM that has signed it
 
 
 @dataclass(frozen=True)

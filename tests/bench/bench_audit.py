@@ -1,8 +1,13 @@
-"""`audit keys` of a large archive, within a machine's memory: `python -m tests.bench.bench_audit [FOLDER]`.
+"""Audits of a large archive, within a machine's memory: `python -m tests.bench.bench_audit [FOLDER] [--kinds ...]`.
 
 100 million records, 10 million keys of 16 bytes, values of 100 bytes, zstd, in two partitions (make_log.py; kept in
-FOLDER if that is given). Three audits: of everything, of nothing new, and of 1 % more. Each is a process as users start
-it; its memory is the sum over the process, its JVM and Spark's workers, shared pages counted once, twice a second.
+FOLDER if that is given), and a group that committed nine tenths of each. Each kind is audited three times: everything,
+nothing new, and 1 % more (a third partition). `mirror` and `failover` compare the archive with a copy that lacks the
+newest tenth of each partition; `compaction` its first generation with it. The kinds share one table of records, so the
+first row of a kind reads only what no kind before it has read; `--apart` gives each kind tables of its own.
+
+Each audit is a process as users start it; its memory is the sum over the process, its JVM and Spark's workers, shared
+pages counted once, twice a second.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,8 +24,11 @@ import time
 from pathlib import Path
 
 from tests.bench import make_log
+from tests.builders.groups import commit, write_log
 
+KINDS = ("keys", "delivery", "mirror", "failover", "compaction")
 RECORDS, KEYS, PARTITIONS = 100_000_000, 10_000_000, 2
+STEPS = ("everything", "nothing new", "1 % more")
 _EACH_S = 0.5
 
 
@@ -29,29 +38,74 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--keys", type=int, default=KEYS)
     parser.add_argument("--codec", default="zstd", choices=("none", "zstd"))
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--steps", nargs="+", default=STEPS, choices=STEPS)
+    parser.add_argument("--apart", action="store_true", help="give each kind tables of its own")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         root = given.folder or Path(name)
-        archive, audits = root / "archive", Path(name) / "audits"
-        each = given.records // PARTITIONS
-        for number in range(PARTITIONS):
-            folder = archive / f"t-{number}"
-            if not folder.exists():
-                make_log.make_partition(folder, given.codec, records=each, keys=given.keys // PARTITIONS, seed=number)
+        archive = _archive(root / "archive", given)
         size = sum(path.stat().st_size for path in archive.rglob("*.log"))
         print(f"{given.records:,} records, {given.keys:,} keys, {size:,} bytes of {given.codec}")
-        print("| audit | seconds | logs read, bytes | tables, bytes | memory, bytes |\n|---|---|---|---|---|")
-        measured("of everything", archive, audits)
-        measured("of nothing new", archive, audits)
-        make_log.make_partition(
-            archive / f"t-{PARTITIONS}", given.codec, records=given.records // 100, keys=given.keys // 100, seed=9
+        print(
+            "| audit | seconds | logs read, bytes | tables, bytes | memory, bytes | result |\n|---|---|---|---|---|---|"
         )
-        measured("of 1 % more", archive, audits)
+        for kind in given.kinds:
+            arguments = _arguments(kind, archive, root, Path(name))
+            audits = Path(name) / (kind if given.apart else "audits")
+            for what in given.steps:
+                if what == "1 % more":
+                    _more(archive, given)
+                    if kind == "compaction":
+                        _compact(archive, Path(name) / "store")
+                _measured(kind, what, arguments, audits)
+            shutil.rmtree(archive / f"t-{PARTITIONS}", ignore_errors=True)
 
 
-def measured(what: str, archive: Path, audits: Path) -> None:
+def _archive(archive: Path, given: argparse.Namespace) -> Path:
+    each = given.records // PARTITIONS
+    for number in range(PARTITIONS):
+        folder = archive / f"t-{number}"
+        if not folder.exists():
+            make_log.make_partition(folder, given.codec, records=each, keys=given.keys // PARTITIONS, seed=number)
+    if not (archive / "__consumer_offsets-0").exists():
+        rows = [commit("g", "t", number, each * 9 // 10) for number in range(PARTITIONS)]
+        write_log(archive / "__consumer_offsets-0", [rows])
+    return archive
+
+
+def _arguments(kind: str, archive: Path, root: Path, scratch: Path) -> list[str]:
+    """Make what a kind compares with, and return its arguments."""
+    if kind == "compaction":
+        _compact(archive, scratch / "store")
+        return ["--store", str(scratch / "store")]
+    if kind in ("mirror", "failover"):
+        copy = root / "copy"
+        if not copy.exists():
+            shutil.copytree(archive, copy, ignore=lambda folder, names: _newest_tenth(names))
+        return [str(archive), str(copy), "--topics", "t", *(("--group", "g") if kind == "failover" else ())]
+    return [str(archive), "--topics", "t", *(("--group", "g") if kind == "delivery" else ())]
+
+
+def _newest_tenth(names: list[str]) -> list[str]:
+    logs = sorted(name for name in names if name.endswith(".log"))
+    gone = {name[: -len(".log")] for name in logs[len(logs) - len(logs) // 10 :]} if len(logs) > 1 else set()
+    return [name for name in names if name.partition(".")[0] in gone]
+
+
+def _more(archive: Path, given: argparse.Namespace) -> None:
+    folder = archive / f"t-{PARTITIONS}"
+    make_log.make_partition(folder, given.codec, records=given.records // 100, keys=given.keys // 100, seed=9)
+
+
+def _compact(archive: Path, store: Path) -> None:
+    command = [sys.executable, "-m", "lastkey", "compact", str(archive), "--store", str(store), "--engine", "threads"]
+    subprocess.run([*command, "--topics", "t", "--cleanup-policy", "compact", "--quiet"], check=True, stdout=2)
+
+
+def _measured(kind: str, what: str, arguments: list[str], audits: Path) -> None:
     """Run an audit, and print its row."""
-    command = [sys.executable, "-m", "lastkey", "audit", "keys", str(archive), "--audits", str(audits), "--json"]
+    command = [sys.executable, "-m", "lastkey", "audit", kind, *arguments, "--audits", str(audits), "--json"]
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         peak = [0]
@@ -60,11 +114,13 @@ def measured(what: str, archive: Path, audits: Path) -> None:
         out, _ = process.communicate()
         watcher.join()
     report = json.loads(out)
-    assert process.returncode == 0, report
     seconds = time.perf_counter() - began
     tables = sum(path.stat().st_size for path in audits.rglob("*.parquet"))
-    print(f"| {what} | {seconds:.1f} | {report['bytes_read']:,} | {tables:,} | {peak[0]:,} |", flush=True)
-    print(f"  {report['seconds']}, {report['summary']}", flush=True)
+    result = f"{process.returncode} {report.get('summary', report)} {report.get('seconds')}"
+    print(
+        f"| {kind}, {what} | {seconds:.1f} | {report['bytes_read']:,} | {tables:,} | {peak[0]:,} | {result} |",
+        flush=True,
+    )
 
 
 def _watch(process: subprocess.Popen[bytes], peak: list[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -118,6 +119,56 @@ def test_a_store_and_its_archive(lab: Path, capsys: pytest.CaptureFixture[str]) 
 def _runs(store: Path) -> list[dict[str, Any]]:
     files = open_state(str(store)).head("audit_runs").files()
     return [row for path in files for row in pq.read_table(store / "state" / "audit_runs" / path).to_pylist()]
+
+
+def test_since_a_proof_only_what_is_new_is_searched(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third = (lab / f"{name}.jsonl" for name in ("first", "second", "third"))
+    private, public = lab / "key.pem", lab / "pub.pem"
+    for words in (
+        ["genpkey", "-algorithm", "ed25519", "-out", private],
+        ["pkey", "-in", private, "-pubout", "-out", public],
+    ):
+        subprocess.run(["openssl", *map(str, words)], check=True)
+    given = ("--store", lab / "store", "--archive", lab / "archive")
+    both = ("--key", THERE, "--key", GONE)
+    _, whole = audit(capsys, *given, *both, "--proof", first, "--sign-with", private)
+    held = {row["path"] for row in rows_of(first, "finding")}
+    # all but the files that hold a key are passed over, and these say what they said
+    code, told = audit(capsys, *given, *both, "--since", first, "--since-key", public, "--proof", second)
+    assert code == 3 and told["summary"]["found"] == whole["summary"]["found"] > 0
+    again = {row["path"] for row in rows_of(second, "file") if row["searched_as"] and not row["searched_before"]}
+    assert held <= again and all("/audit_erasure/" in path for path in again - held)  # the first audit's own table
+    assert told["summary"]["files_passed_over"] + len(held) == whole["summary"]["files_searched"]
+    assert rows_of(second, "header")[0]["since"]["sha256"] == json.loads(first.read_text().splitlines()[-1])["sha256"]
+    # a chain of proofs; a new file with the key and a file with another time are searched
+    write_partition(lab / "archive" / "new-0", f"{GONE}=1")
+    free = next(r["path"] for r in rows_of(second, "file") if r["searched_before"] and r["root"] == str(lab / "store"))
+    os.utime(lab / "store" / free, (1, 1))
+    code, told = audit(capsys, *given, *both, "--since", second, "--proof", third)
+    assert code == 3 and told["summary"]["found"] == whole["summary"]["found"] + 1
+    assert {free, "new-0/00000000000000000000.log"} <= {
+        row["path"] for row in rows_of(third, "file") if row["searched_as"] and not row["searched_before"]
+    }
+    assert any("was not checked" in note for note in told["notes"])
+    # fewer keys are covered; another one, hidden keys, a changed proof and another signer are not
+    assert audit(capsys, *given, "--key", GONE, "--since", first)[0] == 3  # new-0 has it
+    (lab / "hmac").write_bytes(bytes(16))
+    for words, found in (
+        (("--key", GONE, "--key", "another", "--since", first), "found 1 that it did not look for"),
+        (("--key", GONE, "--since", first, "--hide-keys", "--hmac-key", lab / "hmac"), "keys as hex"),
+        (("--key", GONE, "--since", second, "--since-key", public), "expected a signature"),
+        (("--key", GONE, "--since-key", public), "works only with --since"),
+    ):
+        code, told = audit(capsys, *given, *words)
+        assert code == 2 and found in json.dumps(told)
+    first.write_bytes(first.read_bytes().replace(held_line(first), b"", 1))
+    code, told = audit(capsys, *given, *both, "--since", first)
+    assert code == 2 and "expected row" in json.dumps(told)
+
+
+def held_line(proof: Path) -> bytes:
+    """Return the line of the first finding."""
+    return next(line for line in proof.read_bytes().splitlines(keepends=True) if b'"type":"finding"' in line)
 
 
 def test_hidden_keys_are_nowhere(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
