@@ -38,7 +38,7 @@ class EarlierProof:
 
     @property
     def note(self) -> str:
-        """What a report says of it."""
+        """Note for a report: which proof it is, and who vouches for it."""
         trust = "signed" if self.signed else "its signature was not checked (--since-key): whoever wrote it is believed"
         return f"since: {self.path} of {moment(self.time_ms)}, {trust}"
 
