@@ -67,6 +67,8 @@ _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
     r"|java\.io\.EOFException(?=\n\tat [^\n]*\n\tat org\.apache\.spark\.api\.python\.PythonWorkerFactory)"
+    r"|java\.(?:net\.Socket|io\.IO)Exception: (?:Connection reset|Broken pipe)[^\n]*"
+    r"(?=(?:\n\tat [^\n]*){1,20}?\n\tat org\.apache\.spark\.api\.python\.)"
     r"|EOFException occurred while reading the port number from [^\n]*(?=\.\n)"
 )
 _NO_THREAD: Final = "can't start new thread"  # Python's words

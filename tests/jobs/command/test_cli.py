@@ -287,6 +287,8 @@ _NO_DAEMON = (
         (RuntimeError("can't start new thread"), 5, "ulimit -u"),
         (BlockingIOError(11, "Resource temporarily unavailable"), 5, "ulimit -u"),  # of a fork
         (RuntimeError(f"Lost task 1.0: java.io.EOFException{_NO_WORKER}"), 5, "a worker of Spark ended"),
+        (RuntimeError(f"Lost task 1.0: java.net.SocketException: Connection reset{_NO_WORKER}"), 5, "Connection reset"),
+        (RuntimeError(f"Lost task 1.0: java.io.IOException: Broken pipe{_NO_WORKER}"), 5, "a worker of Spark ended"),
         (RuntimeError(f"Lost task 1.0: {_NO_DAEMON}"), 5, "EOFException occurred while reading the port number"),
         (OSError("error closing file"), 5, "error closing file"),  # as Arrow says it
         (
