@@ -60,9 +60,11 @@ def _prepare_spark(java: Path) -> None:
     archive.parent.mkdir(exist_ok=True)
     part = archive.with_suffix(f".{os.getpid()}")
     code = f"from lastkey.jobs.prepare import train; train({str(part)!r})"
-    subprocess.run([sys.executable, "-c", code], check=False)
-    if part.is_file():
-        part.replace(archive)  # whole or not at all
+    trained = subprocess.run([sys.executable, "-c", code], check=False)
+    if trained.returncode:  # it may be cut off, and a JVM dies of such an archive
+        part.unlink(missing_ok=True)
+    elif part.is_file():
+        part.replace(archive)
 
 
 def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
@@ -87,7 +89,9 @@ def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def train(part: str) -> None:
-    """Run one session that does a little of everything; the JVM writes the archive to `part` when it ends."""
+    """Run one session that does a little of everything; the JVM writes the archive to `part` when it ends. Exit with
+    an error if it does not end well.
+    """
     user = user_options(())
     spark = session.start(
         options=user,
@@ -107,7 +111,8 @@ def train(part: str) -> None:
         gateway.shutdown()
     if process is not None:
         process.stdin.close()
-        process.wait(timeout=120)
+        if code := process.wait(timeout=120):
+            sys.exit(f"the JVM that leaves an archive of its classes ended with {code}")
     else:
         time.sleep(1)
 

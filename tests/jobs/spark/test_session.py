@@ -14,6 +14,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
+from lastkey.jobs import prepare
 from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
 from lastkey.jobs.spark import engine, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
@@ -353,6 +354,22 @@ def _shared_modules():
             yield pa.RecordBatch.from_pydict({"name": ["numba" if "numba" in sys.modules else "none"]})
 
     return modules
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_classes_of_a_jvm_that_did_not_end_well_are_not_kept(code, tmp_path, monkeypatch):
+    """The archive may be cut off: of such a one every later JVM dies."""
+    archive = tmp_path / "lastkey" / "spark.jsa"
+
+    def run(command, **options):
+        Path(re.findall(r"'(/.*)'", command[-1])[0]).write_bytes(b"classes")
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(jvm, "cached_jars", lambda ivy: ["delta.jar"])
+    monkeypatch.setattr(jvm, "class_archive", lambda java: archive)
+    monkeypatch.setattr(prepare.subprocess, "run", run)
+    prepare._prepare_spark(Path("java"))
+    assert list(archive.parent.iterdir()) == ([] if code else [archive])
 
 
 @pytest.mark.spark
