@@ -136,7 +136,8 @@ def rows_of(batches: list[Batch]) -> list[Row]:
     return [(r.offset, r.timestamp, r.key, r.value, r.headers) for b in batches if not b.control for r in b.records]
 
 
-Cleaned = tuple[list[Row], list[tuple[int, int]]]  # records of cleaned segments; base and size of those that stay
+# Records of cleaned segments; base and size of those that stay, or hold nothing: a last one above the high watermark
+Cleaned = tuple[list[Row], list[tuple[int, int]]]
 
 
 def records_of_outcome(seen: Seen) -> Cleaned | str:
@@ -149,7 +150,7 @@ def records_of_outcome(seen: Seen) -> Cleaned | str:
     for number, segment in enumerate(result.segments):
         if segment.cleaned:
             rows += rows_of(decoded(seen.outcome.path(number).read_bytes()))
-    return rows, [(s.base_offset, s.size_bytes) for s in result.segments if not s.cleaned]
+    return rows, [(s.base_offset, s.size_bytes) for s in result.segments if not (s.cleaned and s.size_bytes)]
 
 
 def decoded(data: bytes) -> list[Batch]:
@@ -219,7 +220,9 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
         if left.range.cleanable_bytes == 0:
             out.append("not_due")
         rows = rows_of([b for s in left.segments[: left.n_cleaned] for b in s.batches])
-        out.append((rows, [(s.base_offset, s.size) for s in left.segments[left.n_cleaned :]]))
+        out.append(
+            (rows, [(s.base_offset, s.size) for i, s in enumerate(left.segments) if i >= left.n_cleaned or not s.size])
+        )
     return out
 
 
