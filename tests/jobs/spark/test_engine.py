@@ -37,8 +37,12 @@ def lastkey(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a session of another test in this process not count."""
+def no_session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a session of another test in this process not count. The shared one is there before, if a test asks for it:
+    else it would be forgotten at the test's end, while it runs.
+    """
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("asked") == "spark":
+        request.getfixturevalue("spark")
     pyspark = sys.modules.get("pyspark")
     if pyspark is not None:
         monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
