@@ -10,13 +10,14 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
 from .errors import LabError
 from .jars import OLD, lab_jars
-from .jvm import JAVA_SOURCES, java_command, lab
+from .jvm import JAVA_SOURCES, class_archive, java_command, lab
 from .waiting import wait_until
 
 _START_SECONDS, _STOP_SECONDS = 120, 60
@@ -58,6 +59,7 @@ class BaseBroker:
         self.server_log, self.cleaner_log = self.logs / "server.log", self.logs / "log-cleaner.log"
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._until_end = ExitStack()
         for folder in (self.data, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -95,11 +97,14 @@ class BaseBroker:
             return
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=_STOP_SECONDS)
+            code = self._process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired as e:
             self._kill()
             raise LabError(f"the broker in {self.directory} did not stop in {_STOP_SECONDS} s; killed") from e
+        if code:
+            self._kill()
         self._process = None
+        self._until_end.close()
 
     def log_text(self) -> str:
         """Return the log since the last start."""
@@ -117,8 +122,9 @@ class BaseBroker:
         properties = self.directory / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         self._prepare(properties)
+        archive = self._until_end.enter_context(class_archive(f"broker-{self.version}"))
         jvm_options = (f"-Xms{self.heap}", f"-Xmx{self.heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-                       f"-Dlab.logs={self.logs}", *self._jvm_options())  # fmt: skip
+                       f"-Dlab.logs={self.logs}", *archive, *self._jvm_options())  # fmt: skip
         command = java_command(
             "UntilStdinCloses", *self._mains(properties), jars=lab_jars(self.version), options=jvm_options
         )
@@ -140,6 +146,7 @@ class BaseBroker:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self._until_end.__exit__(LabError, LabError("killed"), None)
 
     def _settings(self) -> dict[str, object]:
         raise NotImplementedError

@@ -10,9 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,14 @@ _HEAP = "2g"
 
 
 def classes() -> Path:
-    """Return the folder of the compiled programs; its name is the hash of the sources, so a change compiles anew."""
+    """Return the folder of `lab.jar`, the compiled programs; its name is the hash of the sources, so a change compiles
+    anew. A jar, because archives of classes know no folders on the class path.
+    """
     sources = sorted(JAVA_SOURCES.glob("*.java"))
     digest = hashlib.sha256(NEW.encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    target = cache_dir() / f"classes-{digest.hexdigest()[:16]}"
+    target = cache_dir() / f"lab-{digest.hexdigest()[:16]}"
     if target.is_dir():
         return target
     jars = lab_jars()
@@ -37,14 +42,33 @@ def classes() -> Path:
         if not target.is_dir():
             with temporary_folder("compile-") as work:
                 _compile(sources, jars, work / "classes")
-                replace_folder(work / "classes", target)
+                shutil.make_archive(str(work / "jar" / "lab"), "zip", work / "classes")
+                (work / "jar" / "lab.zip").rename(work / "jar" / "lab.jar")
+                replace_folder(work / "jar", target)
     return target
 
 
 def java_command(main: str, *args: str, jars: Path | None = None, options: tuple[str, ...] = ()) -> list[str]:
     """Return the command line that runs a class of the lab, or of Kafka, with `jars` (the new Kafka's) on its path."""
-    path = f"{classes()}:{jars or lab_jars()}/*"
+    path = f"{classes() / 'lab.jar'}:{jars or lab_jars()}/*"
     return [java_tool("java"), "-Duser.timezone=UTC", *options, "-cp", path, main, *args]
+
+
+@contextmanager
+def class_archive(name: str) -> Iterator[tuple[str, ...]]:
+    """Yield the options for a JVM that loads its classes from an archive: a broker starts in half the time. The first
+    JVM of that name writes one at its end, which is the block's. After an error none is kept: a JVM dies of one that is
+    cut off.
+    """
+    quiet = ("-Xlog:disable", "-Xlog:all=error:stderr")  # else it tells which classes have no place there
+    java = hashlib.sha256(os.path.realpath(java_tool("java")).encode()).hexdigest()[:8]
+    archive = classes() / f"{name}-{java}.jsa"
+    if archive.is_file():
+        yield (f"-XX:SharedArchiveFile={archive}", *quiet)
+        return
+    with temporary_folder("archive-") as work:
+        yield (f"-XX:ArchiveClassesAtExit={work / archive.name}", *quiet)
+        (work / archive.name).replace(archive)
 
 
 def _compile(sources: list[Path], jars: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ from tests.kafka_lab import (
     visible_lines,
 )
 from tests.kafka_lab.jars import cache_dir, java_tool, lab_jars
-from tests.kafka_lab.jvm import LabJvm, lab
+from tests.kafka_lab.jvm import LabJvm, class_archive, classes, lab
 from tests.kafka_lab.loading import log_problems
 
 pytestmark = pytest.mark.kafka
@@ -184,6 +184,14 @@ def test_a_jvm_that_dies_in_a_command_is_an_error():
             jvm.call("dump", path="x", kinds="")
     finally:
         jvm.close()
+
+
+def test_classes_are_kept_for_the_next_jvm_if_the_first_one_ended_well(written):
+    assert list(classes().glob("broker-4.3.0-*.jsa"))
+    with pytest.raises(ZeroDivisionError), class_archive("never") as (option, *_):
+        Path(option.partition("=")[2]).write_bytes(b"cut off")
+        raise ZeroDivisionError
+    assert not list(classes().glob("never-*"))
 
 
 def test_without_java_the_lab_fails(monkeypatch, tmp_path):
