@@ -12,18 +12,20 @@ from unittest import mock
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 from tests.attack.summary import pytest_addoption, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.golden import Case, golden
 from tests.machine_load import MachineLoad
 from tests.memory_files import keep_files_in_memory
+from tests.processes import (  # noqa: F401 - hooks
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 from tests.unit import pytest_itemcollected, pytest_runtest_call, pytest_runtest_setup  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from xdist.remote import Producer
-    from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,30 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return two processes for whole folders on two cores; not more, as each may hold a session and a broker: 3 GB.
-
-    A named file runs in this process. `-n 0` and `-n 2` overrule this.
-    """
-    named = any(".py" in argument for argument in config.args)
-    return 0 if named or (os.cpu_count() or 1) < 2 else 2
-
-
-class FromBothEnds(LoadFileScheduling):
-    """Scheduler whose first process takes files from the front of the list, where those with Spark stand; others take
-    them from the back. So one session is started, and a second one only if nothing else is left to do.
-    """
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        if node is not self.nodes[0]:
-            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-        super()._assign_work_unit(node)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBothEnds | None:
-    return FromBothEnds(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,25 +48,6 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(trylast=True)  # run on the selected tests
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with Spark first and those with Kafka last, so that each process starts one of the two; long files at
-    both ends, so that no process waits long for the other where they meet.
-    """
-    marks: dict[Path, set[str]] = {}
-    for item in items:
-        marks.setdefault(item.path, set()).update(mark.name for mark in item.iter_markers())
-    items.sort(key=lambda item: _place(marks[item.path]))
-
-
-def _place(marks: set[str]) -> int:
-    if "spark" in marks:
-        return 0
-    if "kafka" in marks:
-        return 4
-    return 1 if marks & {"attack", "airflow"} else 3 if marks & {"slow", "browser"} else 2
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,5 +24,9 @@ def keep_files_in_memory() -> None:
 
 
 def _fits() -> bool:
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return shutil.disk_usage(_FOLDER).free >= _FREE_BYTES and memory_bytes >= _MEMORY_BYTES
+    return shutil.disk_usage(_FOLDER).free >= _FREE_BYTES and memory_bytes() >= _MEMORY_BYTES
+
+
+def memory_bytes() -> int:
+    """Return the memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from tests.processes import BESIDE
 from tests.unit import FOLDERS, no_process
 
 
@@ -27,3 +29,8 @@ def test_outside_of_the_subset_processes_may_start(request):
 
 def test_the_folders_of_the_subset_exist():
     assert all(list(folder.rglob("test_*.py")) for folder in FOLDERS)
+
+
+def test_the_files_of_the_third_process_exist():
+    root = Path(__file__).resolve().parents[1]
+    assert [name for name in BESIDE if not (root / name).exists()] == []
