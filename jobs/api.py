@@ -80,6 +80,7 @@ def compact(
     min_yield: float | None = None,
     io_budget: int | None = None,
     max_runtime: str | float | None = None,
+    hmac_key: Location | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> CompactReport:
@@ -95,7 +96,8 @@ def compact(
     where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
     partitions. min_yield, io_budget: by yield, the dead share from which a segment is rewritten, and the bytes that
     rewrites may read and write; None: as the settings say, and no limit. max_runtime: seconds, or text such as "1h30m",
-    after which the run stops and commits what is finished. progress: True shows a bar on stderr.
+    after which the run stops and commits what is finished. hmac_key: the file that erase was given, for partitions of
+    which a reset reads again what was erased. progress: True shows a bar on stderr.
 
     Partitions that were set aside are in the report, with exit code 3; with exit code 4 another run committed first.
     Raises a JobError (UsageError, RunningError, StorageError, ...) if the job stops, and TypeError for an argument of
@@ -118,6 +120,7 @@ def compact(
         min_yield=_share("min_yield", min_yield),
         io_budget=_number("io_budget", io_budget, 0),
         max_runtime=_duration("max_runtime", max_runtime),
+        hmac_key=None if hmac_key is None else check_location("hmac_key", hmac_key),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
     report: CompactReport = _run("compact", options, progress)

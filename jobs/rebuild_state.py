@@ -26,17 +26,32 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.errors import MissingPathError, UndecidedError, UsageError
 from lastkey.jobs.store import manifests, writing
+from lastkey.jobs.store.erasures import Bounds, bounds_of, check_nothing_comes_back, merged, to_text
 from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
-from lastkey.jobs.store.paths import CHECKPOINTS, COMMITTED, MANIFEST, PARTITIONS, RUNS, SEGMENTS, STATES, table_folder
+from lastkey.jobs.store.paths import (
+    CHECKPOINTS,
+    COMMITTED,
+    ERASED_KEYS,
+    MANIFEST,
+    PARTITIONS,
+    RUNS,
+    SEGMENTS,
+    STATES,
+    table_folder,
+)
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
-from lastkey.udfs.storage import Root, exists
+from lastkey.udfs.storage import Root, exists, open_root
 
 _NONE = "none"
+_WOULD_RETURN = (
+    "and would come back: move the partition's folder away, run rebuild-state again, and then erase the same keys "
+    "before anything else"
+)
 
 
 @dataclass
@@ -168,12 +183,20 @@ def _commits_that_count(
     chosen generations that are not the highest.
     """
     decided, questions = [], []
+    has_erasures = exists(open_root(report.store), ERASED_KEYS)
     for key, candidates in sorted(found.items()):
         name = names.partition_folder(*key)
+        bounds = merged(*(bounds_of(c.commit.checkpoint) for c in candidates if c.committed and c.commit is not None))
         if chosen.get(key) == _NONE:
+            if bounds:
+                raise UsageError(message=f"--choose {name}=none: records of it were erased, {_WOULD_RETURN}")
             report.left_out.append(name)
             continue
-        counts = _chosen(candidates, chosen[key], run_id) if key in chosen else _plain(candidates)
+        counts = (
+            _chosen(candidates, chosen[key], run_id, bounds, has_erasures=has_erasures)
+            if key in chosen
+            else _plain(candidates)
+        )
         if counts is None:
             there = ", ".join(map(str, candidates)) or f"no folder with a {MANIFEST}"
             questions.append(f"{name}: {there}")
@@ -197,12 +220,23 @@ def _plain(candidates: Sequence[_Candidate]) -> Commit | None:
     return committed[0].commit if candidates[0].folder.generation == numbers[0] else None
 
 
-def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str) -> Commit:
-    """Return the commit of a run; if another folder is as high or higher, a commit above all that goes back to it."""
+def _chosen(
+    candidates: Sequence[_Candidate], run_id: str, new_run_id: str, bounds: Bounds, *, has_erasures: bool
+) -> Commit:
+    """Return the commit of a run; if another folder is as high or higher, a commit above all that goes back to it.
+
+    bounds: of erasures that were committed; has_erasures: in the store. Raises UsageError if erased records may return.
+    """
     chosen = next(c.commit for c in candidates if c.folder.run_id == run_id and c.commit is not None)
+    check_nothing_comes_back(chosen.checkpoint, bounds)
+    unknown = [c.folder for c in candidates if c.committed and c.commit is None]
+    if has_erasures and any(folder.generation > chosen.run.generation_after for folder in unknown):
+        what = f"generation {unknown[0].generation}, whose {MANIFEST} cannot be read, may have erased records"
+        raise UsageError(message=f"{names.partition_folder(*unknown[0].key)}: {what}, {_WOULD_RETURN}")
     numbers = [c.folder.generation for c in candidates]  # falling
     is_highest = chosen.run.generation_after == numbers[0]
     if is_highest and numbers.count(numbers[0]) == 1:
         return chosen
     parent = run_id if is_highest else candidates[0].folder.run_id
-    return going_back(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000)
+    erased = to_text(merged(bounds, bounds_of(chosen.checkpoint)))
+    return going_back(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000, erased)

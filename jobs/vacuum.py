@@ -36,22 +36,24 @@ from lastkey.jobs.command.reporting import (
     size,
     table,
 )
+from lastkey.jobs.errors import UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
+from lastkey.jobs.store.erasures import bounds_of, brought_back
 from lastkey.jobs.store.folders import Run, RunFolder, each_once, run_folders
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.manifests import read_manifests, say_committed
-from lastkey.jobs.store.paths import COMMITTED, MANIFEST, SEGMENTS
-from lastkey.jobs.store.rows import Segment
+from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_TABLES, COMMITTED, MANIFEST, SEGMENTS, table_folder
+from lastkey.jobs.store.rows import Checkpoint, Commit, Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.segments import kept_for_yield
-from lastkey.udfs.storage import Root
+from lastkey.udfs.storage import Root, exists
 
 Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
 
@@ -65,6 +67,7 @@ class VacuumReport(JobReport):
     deleted: dict[Key, list[str]] = field(default_factory=dict)
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # files of the tables; a dry run reports them
+    audits: list[str] = field(default_factory=list)  # tables of audits, which --erased deletes
     kept: list[dict[str, Any]] = field(default_factory=list)  # with offsets that no current one's chain has read
     generations: list[dict[str, Any]] = field(default_factory=list)  # each that was committed, and why it stays or goes
 
@@ -82,6 +85,7 @@ class VacuumReport(JobReport):
             files=sum(map(len, self.deleted.values())),
             state_files=self.state_files if self.dry_run else None,
             kept=self.kept,
+            audits=self.audits,
             generations=self.generations,
         )
         return out | {"seconds": out["seconds"].get("total", 0.0)}
@@ -107,8 +111,9 @@ class VacuumReport(JobReport):
             f"{', '.join(g['because']) or 'nothing keeps it'}"
             for g in (self.generations if self.dry_run or self.show_all else ())
         ]
-        lines += labelled("note", self.notes)
         verb = "would be deleted" if self.dry_run else "deleted"
+        lines += [f"{verb}: {', '.join(self.audits)}"] if self.audits else []
+        lines += labelled("note", self.notes)
         total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
         lines.append(f"{counted(total, 'file')}, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
         return "\n".join(lines)
@@ -125,6 +130,8 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     store = state.root
     for uri in sorted({row.archive_uri for row in state.checkpoints().values()}):
         check_apart(Place("the store", store.uri), Place("the archive", uri))
+    if options.erased and not any(row.erased for row in state.checkpoints().values()):
+        raise UsageError(message=f"--erased: expected an erasure in {store.uri}, found none: erase makes one")
     report = VacuumReport(store.uri, options.dry_run)
     with contextlib.nullcontext() if options.dry_run else state.lock():  # one vacuum at a time, on a disk
         of_store_ms = None if options.dry_run else _store_now_ms(store)
@@ -143,10 +150,26 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
             with timed(folder.path):
                 _clean(store, folder, gone, report)
             progress.advance()
+        if options.erased:
+            report.audits = _delete_audits(store, dry_run=options.dry_run)
         if options.topics == EVERY_TOPIC:
             report.state_files = writing.vacuum_state(state, dry_run=options.dry_run, ahead_hours=ahead_hours)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
+
+
+def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
+    """Delete the tables of audits, with all their versions, and the key of their hashes: they cost time to make again,
+    and nothing else. Return what was there.
+    """
+    folders = [folder for name in AUDIT_TABLES if exists(store, folder := table_folder(name))]
+    key = [AUDIT_KEY] if exists(store, AUDIT_KEY) else []
+    if not dry_run:
+        for folder in folders:
+            store.filesystem.delete_dir(store.full(folder))
+        for path in key:
+            store.filesystem.delete_file(store.full(path))
+    return [*folders, *key]
 
 
 def _store_now_ms(root: Root) -> int:
@@ -218,8 +241,11 @@ def _kept(
     told = read_manifests(state.root, [f.path for f in committed if MANIFEST in f.names])
     times = {folder: each.run.started_ms for folder, each in told.items()}
     by_rule = _by_rule(committed, times, options)
+    doomed = _erased(folders, told, current) if options.erased else set()
+    by_rule = {run: rule for run, rule in by_rule.items() if run not in doomed}
+    lately -= doomed
     live = decided.keys() | lately | above | by_rule.keys()
-    young = {f.run for f in folders if f.newest_ms > young_ms}
+    young = {f.run for f in folders if f.newest_ms > young_ms} - doomed
     foreign = {f.run for f in folders if not f.whole}
     stay = live | young | foreign
     # For a folder that stays anyway the manifest matters only if nothing else is in it: a rollback's
@@ -272,6 +298,19 @@ def _kept(
     ]
     named = [row for segments in rows.values() for row in segments if row.root == "store"]
     return runs, {path for row in named for path in (row.path, *kept_for_yield(row))}
+
+
+def _erased(folders: Sequence[RunFolder], told: Mapping[str, Commit], current: Mapping[Key, Checkpoint]) -> set[Run]:
+    """Return the runs whose files may hold records that were erased since: generations from before, and dead runs."""
+    out = set()
+    for f in folders:
+        row = current.get(f.key)
+        if row is None or not row.erased or (f.generation, f.run_id) == (row.generation, row.run_id):
+            continue
+        made = told.get(f.path)
+        if COMMITTED not in f.names or (made and brought_back(made.checkpoint, bounds_of(row))):
+            out.add(f.run)
+    return out
 
 
 def _keep(options: VacuumOptions) -> Keep:

@@ -207,6 +207,7 @@ KINDS = {
     "version": "no record has the header that compaction.strategy.header names",
     "transaction": "control records that are malformed or contradict the log",
     "readback": "a written file that does not read back as written",
+    "erased": "records that were erased would be read again, and the key is not given that tells which",
     "unwritable": "a file that cannot be written; a full disk ends the job instead",
     "memory": "not enough memory",
     "defect": "not the file: an error of this program, which should be reported",

@@ -257,6 +257,7 @@ def test_json_fields_of_compact():
         "rollback",
         "rebuild-state",
         "vacuum",
+        "erase",
         "pack",
         "replay",
     ],
@@ -264,6 +265,7 @@ def test_json_fields_of_compact():
 def test_json_fields_of_the_other_jobs(job):
     from lastkey.jobs.archive_needed.report import ArchiveNeededReport
     from lastkey.jobs.convert.report import ConvertReport
+    from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.export.report import ExportedTopic, ExportReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.rebuild_state import RebuildReport
@@ -282,6 +284,7 @@ def test_json_fields_of_the_other_jobs(job):
               "replay": lambda: ReplayReport("C", "G"),
               "rollback": lambda: RollbackReport("S", 1, True),
               "vacuum": lambda: VacuumReport("S", True),
+              "erase": lambda: EraseReport("S", "e", 1, True, False),
               "archive-needed": lambda: ArchiveNeededReport(open_root("/A"), "S"),
               "pack": lambda: PackReport(path="P")}[job]()  # fmt: skip
     top = re.search(rf"^\| {job} \| (.*?) \|$", _section(COMMANDS_PAGE, "## JSON"), re.MULTILINE)[1]

@@ -74,6 +74,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.problem": {"logformat.errors"},
     "udfs.segments": {"logformat.listing"},
     "udfs.attempt": {"logformat.errors", "udfs.problem"},
+    "udfs.erased_keys": {"logformat.errors", "udfs.storage"},
     "udfs.read_back": _LOGS | {"udfs.storage"},
     "udfs.same_files": _TASK | {"udfs.read_back"},
     "udfs.holes": _LOGS | {"logformat.search", "udfs.storage", "udfs.problem", "udfs.segments"},
@@ -86,7 +87,10 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.retention"},
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
-    "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.yields", "logformat.writing"},
+    "udfs.compact.clean": _LOGS
+    | _TASK
+    | _RULES
+    | {"udfs.compact.scan", "udfs.erased_keys", "udfs.yields", "logformat.writing"},
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
     "udfs.compact.split": _TASK | _STEPS,
     "udfs.compact.one_task": _TASK | _STEPS | {"udfs.yields"},
@@ -116,10 +120,11 @@ FLOORS: dict[str, set[str]] = {
         "udfs.compact.retention",
         "udfs.lookup.minutes",
         "udfs.audit.rows",
+        "udfs.erased_keys",
     },
     "jobs.recorded": _SHELL,
     "jobs.spark": _SHELL - {"jobs.archive"},
-    "jobs.compact": _JOB | {"udfs.compact", "udfs.yields", "udfs.cluster_metadata"},
+    "jobs.compact": _JOB | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
@@ -139,6 +144,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
+    "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "udfs.audit", "udfs.erased_keys"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore", "jobs.convert"},  # reports
     "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},

@@ -133,7 +133,8 @@ def kinds_of(row: OutputSegment) -> tuple[str, ...]:
 
 def kept_for_yield(row: OutputSegment) -> list[str]:
     """Return the paths of the files that later runs by yield need for a segment of the store."""
-    return [*files_beside(row.path), *(path for _, _, path, *_ in json.loads(row.key_files or "[]"))]
+    beside = files_beside(row.path) if row.facts_bytes else ()
+    return [*beside, *(path for _, _, path, *_ in json.loads(row.key_files or "[]"))]
 
 
 def cleaned_until(rows: Sequence[OutputSegment], first_dirty_offset: int) -> int:

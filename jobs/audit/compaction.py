@@ -127,6 +127,12 @@ def _ask(options: AuditCompactionOptions, store: Store, audit: Audit) -> None:
                 for rule in rules
                 if not (rule.before_whole and rule.after_whole)
             ]
+            report.notes += [
+                f"{rule.topic}-{rule.partition}: not judged against {against}: keys of which nothing is left below "
+                f"offset {rule.erased_until}, for an erasure may have taken them; verify --store counts those"
+                for rule in rules
+                if rule.erased_until
+            ]
     if not frames:
         report.notes.append("nothing to compare with: neither a generation before nor the archive is there")
         return

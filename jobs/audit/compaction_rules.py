@@ -62,6 +62,7 @@ class Allowed:
     after_whole: bool = True
     added_from: int = -1  # offsets in [added_from, added_until) may be new: the other side does not hold what it held
     added_until: int = 0
+    erased_until: int = 0  # below it all records of a key may be missing, by an erasure
 
 
 _BELOW: Final = pa.list_(pa.struct({"offset": pa.int64(), "ms": pa.int64()}))
@@ -85,7 +86,19 @@ def findings(before: DataFrame, after: DataFrame, allowed: Sequence[Allowed]) ->
     met = met.withColumn("key", F.when(F.col("before"), F.col("key_before")).otherwise(F.col("key_after")))
     too_old = F.expr("exists(too_old, x -> offset < x.offset AND timestamp_ms_before BETWEEN 0 AND x.ms - 1)")
     met = met.withColumn("expired", (F.col("offset") < F.col("start_offset")) | F.coalesce(too_old, F.lit(False)))
-    return reduce(lambda a, b: a.unionByName(b), [_of_records(met), _of_keys(met)])
+    found = reduce(lambda a, b: a.unionByName(b), [_of_records(met), _of_keys(met)])
+    return _unless_erased(found, met, told) if any(one.erased_until for one in allowed) else found
+
+
+def _unless_erased(found: DataFrame, met: DataFrame, told: DataFrame) -> DataFrame:
+    """Return the findings without those of keys that an erasure may have taken: nothing of them is left below it."""
+    key = ["topic", "partition", "key"]
+    left = met.where(F.col("after") & (F.col("offset") < F.col("erased_until"))).select(*key).distinct()
+    found = found.join(told.select("topic", "partition", "erased_until"), ["topic", "partition"])
+    missing = F.col("kind").isin("lost", "dropped") & F.col("key").isNotNull()
+    maybe = missing & (F.col("offset") < F.col("erased_until"))
+    kept = found.where(maybe).join(left, key, "left_semi")
+    return found.where(~maybe).unionByName(kept).drop("erased_until")
 
 
 _COMPARED: Final = (

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lastkey.jobs.audit.audit import Audit
 from lastkey.jobs.audit.compaction_rules import NEVER, Allowed, Below
 from lastkey.jobs.audit.sources import Source
+from lastkey.jobs.store.erasures import bounds_of
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 
@@ -150,6 +151,10 @@ class Sides:
             unkeyed_until=max((run.end_offset for run, s in cleaned if s["null_keys"] != "keep"), default=0),
             before_whole=all(self._is_whole(source, key) for source in sources),
             after_whole=self._is_whole(self._store.after.name, key),
+            erased_until=max(
+                (until for run, settings in told if settings.get("erases") for until in bounds_of(run).values()),
+                default=0,
+            ),
         )
 
     def _is_whole(self, source: str, key: Key) -> bool:
@@ -167,5 +172,5 @@ def _compacts(made: RunRow, settings: Mapping[str, Any]) -> bool:
 
 def _oldest_ms(made: RunRow, settings: Mapping[str, Any]) -> int:
     """Return the time before which retention.exact let no record stay; -1: it took none."""
-    retention_ms = settings.get("retention_ms", -1)
+    retention_ms = -1 if settings.get("erases") else settings.get("retention_ms", -1)
     return made.now_ms - retention_ms if settings.get("retention_exact", False) and retention_ms >= 0 else -1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +19,7 @@ from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
 from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
 from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, appeared_since
-from lastkey.jobs.audit.erasure_proof import Shown, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.erasure_search import Sought, search
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
@@ -28,11 +27,12 @@ from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.options import AuditErasureOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import count, counted, size
+from lastkey.jobs.command.reporting import JobReport, count, counted, size
 from lastkey.jobs.errors import JobError, MissingPathError, UsageError
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.spark.engine import spark_workers
+from lastkey.jobs.spark.workers import Workers
 from lastkey.jobs.store.audits import add_run, audit_secret, replace_results
 from lastkey.jobs.store.paths import AUDIT_ERASURE, AUDIT_KEY
 from lastkey.jobs.store.tables import State, open_state
@@ -60,7 +60,7 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     state = None if audits is None else open_state(audits)
     report = AuditReport(kind="erasure", audits="" if state is None else state.root.uri)
     report.sources = [normal_uri(options.store or options.archive or "")]
-    places, roots = _list(options, state, report)
+    places, roots = list_places(options, state, report)
     if earlier is not None:
         places.pass_over(earlier)
         report.notes.append(earlier.note)
@@ -68,19 +68,12 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     if state is not None:
         check_apart(Place("--audits", state.root.uri), *(p for p in outside if p.what == "the archive"))
     report.output = None if options.output is None else checked_output(options.output, *outside)
-    proof = None if options.proof is None else _checked_proof(options.proof, outside)
+    proof = None if options.proof is None else checked_proof(options.proof, *outside)
     report.seconds["list"] = time.perf_counter() - began
     n_bytes = sum(file.size for file in places.files)
     with spark_workers("audit erasure", options, report, progress, brief=n_bytes < _BRIEF) as workers:
-        at = time.perf_counter()
-        hidden = None if state is None or not exists(state.root, AUDIT_KEY) else keys.hidden_by(audit_secret(state))
-        sought = search(keys, hidden, places, workers, progress)
-        workers.count(bytes_read=n_bytes)
-        sought.problems += appeared_since(places, [root for root, _ in roots])
-        report.seconds["search"] = time.perf_counter() - at
-        report.bytes_read, report.stretches_read = n_bytes, len(places.files)
-        report.other_problems += sought.problems
-        _fill(report, sought, shown, options)
+        sought = search_places(keys, state, places, roots, workers, report, progress)
+        fill_report(report, sought, shown, options.most)
         if proof is not None:
             at = time.perf_counter()
             report.details["proof"] = write_proof(proof, sought, shown, signer, report, roots, options, at_ms, earlier)
@@ -115,7 +108,7 @@ def _earlier(options: AuditErasureOptions, shown: Shown, progress: Progress) -> 
     )
 
 
-def _list(
+def list_places(
     options: AuditErasureOptions, audits: State | None, report: AuditReport
 ) -> tuple[Places, list[tuple[Root, str]]]:
     """List every place. Return the roots with the names that reports give them."""
@@ -144,6 +137,26 @@ def _list(
     if places.left_out:
         report.notes.append(f"{counted(places.left_out, 'file')} of other topics: not searched")
     return places, roots
+
+
+def search_places(
+    keys: KeySet,
+    audits: State | None,
+    places: Places,
+    roots: Sequence[tuple[Root, str]],
+    workers: Workers,
+    report: JobReport,
+    progress: Progress,
+) -> Sought:
+    """Search what was listed; what appeared meanwhile is a problem too."""
+    at = time.perf_counter()
+    hidden = None if audits is None or not exists(audits.root, AUDIT_KEY) else keys.hidden_by(audit_secret(audits))
+    sought = search(keys, hidden, places, workers, progress)
+    workers.count(bytes_read=sum(file.size for file in places.files))
+    sought.problems += appeared_since(places, [root for root, _ in roots])
+    report.other_problems += sought.problems
+    report.seconds["search"] = time.perf_counter() - at
+    return sought
 
 
 def _archives(options: AuditErasureOptions, state: State, places: Places, report: AuditReport) -> list[Root]:
@@ -181,22 +194,13 @@ def _no_archive(path: str, expected: str, found: str) -> Problem:
     return Problem("unreadable", path, NO_POSITION, expected, found, hint=hint)
 
 
-def _checked_proof(asked: str, places: Sequence[Place]) -> Path:
-    """Return the path of the proof. Raise UsageError if it cannot be written there."""
-    path = Path(normal_uri(asked))
-    check_apart(Place("--proof", str(path)), *places)
-    for file in (path, Path(f"{path}.sig")):
-        if file.exists():
-            raise UsageError(message=f"--proof: expected no file {file} yet, found one: name another one, or remove it")
-    if not path.parent.is_dir():
-        raise UsageError(message=f"--proof: expected a folder {path.parent}, found none")
-    return path
-
-
 # -- what was found
 
 
-def _fill(report: AuditReport, sought: Sought, shown: Shown, options: AuditErasureOptions) -> None:
+def fill_report(report: AuditReport, sought: Sought, shown: Shown, n_shown: int) -> None:
+    """Put what was found into a report, with the first `n_shown` keys."""
+    report.stretches_read = len(sought.places.files)
+    report.bytes_read = sum(file.size for file in sought.places.files)
     n = len(sought.keys)
     found, may = np.zeros(n, np.int64), np.zeros(n, np.int64)
     tombstones, rows = np.zeros(n, np.int64), dict[tuple[str, ...], list[int]]()
@@ -223,7 +227,7 @@ def _fill(report: AuditReport, sought: Sought, shown: Shown, options: AuditErasu
         "files_left_out": places.left_out, "not_read": len(sought.problems),
     }  # fmt: skip
     most = np.flatnonzero(found + may)
-    most = most[np.lexsort((most, -may[most], -found[most]))][: options.most]
+    most = most[np.lexsort((most, -may[most], -found[most]))][:n_shown]
     keys: list[dict[str, Any]] = [
         {"key": _name(sought.keys, shown, row), "found": int(found[row]), "may": int(may[row]),
          "tombstones": int(tombstones[row])} for row in most.tolist()

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from lastkey.jobs import installation
+from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.earlier_proof import EarlierProof
 from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditErasureOptions
-from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.store.erasures import read_key
 from lastkey.udfs.audit.findings import findings_of
 from lastkey.udfs.audit.key_set import KeySet
-from lastkey.udfs.storage import Root
+from lastkey.udfs.storage import Root, normal_uri
 
 if TYPE_CHECKING:
     from lastkey.jobs.audit.signing import Signer
 
 
-_LEAST_BYTES: Final = 16  # of the key of HMACs
 _ROWS: Final = 10_000  # findings that are Python objects at a time
 _UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and reports and proofs made earlier"
 
@@ -47,13 +48,7 @@ def shown_keys(keys: KeySet, options: AuditErasureOptions) -> Shown:
         )
     if options.hmac_key is None:
         return Shown(pa.array((key.hex() for key in keys.keys.to_pylist()), pa.string()), False)
-    try:
-        secret = Path(options.hmac_key).read_bytes()
-    except OSError as error:
-        found = error.strerror or str(error)
-        raise MissingPathError(path=options.hmac_key, expected="a key for HMACs", found=found) from None
-    if len(secret) < _LEAST_BYTES:
-        raise UsageError(message=f"{options.hmac_key}: expected {_LEAST_BYTES} bytes or more, found {len(secret)}")
+    secret = read_key(options.hmac_key)
     # hashlib takes one value a call: this is the one loop over keys
     return Shown(pa.array((hmac.digest(secret, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string()), True)
 
@@ -74,6 +69,18 @@ def signer_of(options: AuditErasureOptions) -> Signer | None:
         if password is None:
             raise UsageError(message=f"--password-env: expected the variable {options.password_env}, found none")
     return signing.Signer(options.sign_with, password)
+
+
+def checked_proof(asked: str, *places: Place) -> Path:
+    """Return the path of the proof. Raise UsageError if it cannot be written there."""
+    path = Path(normal_uri(asked))
+    check_apart(Place("--proof", str(path)), *places)
+    for file in (path, Path(f"{path}.sig")):
+        if file.exists():
+            raise UsageError(message=f"--proof: expected no file {file} yet, found one: name another one, or remove it")
+    if not path.parent.is_dir():
+        raise UsageError(message=f"--proof: expected a folder {path.parent}, found none")
+    return path
 
 
 def write_proof(

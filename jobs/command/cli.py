@@ -24,6 +24,7 @@ from lastkey.jobs.command import failures
 from lastkey.jobs.command.audit_commands import audit_group, made_options
 from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
 from lastkey.jobs.command.ending import Ending, monitoring_options
+from lastkey.jobs.command.erase_commands import add_erase
 from lastkey.jobs.command.export_commands import add_export
 from lastkey.jobs.command.failures import Failure
 from lastkey.jobs.command.format_commands import add_convert
@@ -105,6 +106,7 @@ def lastkey() -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
 @click.option("--max-runtime", metavar="DURATION", help="Then stop, and commit what is finished: 90s, 30m, 1h30m.")
+@click.option("--hmac-key", metavar="FILE", help="With --reset, after an erasure: the file that erase was given.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
 @engine_option("spark")
 @monitoring_options
@@ -379,6 +381,7 @@ lastkey.add_command(_audit)
 add_convert(lastkey, _run)
 add_reading(lastkey, _run)
 add_keeping(lastkey, _run)
+add_erase(lastkey, _run)
 add_policies(lastkey, _run)
 add_export(lastkey, _run)
 for _command in (*lastkey.commands.values(), *_audit.commands.values()):

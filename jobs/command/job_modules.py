@@ -22,6 +22,7 @@ JOBS = {
     "lookup": "lastkey.jobs.lookup.job",
     "restore": "lastkey.jobs.restore.job",
     "rollback": "lastkey.jobs.rollback",
+    "erase": "lastkey.jobs.erase.job",
     "runs": "lastkey.jobs.runs",
     "rebuild-state": "lastkey.jobs.rebuild_state",
     "vacuum": "lastkey.jobs.vacuum",

@@ -40,6 +40,7 @@ def add_keeping(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--keep-daily", type=_COUNT, default=0, metavar="N", help="Keep the newest of each of N days.")
     @click.option("--keep-weekly", type=_COUNT, default=0, metavar="N", help="Keep the newest of each of N weeks.")
     @globs_option("--give-up", help="For these topics, also delete what no later generation has read.")
+    @click.option("--erased", is_flag=True, help="Delete what may hold erased keys at once: older generations, audits.")
     @click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
     @click.option("--all", "show_all", is_flag=True, help="List each generation, and why it stays or goes.")
     @monitoring_options

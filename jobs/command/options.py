@@ -34,6 +34,9 @@ class CompactOptions:
     io_budget: int | None = None  # bytes that rewrites by yield may read and write; None: no limit
     max_runtime: float | None = None  # seconds, after which no more work begins; None: as long as it takes
     only_schedule: bool = False  # with dry_run: what would be rewritten, without reading any of that
+    hmac_key: str | None = None  # a file: the key of the digests of erased keys
+    erased_keys: bytes = field(default=b"", repr=False)  # of a new erasure: erase these, and do not compact
+    no_archive: bool = False  # to erase: go on with the store alone
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class VacuumOptions:
     keep_generations: int = 0  # the newest ones stay, whatever their age
     keep_daily: int = 0  # and the newest of so many days,
     keep_weekly: int = 0  # and weeks
+    erased: bool = False  # also what may hold records that were erased since, whatever its age
     dry_run: bool = False
 
 

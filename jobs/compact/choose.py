@@ -41,8 +41,9 @@ def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
     split = by_size[0].limits.split_by
     if split == "none" or by_size[0].dry_run:  # several tasks would have to meet in the store, and a dry run may not
         return Choice(by_size, ())
-    partial = tuple(plan for plan in by_size if plan.partial)  # few of their bytes are read
-    rest = tuple(plan for plan in by_size if not plan.partial)
+    alone = [plan.partial or plan.erasing is not None for plan in by_size]  # few bytes are read, or no keys held
+    partial = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if is_alone)
+    rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
     if split != "auto":
         return Choice(partial, rest, ASKED)
     n = several_of([plan.log_bytes for plan in rest], workers.cores, workers.stages_bytes)

@@ -29,6 +29,7 @@ def commit_of(
     anew: bool = False,
     job_run_id: str = "",
     engine: str = "",
+    erased: str | None = None,
 ) -> Commit:
     """Return what a cleaned partition adds to its wave's commit. `anew`: by --reset: it takes nothing over from the
     previous generation, which stays the parent, so that it can be restored and vacuum knows it.
@@ -61,6 +62,7 @@ def commit_of(
         chain=made_of.chain if made_of else run_id,
         yields=r.yields,
         archived_files=_files_read(r, archived, made_of),
+        erased=erased,
         **_expired(r, made_of),
         **identity,
     )
@@ -81,7 +83,7 @@ def commit_of(
             end_offset=r.first_dirty_offset,
             log_start_offset=r.log_start_offset,
             next_offset=r.next_offset,
-            settings=json.dumps(asdict(settings)),
+            settings=json.dumps(asdict(settings) | ({"erases": True} if r.erases else {})),
             bytes_read=r.bytes_read,
             bytes_before=r.bytes_before,
             bytes_after=r.bytes_after,
@@ -93,6 +95,7 @@ def commit_of(
             anew=anew and before is not None,
             compacted=r.compacted,
             expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
+            erased=erased,
             **identity,
             **counters,
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.plan_partition import (
     Inputs,
     NotPlanned,
@@ -47,6 +48,7 @@ class Start:
     report: CompactReport
     ends_at: float | None = None  # of the monotonic clock: --max-runtime
     turns: Mapping[Key, tuple[int, int]] | None = None  # with it: by what partitions are ordered
+    erasures: Erasures = Erasures()
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:
@@ -104,7 +106,12 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             inputs = inputs_from_archive(archived) | {"anew": True}
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
-        plan = plan_partition(run, archived, settings, inputs, folder)
+        try:
+            plan = start.erasures.applied(plan_partition(run, archived, settings, inputs, folder), checkpoint)
+        except NotPlanned as reason:
+            report.anew.discard(key)
+            report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
+            continue
         plans.append(scheduled(replace(plan, only_schedule=options.only_schedule), checkpoint))
     for plan in with_shares(options.io_budget, plans):
         found = _if_due(whole_if_overdue(plan, run.secret), start.manifests.get((plan.topic, plan.partition), ()))
@@ -155,7 +162,7 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable. Else
     return the plan, with how a run by yield had better go.
     """
-    if plan.anew or _may_expire(plan, manifest):
+    if plan.anew or plan.erasing is not None or _may_expire(plan, manifest):
         return plan
     if not plan.settings.compacts:
         return unread_result(plan)

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
-from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
 from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
@@ -25,6 +25,7 @@ from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
+from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.lag import lag_of
 from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed, estimated_as_magic_2
 from lastkey.jobs.compact.schedule_report import ScheduleReport
@@ -52,10 +53,10 @@ class _Overtaken(Exception):
 
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
-    return recorded("compact", options.store, lambda: _in_turn(options, progress), dry_run=options.dry_run)
+    return recorded("compact", options.store, lambda: run_in_turn(options, progress), dry_run=options.dry_run)
 
 
-def _in_turn(options: CompactOptions, progress: Progress) -> CompactReport:
+def run_in_turn(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact, after another run on the same partitions if there is one, and the options say so."""
     ends_at = None if options.max_runtime is None else time.monotonic() + options.max_runtime
     while True:
@@ -78,6 +79,8 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     kind = ScheduleReport if options.only_schedule else CompactReport
     report = kind(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
     archive, settings, others = _listed(options, archive_uri, report)
+    if options.erased_keys:
+        _add_of_store_alone(options, archive, settings, open_state(store_uri).checkpoints())
     report.seconds["list"] = time.perf_counter() - started
     unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
     outdated = _outdated(options, archive)
@@ -102,7 +105,8 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     }
     manifests = state.manifests(known) if known else {}
     turns = None if ends_at is None else _turns(state, checkpoints)
-    start = Start(options, archive, settings, checkpoints, manifests, report, ends_at, turns)
+    erasures = Erasures.of(options, store_uri, checkpoints)
+    start = Start(options, archive, settings, checkpoints, manifests, report, ends_at, turns, erasures)
     plans = list(plans_of(start))
     if options.only_schedule:
         report.results += [
@@ -242,10 +246,10 @@ def _listed(
     """List the archive; keep the selected partitions whose cleanup policy leaves something to do. Return the archive,
     the settings by topic, and a note on the other topics.
     """
-    archive = listed(archive_uri, options.topics)
+    archive = Archive(open_root(archive_uri)) if options.no_archive else listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
-    others = sorted(topic for topic, s in settings.items() if not s.acts)
-    archive.partitions = {k: p for k, p in archive.partitions.items() if settings[k[0]].acts}
+    others = sorted(topic for topic, s in settings.items() if not (s.acts or options.erased_keys))
+    archive.partitions = {k: p for k, p in archive.partitions.items() if k[0] not in others}
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)
     report.notes += archive.notes
@@ -257,6 +261,18 @@ def _listed(
     check_outside(Place("the store", report.store), archive)
     names = ", ".join(others)
     return archive, settings, [f"not compacted, because cleanup.policy is not compact: {names}"] if others else []
+
+
+def _add_of_store_alone(
+    options: CompactOptions, archive: Archive, settings: dict[str, TopicSettings], checkpoints: dict[Key, Checkpoint]
+) -> None:
+    """Add the partitions that the store alone has: an erasure spares none."""
+    archive.topics |= {topic for topic, _ in checkpoints}
+    for topic, partition in checkpoints:
+        if options.topics.takes(topic) and (topic, partition) not in archive.partitions:
+            settings.setdefault(topic, _settings(options, topic))
+            none = ArchivedPartition(topic, partition, archive.root.uri, partition_folder(topic, partition))
+            archive.partitions[topic, partition] = none
 
 
 def _outdated(options: CompactOptions, archive: Archive) -> list[str]:

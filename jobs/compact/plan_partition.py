@@ -209,7 +209,7 @@ def _check_still_there(
 ) -> None:
     """Check that the archive has the generation's segments; by base offset, as a partition may move between disks."""
     listed = {s.base_offset: s for s in archived.segments}
-    last = archived.segments[-1].base_offset
+    last = max(listed, default=-1)
     for segment in theirs:
         found = listed.get(segment.base_offset)
         if found is not None and found.size >= segment.size_bytes:
@@ -255,6 +255,8 @@ def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint
 
 def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]) -> None:
     """Check that the archive holds nothing below the generation's first offset: no run would read it."""
+    if not archived.segments:
+        return
     begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
     first = archived.segments[0]
     expired = checkpoint.expired_until >= begins and first.base_offset >= checkpoint.expired_from

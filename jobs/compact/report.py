@@ -209,6 +209,7 @@ class CompactReport(JobReport):
                 ("null_key", "without a key"),
                 ("markers", "transaction markers"),
                 ("expired", "older than retention.ms"),
+                ("erased", "of erased keys"),
             )
         }
         counts = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
@@ -230,6 +231,8 @@ class CompactReport(JobReport):
                 f"started over: {topic}-{partition}: generation {generation}, from the archive alone"
                 + (f"; {before}" if generation > 1 else "")
             )
+        if erased := [r.name() for r in cleaned if r.erases]:
+            out.append(f"erased, not compacted; the next run compacts: {some_of(erased)}")
         if self.expired_nothing:
             topics = ", ".join(self.expired_nothing)
             out.append(f"policy compact,delete without retention.ms or retention.bytes: compacted only: {topics}")
@@ -249,7 +252,8 @@ class CompactReport(JobReport):
     def summary(self) -> str:
         """Return how the run ended, in one line: the last of the text, whatever happened."""
         states = [self._status(r) for r in self.results]
-        done = "would be compacted" if self.dry_run else "committed"
+        verb = "erased from" if any(r.erases for r in self.results) else "compacted"
+        done = f"would be {verb}" if self.dry_run else "committed"
         words = {"cleaned": done, "not_due": "not due", "set_aside": "set aside"}
         told = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
@@ -308,7 +312,7 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     return PartitionLine(
         r.topic,
         r.partition,
-        _DONE[r.compacted, dry_run],
+        ("would erase" if dry_run else "erased") if r.erases else _DONE[r.compacted, dry_run],
         records_before=kept + dropped + expired,
         records_after=kept,
         bytes_before=r.bytes_before,

@@ -15,7 +15,7 @@ from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
 from lastkey.jobs.compact.one_partition import one_partition
-from lastkey.jobs.compact.plan_partition import clean_settings
+from lastkey.jobs.compact.plan_partition import NotPlanned, clean_settings
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.errors import ConflictError
@@ -78,9 +78,13 @@ def _work_through(
                 plan = next(p for p in begun if (p.topic, p.partition) == key)
                 wrong = result.problem is not None and result.problem.kind == "side_file"
                 if (plan.known_until is not None or wrong) and begins_anew(start, key, result.problem):
-                    report.anew.add(key)
+                    anew = restart_plan(plan, start.archive.partitions[key], checkpoints=not wrong)
                     results.remove(result)
-                    todo.append(restart_plan(plan, start.archive.partitions[key], checkpoints=not wrong))
+                    try:
+                        todo.append(start.erasures.applied(anew, start.checkpoints.get(key)))
+                        report.anew.add(key)
+                    except NotPlanned as reason:
+                        results.append(replace(result, problem=reason.problem))
             report.results += results
             if committing is not None:
                 commit_seconds += _committed(committing, report)
@@ -158,6 +162,9 @@ def _commit_of(start: Start, r: PartitionResult) -> Commit:
         anew=key in report.anew,
         job_run_id=report.run_id,
         engine=str(report.work),
+        erased=start.erasures.bounds_after(
+            start.checkpoints.get(key), start.archive.partitions[key], r.next_offset, anew=key in report.anew
+        ),
     )
 
 

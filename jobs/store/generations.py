@@ -56,9 +56,9 @@ def generation_of(row: Checkpoint | RunRow) -> Generation:
     return Generation(row.topic, row.partition, number, row.run_id, *offsets, row.archive_uri, row.folder, of)
 
 
-def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int) -> Commit:
+def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int, erased: str | None) -> Commit:
     """Return the commit of generation `number`, which uses the files of an older one; parent_run_id: the run of the
-    previous generation, on which the commit is planned.
+    previous generation, on which the commit is planned; erased: the bounds that hold now.
     """
     run, did = old.run, ("records_", "dropped_", "batches_", "bytes_", "splits")
     new: dict[str, Any] = {"generation": number, "run_id": run_id}
@@ -68,10 +68,10 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
     }
     made: dict[str, Any] = {f.name: 0 for f in fields(RunRow) if f.name.startswith(did)} | files
     made |= {"run_id": run_id, "parent_run_id": parent_run_id, "now_ms": now_ms, "started_ms": now_ms}
-    made |= {"generation_before": number - 1, "generation_after": number}
+    made |= {"generation_before": number - 1, "generation_after": number, "erased": erased}
     return replace(
         old,
-        checkpoint=replace(old.checkpoint, **new, **files),
+        checkpoint=replace(old.checkpoint, **new, **files, erased=erased),
         segments=[replace(segment, **new) for segment in old.segments],
         run=replace(run, seconds="{}", anew=False, expired=None, **made),
         partition_state=old.partition_state and replace(old.partition_state, **new),

@@ -3,6 +3,7 @@
 state/<table>                                 a Delta table
 state/audit.key                               key of the hashes in the tables audit_*, for the owner alone
 state/running/<run id>.json                   announcement of a run that is at work
+erasures/<id>                                 digests of the keys of an erasure, see jobs.store.erasures
 segments/<topic>-<n>/<generation>-<run id>    files that a run wrote of one partition, never changed, and its manifest
 """
 
@@ -17,6 +18,7 @@ CHECKPOINTS: Final = "compaction_checkpoints"
 SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
+ERASURES: Final = "erasures"  # written by jobs.erase; a row for each erasure and each check
 JOB_RUNS: Final = "job_runs"  # written by jobs.store.job_runs; no part of a generation
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 # Written by jobs.store.audits; no part of a generation either
@@ -40,9 +42,10 @@ AUDIT_TABLES: Final = (
     AUDIT_MIRROR,
     AUDIT_FAILOVER,
 )
-TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, JOB_RUNS, TIME_INDEX, *AUDIT_TABLES)
+TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, JOB_RUNS, ERASURES, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements
+ERASED_KEYS: Final = "erasures"
 AUDIT_KEY: Final = "state/audit.key"
 PARTITIONS: Final = "segments"  # a folder for each partition is in it
 MANIFEST: Final = "manifest.json"  # in a run's folder, see jobs.store.manifests

@@ -67,6 +67,7 @@ class Checkpoint(OfGeneration):
     archived_files: str | None = (
         None  # JSON [[base offset, bytes, CRC-32C], ...]: the archive's that its chain has read
     )
+    erased: str | None = None  # JSON {erasure: offset}: below it the partition holds none of its keys
 
     @property
     def folder(self) -> str:
@@ -159,6 +160,8 @@ class RunRow:
     back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it is a compaction
     engine: str = ""  # who worked: "Spark 4.2.0, local[2], ...", "2 threads, no Spark"
     back_to_run_id: str | None = None
+    dropped_erased: int = 0  # records of erased keys
+    erased: str | None = None  # as in Checkpoint
 
     @property
     def folder(self) -> str:

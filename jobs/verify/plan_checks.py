@@ -69,6 +69,9 @@ def plan_generation(
     the offsets that the current generation's chain has read.
     """
     settings: dict[str, Any] = json.loads(run.settings)
+    erases = settings.get("erases", False)
+    if erases:
+        settings |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
     name = names.partition_folder(run.topic, run.partition)
     folder = run.folder
 
@@ -132,6 +135,7 @@ def plan_generation(
             settings.get("compaction_strategy_header", ""),
             _began_at(run, archived, start_before),
         ),
+        erased=run.dropped_erased if erases else -1,
         expired=tuple(Expiry(*one) for one in json.loads(run.expired or "[]")),
         log_start_known=max(start_before, *_log_starts(archived)) if archived is not None else run.log_start_offset,
         parent=parent,

@@ -95,6 +95,16 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class Erasing:
+    """Keys whose records go, as digests in files of the store (`udfs.erased_keys`); nothing else goes then."""
+
+    secret: tuple[int, int] = field(repr=False)  # of the digests, from a key that the user holds
+    files: tuple[tuple[str, int], ...]  # (path below the store, offset below which its keys go)
+    digests: bytes = field(default=b"", repr=False)  # for all offsets: of an erasure that a dry run does not write
+    noted: bool = False  # the last generation notes all this: unless something goes, no other is needed
+
+
+@dataclass(frozen=True)
 class PartitionPlan:
     """Everything that one partition's compaction needs; the driver makes it from names, sizes, checkpoints and the
     store.
@@ -137,6 +147,7 @@ class PartitionPlan:
     yields: str | None = None  # what runs by yield have learned (`yield_table.to_text`)
     every: int = 1  # runs' worth of new records that a run by yield takes at once
     io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
+    erasing: Erasing | None = None  # erase, and do not compact
     only_schedule: bool = False  # a dry run that says what a run by yield would rewrite, and reads none of that
 
     @property
@@ -229,7 +240,8 @@ class PartitionResult:
     dirty_bytes: int = 0
     segments: tuple[OutputSegment, ...] = ()
     gaps: tuple[Gap, ...] = ()  # gaps that the new generation passes over
-    compacted: bool = True  # False: retention alone removed segments
+    compacted: bool = True  # False: retention alone removed segments, or the run erased
+    erases: bool = False  # records of erased keys went, and nothing else
     expired: tuple[Expired, ...] = ()  # whole segments that retention removed
     segments_before: int = 0
     counters: dict[str, int] = field(default_factory=dict)

@@ -40,9 +40,10 @@ BATCHES_EMPTIED: Final = 11
 BATCHES_DROPPED: Final = 12
 TOMBSTONES_KEPT: Final = 13
 DROPPED_EXPIRED: Final = 14
-N_COUNTERS: Final = 15
+DROPPED_ERASED: Final = 15
+N_COUNTERS: Final = 16
 COUNTER_NAMES: Final = (
     "records_read", "records_kept", "dropped_superseded", "dropped_tombstones", "dropped_aborted", "dropped_null_key",
     "dropped_markers", "null_keys", "batches_read", "batches_copied", "batches_rebuilt", "batches_emptied",
-    "batches_dropped", "tombstones_kept", "dropped_expired",
+    "batches_dropped", "tombstones_kept", "dropped_expired", "dropped_erased",
 )  # fmt: skip

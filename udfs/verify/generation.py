@@ -56,6 +56,7 @@ class GenerationPlan:
     retention_bytes: int = -1
     retention_exact: bool = False
     by: Order = Order()  # which record of a key stays
+    erased: int = -1  # records of erased keys that went; -1: the run did not erase
     expired: tuple[Expiry, ...] = ()
     log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
     parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it still exists
@@ -234,7 +235,8 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
     if plan.log_start_offset < plan.parent_log_start_offset:
         _add(found, side.name, f"a log start of at least {plan.parent_log_start_offset}", str(plan.log_start_offset))
     until = {reason: end for reason, _, end, *_ in plan.expired}
-    exact_until = max((row.next_offset for row in plan.manifest if row.cleaned and plan.retention_exact), default=0)
+    written = plan.retention_exact or plan.erased >= 0
+    exact_until = max((row.next_offset for row in plan.manifest if row.cleaned and written), default=0)
     end = max(plan.end_offset, exact_until, *until.values())
     parent = replace(whole, segments=tuple(s for s in plan.parent if s.base_offset < end), end_offset=end)
     cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < end)
@@ -247,9 +249,10 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
         gone_until=max(until.get("log_start", 0), until.get("size", 0)),
         old_until=until.get("time", 0),
         oldest_ms=plan.now_ms - plan.retention_ms,
-        exact_until=exact_until,
+        exact_until=exact_until if plan.retention_exact else 0,
         by=plan.by,
         every_record=not plan.compacts,
+        erased=plan.erased,
         readable_from=plan.log_start_offset,
         file_times={
             s.listed.path: largest if largest >= 0 else s.listed.mtime_ms

@@ -37,6 +37,7 @@ class AllowedDrops:
     by: Order = Order()  # which record of a key stays
     exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
     every_record: bool = False  # nothing else may go: the topic is not compacted
+    erased: int = -1  # with it: so many records of erased keys went; -1: the run did not erase
     readable_from: int = 0  # offset: below it, the log start, nobody reads what is left, or misses what is gone
     file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
 
@@ -48,6 +49,7 @@ class Differences:
     problems: list[LogFormatError] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)  # by kind, listed or not
     compared_records: int = 0
+    erased: list[np.ndarray] = field(default_factory=list)  # uint64[n, 2]: hashes of the keys of erased records
 
     @property
     def unlisted(self) -> dict[str, int]:
@@ -106,9 +108,32 @@ def compare(
                 walk = _Walk(parent, child, rules, aborted, secret, max_batch_bytes, soft, differences)
                 walk.run(table, part, parts)
                 table.report(found, child, rules)
+            if rules.erased >= 0:
+                _check_erased(found, child, rules, secret, max_batch_bytes, soft)
             return found
         except _TableFullError:  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
             parts *= 2
+
+
+def _check_erased(
+    found: Differences, child: Side, rules: AllowedDrops, secret: tuple[int, int], max_batch_bytes: int, soft: int
+) -> None:
+    """Check that as many records went as the run says, and all of each key that lost one."""
+    hashes = np.concatenate([np.empty((0, 2), np.uint64), *found.erased])
+    if len(hashes) != rules.erased:
+        path = child.segments[0].listed.path if child.segments else ""
+        seen = f"{len(hashes)} from offset {{offset}} on"
+        found.add("erased", np.zeros(1, np.int64), path, f"{rules.erased} erased records, as the run says", seen)
+    keys = np.unique(hashes.view("u8,u8"))
+    for held in blocks(child, secret, max_batch_bytes, soft):
+        same = np.isin(np.stack([held.low, held.high], axis=1).view("u8,u8")[:, 0], keys) & ~held.null_key
+        found.add(
+            "erased",
+            held.offset[same],
+            held.path,
+            "no record of a key of which any was erased",
+            "the record at offset {offset}",
+        )
 
 
 class _TableFullError(Exception):
@@ -301,6 +326,10 @@ class _Walk:
         exact = (block.offset < self.rules.exact_until) & (block.timestamp >= 0)
         old |= exact & (block.timestamp < self.rules.oldest_ms)
         expired = old | (block.offset < self.rules.gone_until)
+        if self.rules.erased >= 0:  # of aborted transactions too
+            erased = ~survived & ~control[block.batch] & ~block.null_key
+            self.found.erased.append(np.stack([block.low[erased], block.high[erased]], axis=1))
+            expired |= erased
         if self.rules.every_record:
             self.found.add(
                 "expired",

@@ -392,6 +392,7 @@ def test_every_error_fills_its_template():
             "near",
             "what",
             "give",
+            "erasure",
         ),
         "X",
     )

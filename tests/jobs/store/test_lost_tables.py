@@ -68,7 +68,7 @@ def test_how_a_partition_stood_before_a_rollback_is_not_said_of_the_generation_t
     writing.commit_wave(state, [first])
     writing.commit_wave(state, [second])
     said = row(PartitionState, topic="t", partition=0, state="dirty", generation=2, run_id=run_id(3))
-    writing.commit_wave(open_state(str(tmp_path)), [going_back(first, 3, run_id(9), run_id(2), 0)])
+    writing.commit_wave(open_state(str(tmp_path)), [going_back(first, 3, run_id(9), run_id(2), 0, None)])
     writing.set_states(state, [said])  # of a compact that looked at generation 2
     assert ("t", 0) not in state.states()
 

@@ -19,7 +19,7 @@ from lastkey.logformat.primitives.codec import compress
 from lastkey.udfs.compact.clean.decide_kernels import decide
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
 from lastkey.udfs.compact.cleaner import Rules, batch_retention
-from lastkey.udfs.compact.verdicts import COPIED, DROPPED, EMPTIED, N_COUNTERS, REBUILT, UNKNOWN
+from lastkey.udfs.compact.verdicts import COPIED, DROPPED, EMPTIED, N_COUNTERS, REBUILT, RETAIN_EMPTY, UNKNOWN
 
 _REENCODED_MORE = 20  # extra bytes that new varints of a record may need over the old ones
 # A dry run recompresses this much of each run (32 MiB decompressed): bytes, or batches if those are large. Tuned: sizes
@@ -94,6 +94,8 @@ def clean_chunk(
     retention, drop = batch_retention(
         batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
     )
+    if rules.keep_batches:
+        retention[:] = RETAIN_EMPTY
     verdicts = verdicts_of(batches, drop) if verdicts_of is not None else np.zeros(len(batches), np.int8)
     wanted = ~drop & (verdicts == UNKNOWN)
     for run in loader.runs(chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before):

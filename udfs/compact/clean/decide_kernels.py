@@ -24,6 +24,7 @@ from lastkey.udfs.compact.verdicts import (
     COPIED,
     DROPPED,
     DROPPED_ABORTED,
+    DROPPED_ERASED,
     DROPPED_EXPIRED,
     DROPPED_MARKERS,
     DROPPED_NULL_KEY,
@@ -71,8 +72,8 @@ def decide(
     records are known to stay, or to be superseded (`block_kernels.batch_verdicts`). new_horizon_ms: now +
     delete.retention.ms; if negative, the sum overflowed and no horizon is set. oldest_ms: drop data records with an
     earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
-    compacts: if False, only their time removes records. tombstones_from: from this offset on they stay. keeps_end: no
-    segment behind tells the end of the last batch.
+    compacts: if False, only their time, and is_last, remove records. tombstones_from: from this offset on they stay.
+    keeps_end: no segment behind tells the end of the last batch.
     """
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -102,22 +103,27 @@ def decide(
                 span = spans[row]
                 timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
                 keep = True
-                if compacts and not control:
-                    if span.null_key:
-                        counters[NULL_KEYS] += 1
-                        if not keep_null_keys:
-                            keep = False
-                            counters[DROPPED_NULL_KEY] += 1
-                    elif not is_last[row]:
+                if control:
+                    pass
+                elif not compacts:
+                    if not is_last[row]:
                         keep = False
-                        counters[DROPPED_SUPERSEDED] += 1
-                    elif span.null_value and body.base_offset + span.offset_delta < tombstones_from:
-                        if current:
-                            keep = not has_horizon or now_ms < batch.base_timestamp
-                        else:
-                            keep = keep_legacy_tombstones
-                        if not keep:
-                            counters[DROPPED_TOMBSTONES] += 1
+                        counters[DROPPED_ERASED] += 1
+                elif span.null_key:
+                    counters[NULL_KEYS] += 1
+                    if not keep_null_keys:
+                        keep = False
+                        counters[DROPPED_NULL_KEY] += 1
+                elif not is_last[row]:
+                    keep = False
+                    counters[DROPPED_SUPERSEDED] += 1
+                elif span.null_value and body.base_offset + span.offset_delta < tombstones_from:
+                    if current:
+                        keep = not has_horizon or now_ms < batch.base_timestamp
+                    else:
+                        keep = keep_legacy_tombstones
+                    if not keep:
+                        counters[DROPPED_TOMBSTONES] += 1
                 if keep and not control and 0 <= timestamp < oldest_ms:
                     keep = False
                     counters[DROPPED_EXPIRED] += 1

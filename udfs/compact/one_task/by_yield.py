@@ -40,14 +40,14 @@ class KeysLost(Exception):
 
 @dataclass(frozen=True)
 class Cleaned:
-    """Result of a run by yield."""
+    """Result of a cleaning, by yield or not."""
 
     analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
     segments: list[OutputSegment]  # in order
     keys: PendingKeys | None = None  # of what was new
     yields: str | None = None  # as in PartitionPlan
     schedule: tuple[ScheduledSegment, ...] = ()
-    bytes_read: int = 0  # of filters and key files
+    bytes_read: int = 0  # of filters and key files, and of segments that an erasure searched in vain
     bytes_written: int = 0  # of key files
 
 

@@ -71,7 +71,8 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     with clock.phase("clean"):
         if analysis.aging:
             analysis, segments = expire_records(plan, analysis, tally, buffer)
-            cleaned = Cleaned(analysis, segments)
+            unchanged = 0 if plan.erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
+            cleaned = Cleaned(analysis, segments, bytes_read=unchanged)
         elif plan.partial and analysis.compacts:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:

@@ -1,10 +1,12 @@
-"""Removal of records older than retention.ms from the segments that hold any: `retention.exact`.
+"""Removal of records from the segments that hold any: those older than retention.ms (`retention.exact`), or those of
+erased keys. All other records stay as they are, byte for byte.
 
-In a topic that is not compacted, all other records stay. In a compacted topic an earlier record of a key would come
+In a compacted topic an earlier record of a key would come
 back if its last record alone were removed, so a record that is too old makes the partition due (`with_what_is_old`).
 
 The store's segments of a generation come before the archive's. So this module writes all segments up to the last one
-that changes; those behind it stay in the archive.
+that changes; those behind it stay in the archive. Nothing else may name the keys that were erased: filters and key
+files of runs by yield do not pass into the new generation.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.clean_segment import clean_backwards, clean_forwards
+from lastkey.udfs.compact.clean.erased import ErasedKeys
 from lastkey.udfs.compact.output.generation import write_group
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import least_timestamp
@@ -25,7 +28,7 @@ from lastkey.udfs.compact.plan import NotDue, PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.compact.scan.what_expires import may_hold_old
-from lastkey.udfs.compact.verdicts import DROPPED_EXPIRED
+from lastkey.udfs.compact.verdicts import DROPPED_ERASED, DROPPED_EXPIRED
 from lastkey.udfs.segments import LastBatch, OutputSegment
 
 
@@ -66,32 +69,45 @@ def expire_records(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
 ) -> tuple[Analysis, list[OutputSegment]]:
     """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
-    Raises NotDue if no record is too old and nothing else is to be done.
+    Raises NotDue if no record goes and nothing else is to be done.
     """
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    erasing, most = plan.erasing, plan.settings.max_decompressed_batch_bytes
+    loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
+    mark = _mark_all if erasing is None else ErasedKeys(plan, erasing).mark
+    counter = DROPPED_EXPIRED if erasing is None else DROPPED_ERASED
     written: dict[int, OutputSegment] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
     for number in reversed(analysis.aging):
         source = analysis.sources[number]
-        if not written and not may_hold_old(plan, source):
+        if erasing is None and not written and not may_hold_old(plan, source):
             continue
         # keep the last batch, empty if need be: a segment without batches has only its file time, which misleads
         # look-ups by time
         rules = replace(analysis.rules, first_uncleanable_offset=source.last_offset + 1)
-        stack, before = PieceStack(plan.limits.task_memory_bytes // 4), tally.counters[DROPPED_EXPIRED]
-        for piece, chunk in clean_backwards(source, rules, loader, _mark_all, tally, buffer):
+        stack, before = PieceStack(plan.limits.task_memory_bytes // 4), tally.counters[counter]
+        for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer):
             stack.push(number, piece, chunk)
-        if written or tally.counters[DROPPED_EXPIRED] > before:
-            group, row = analysis.group(range(number, number + 1)), source.segment.row
+        row = source.segment.row
+        theirs = not plan.is_ours(source.segment.listed)  # none of the archive's may come before one of ours
+        if (written and (theirs or erasing is None)) or tally.counters[counter] > before:
+            group = analysis.group(range(number, number + 1))
             one = write_group(plan, analysis, group, stack, buffer)
             written[number] = one if row is None else replace(one, applied_to=row.applied_to)
         else:
-            min_timestamps[number] = least_timestamp(stack.rows())
+            if erasing is None:
+                min_timestamps[number] = least_timestamp(stack.rows())
             stack.close()
-    if not written and analysis.not_due is not None:
+    if not written and analysis.not_due is not None and _is_noted(plan, analysis):
         raise analysis.not_due
     analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
     return analysis, [written[number] for number in sorted(written)]
+
+
+def _is_noted(plan: PartitionPlan, analysis: Analysis) -> bool:
+    """Return whether a generation that changes nothing would say nothing new: what is erased up to the log end."""
+    if plan.erasing is None or plan.known_until is None:  # the archive alone, which holds none of the keys
+        return True
+    return plan.erasing.noted and analysis.log_end_offset == plan.known_until
 
 
 def _mark_all(run: Run, is_last: np.ndarray) -> None:

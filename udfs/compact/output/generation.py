@@ -153,7 +153,8 @@ def write_generation(
     if plan.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
         side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
-    pending = [*pending_of(s.segment.row for s in analysis.sources), *([] if keys is None else [keys])]
+    rows = () if plan.erasing else (s.segment.row for s in analysis.sources)  # a run by yield begins anew then
+    pending = [*pending_of(rows), *([] if keys is None else [keys])]
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.folder, side_files)), pending)
     if plan.by_yield:
         write_secret(store, plan)
@@ -250,6 +251,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Outpu
             superseded=dead,
             expected_dead=-1,
             key_files=None,
+            facts_bytes=0 if plan.erasing else row.facts_bytes,
         )
     return OutputSegment(
         base_offset=source.base_offset,

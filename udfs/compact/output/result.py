@@ -58,6 +58,7 @@ def result_of(
         segments=out,
         gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
         compacted=analysis.compacts,
+        erases=plan.erasing is not None,
         expired=generation.expired,
         segments_before=len(analysis.sources),
         counters=counters,

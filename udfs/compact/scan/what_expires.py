@@ -1,5 +1,5 @@
 """The parts of a scanned log that retention removes, found before anything is written: whole segments, and records that
-are too old.
+are too old; or the sources that may hold records of erased keys.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def aging_sources(
     plan: PartitionPlan, sources: Sequence[SegmentScan], log_end: int, producers: ProducerState, sealed: bool
 ) -> range:
     """Return the numbers of the sources from the first that stays to the last that may hold a record that is too old,
-    without those that may still grow or hold an open transaction.
+    without those that may still grow or hold an open transaction. An erasure spares none.
     """
+    if plan.erasing is not None:
+        return range(len(sources))
     if plan.oldest_ms < 0:
         return range(0)
     facts = facts_of(sources)
@@ -72,7 +74,7 @@ def may_hold_old(plan: PartitionPlan, source: SegmentScan) -> bool:
 
 
 def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState) -> Rules:
-    """Return rules that drop only records that are too old."""
+    """Return rules that drop only records that are too old, or of erased keys."""
     entries, none = producers.entries(), np.empty(0, np.int64)
     return Rules(
         now_ms=plan.now_ms,
@@ -85,5 +87,7 @@ def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState) -
         txn_discardable=none.astype(np.bool_),
         oldest_ms=plan.oldest_ms,
         compacts=False,
+        keep_batches=plan.erasing is not None,
         dry_run=plan.dry_run,
+        magic=2 if plan.erasing is None else plan.settings.store_magic,
     )

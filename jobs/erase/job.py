@@ -1,0 +1,131 @@
+"""`erase --store STORE`: new generations without the records of some keys, and a search of every file for them.
+
+  keys -> their digests, in a file of the store -> a run of `compact` that only erases (`jobs.compact.erasing`)
+  -> `audit erasure` of archive and store -> a row of the table `erasures`
+ERASURE.md has the reasons, and what cannot be reached. A run that is killed has erased in the partitions that it
+committed, and says nothing of the rest: the same command again does it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+
+import numpy as np
+
+from lastkey.jobs import installation
+from lastkey.jobs.archive.places import Place
+from lastkey.jobs.audit import erasure as audit
+from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.key_files import key_set
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.erase_options import EraseOptions
+from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.compact import job as compact
+from lastkey.jobs.erase.report import EraseReport, Remains
+from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.recorded import recorded
+from lastkey.jobs.spark.engine import chosen_engine, workers
+from lastkey.jobs.store.erasures import ErasureRow, add_row, key_id, read_key, secret_of
+from lastkey.jobs.store.generations import open_store
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import of_users
+from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.erased_keys import id_of
+from lastkey.udfs.storage import normal_uri
+
+
+def run(options: EraseOptions, progress: Progress) -> EraseReport:
+    """Erase, or with `check` only search."""
+    dry_run = options.dry_run or options.check
+    return recorded("erase", options.store, lambda: _run(options, progress), dry_run=dry_run)
+
+
+def _run(options: EraseOptions, progress: Progress) -> EraseReport:
+    began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
+    if options.check and options.dry_run:
+        raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of the table erasures")
+    searched = AuditErasureOptions(
+        store=options.store, no_archive=options.no_archive, keys=options.keys, key=options.key,
+        key_format=options.key_format, hide_keys=True, hmac_key=options.hmac_key, proof=options.proof,
+        sign_with=options.sign_with, password_env=options.password_env, config=options.config, topics=options.topics,
+        gaps=options.gaps, engine=options.engine,
+    )  # fmt: skip
+    keys = key_set(options.keys, options.key, options.key_format)
+    shown, signer = shown_keys(keys, searched), signer_of(searched)
+    state = open_store(options.store)
+    proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
+    data = _digests(keys, read_key(options.hmac_key))
+    report = EraseReport(state.root.uri, id_of(data), len(keys), options.dry_run, options.check)
+    if not options.check:
+        try:
+            report.erased = compact.run_in_turn(_as_compaction(options, state, data, at_ms), progress)
+        except MissingPathError as error:
+            error.add_note("--no-archive erases from the store alone")
+            raise
+        report.seconds["erase"] = time.perf_counter() - began
+    if options.dry_run or report.conflict:
+        return report
+    state = open_store(options.store)
+    found = AuditReport(kind="erasure", sources=[state.root.uri])
+    at = time.perf_counter()
+    places, roots = audit.list_places(searched, state, found)
+    report.seconds["list"] = time.perf_counter() - at
+    n_bytes = sum(file.size for file in places.files)
+    with workers(chosen_engine(options, writes=True), n_bytes, options.config, found, progress) as made:
+        sought = audit.search_places(keys, state, places, roots, made, found, progress)
+    audit.fill_report(found, sought, shown, searched.most)
+    if proof is not None:
+        found.details["proof"] = write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
+        found.notes.append(f"proof: {proof}" + (f", signed in {proof}.sig" if signer else ", not signed"))
+    report.searched, report.remains = found, Remains.of(sought, state.root.uri)
+    report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
+    add_row(state, _row(options, report, shown, at_ms))
+    return report
+
+
+def _digests(keys: KeySet, key: bytes) -> bytes:
+    """Return the file of an erasure (`udfs.erased_keys`)."""
+    digests = keys.hashes_by(secret_of(key))
+    return key_id(key) + np.ascontiguousarray(digests[np.lexsort(digests.T)]).tobytes()
+
+
+def _as_compaction(options: EraseOptions, state: State, data: bytes, now_ms: int) -> CompactOptions:
+    """Return the options of the run that erases."""
+    archives = sorted({normal_uri(row.archive_uri) for row in state.checkpoints().values()})
+    if not archives:
+        raise MissingPathError(path=state.root.uri, expected="a generation to erase from", found="none")
+    if len(archives) > 1:
+        raise UsageError(message=f"{state.root.uri}: expected a store of one archive, found {', '.join(archives)}")
+    return CompactOptions(
+        archive=archives[0], store=options.store, now_ms=now_ms, config=options.config, topics=of_users(options.topics),
+        engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait, hmac_key=options.hmac_key,
+        erased_keys=data, no_archive=options.no_archive,
+    )  # fmt: skip
+
+
+def _row(options: EraseOptions, report: EraseReport, shown: Shown, at_ms: int) -> ErasureRow:
+    erased, remains = report.erased, report.remains
+    results = [] if erased is None else erased.results
+    made = [] if erased is None else [(r, n) for r in results if (n := erased.generations.get((r.topic, r.partition)))]
+    return ErasureRow(
+        erasure=report.erasure,
+        action="check" if report.check else "erase",
+        at_ms=at_ms,
+        who=options.by,
+        topics=json.dumps(asdict(options.topics)),
+        keys=json.dumps(shown.names.to_pylist()),
+        partitions=json.dumps(
+            [(r.topic, r.partition, n - 1, n, r.next_offset, r.counters["dropped_erased"]) for r, n in made]
+        ),
+        not_erased=json.dumps([f"{r.name()}: {r.problem}" for r in results if r.problem is not None]),
+        found_current=remains.current,
+        found_older=remains.older,
+        found_elsewhere=remains.elsewhere,
+        found_archive=remains.archive,
+        not_read=len(report.problems),
+        result=report.result,
+        version=installation.version(),
+    )

@@ -1,0 +1,156 @@
+"""Erasures of a store: the keys of each, as digests in a file, and the offsets below which they went.
+
+`erasures/<id>` holds an erasure's digests (`udfs.erased_keys`), which follow from a key that the user holds.
+The column `erased` of a generation has a bound for each erasure: below that offset it holds none of the keys. Every
+later generation of the partition has it too, also after a rollback and a --reset. So any two rows tell what may bring
+an erased record back: a generation that covers offsets below a bound which it lacks.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.store import rows
+from lastkey.jobs.store.paths import ERASED_KEYS, ERASURES
+from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.store.table import Change
+from lastkey.jobs.store.tables import State
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.udfs.erased_keys import KEY_ID_BYTES, id_of, read_erased
+from lastkey.udfs.storage import Root, flush, make_private, write_file
+
+Bounds = dict[str, int]  # erasure -> offset below which a partition holds none of its keys
+
+_LEAST_BYTES: Final = 16  # of the user's key
+_SECRET: Final = struct.Struct("<QQ")
+
+
+@dataclass(frozen=True)
+class ErasureRow:
+    """Row of `erasures`: an erasure, or a later check, with what a search of every file found right after."""
+
+    erasure: str
+    action: str  # erase or check
+    at_ms: int
+    who: str  # who asked, in the user's words
+    topics: str  # JSON: globs that were given
+    keys: str  # JSON: HMAC-SHA256 of each key by the user's key, in hex, as proofs name keys
+    partitions: str  # JSON [[topic, partition, generation before, generation after, bound, records that went], ...]
+    not_erased: str  # JSON: partitions that were set aside, and why
+    found_current: int  # places in current generations
+    found_older: int  # in older generations, and in what dead runs left
+    found_elsewhere: int  # in other files of the store
+    found_archive: int
+    not_read: int  # places that could not be searched
+    result: str  # gone (of all of the store), older, held, or unknown
+    version: str  # of Lastkey
+
+
+class ErasedError(UsageError):
+    """A generation from before an erasure, which holds records that were erased."""
+
+    template = "{partition}: generation {found} may hold records that erasure {erasure} removed"
+    hint = "nobody gets it back; vacuum --erased deletes it"
+
+
+def read_key(path: str) -> bytes:
+    """Return the user's key from a file. Raise UsageError if there is none, or a short one."""
+    try:
+        key = Path(path).read_bytes()
+    except OSError as error:
+        raise MissingPathError(path=path, expected="a key for HMACs", found=error.strerror or str(error)) from None
+    if len(key) < _LEAST_BYTES:
+        raise UsageError(message=f"{path}: expected {_LEAST_BYTES} bytes or more, found {len(key)}")
+    return key
+
+
+def secret_of(key: bytes) -> tuple[int, int]:
+    """Return the secret of the digests, which follows from the user's key."""
+    low, high = _SECRET.unpack(hmac.digest(key, b"lastkey erasure", "sha256")[: _SECRET.size])
+    return low, high
+
+
+def key_id(key: bytes) -> bytes:
+    """Return a name of the user's key that does not tell it."""
+    return hmac.digest(key, b"lastkey erasure key", "sha256")[:KEY_ID_BYTES]
+
+
+def write_erasure(store: Root, data: bytes) -> None:
+    """Write the file of an erasure, before any generation names it. It may be there: the same keys, the same file."""
+    path = erasure_path(id_of(data))
+    try:
+        read_erased(store, path)
+    except LogFormatError:  # none yet, or what a killed run left
+        store.filesystem.create_dir(store.full(ERASED_KEYS), recursive=True)
+        flush(store, "")
+        make_private(store, path)
+        write_file(store, path, data)
+        flush(store, ERASED_KEYS)
+
+
+def erasure_path(erasure: str) -> str:
+    """Return the path of an erasure's file below the store."""
+    return f"{ERASED_KEYS}/{erasure}"
+
+
+def check_key(store: Root, erasures: Iterable[str], key: bytes) -> None:
+    """Raise UsageError unless this is the key of all these erasures, as far as their files are there."""
+    for erasure in sorted(set(erasures)):
+        try:
+            known = read_erased(store, erasure_path(erasure))[:KEY_ID_BYTES]
+        except LogFormatError:
+            continue  # a problem of the partitions that need it
+        if known != key_id(key):
+            raise UsageError(
+                message=f"{store.uri}: expected the --hmac-key of erasure {erasure}, found another one: all erasures "
+                "of a store take the same"
+            )
+
+
+def add_row(state: State, row: ErasureRow) -> None:
+    """Add a row to `erasures`."""
+    schema = rows.arrow_schema(ErasureRow)
+    state.swap(ERASURES, schema, lambda _: Change(added=[rows.to_arrow(ErasureRow, [row])]))
+
+
+def bounds_of(row: Checkpoint | RunRow | None) -> Bounds:
+    """Return the bounds of a generation."""
+    found: Bounds = {} if row is None else json.loads(row.erased or "{}")
+    return found
+
+
+def to_text(bounds: Mapping[str, int]) -> str | None:
+    """Return bounds as the column `erased` holds them."""
+    return json.dumps(dict(sorted(bounds.items()))) if bounds else None
+
+
+def merged(*several: Mapping[str, int]) -> Bounds:
+    """Return the highest bound of each erasure."""
+    out: Bounds = {}
+    for bounds in several:
+        out |= {erasure: max(until, out.get(erasure, 0)) for erasure, until in bounds.items()}
+    return out
+
+
+def brought_back(old: Checkpoint | RunRow, bounds: Mapping[str, int]) -> str | None:
+    """Return an erasure of which a generation may hold records, given the bounds that hold now; None: it holds none."""
+    had = bounds_of(old)
+    lost = [one for one, until in sorted(bounds.items()) if had.get(one, 0) < min(until, old.next_offset)]
+    return lost[0] if lost else None
+
+
+def check_nothing_comes_back(old: Checkpoint | RunRow, bounds: Mapping[str, int]) -> None:
+    """Raise ErasedError if a generation may hold records that were erased."""
+    erasure = brought_back(old, bounds)
+    if erasure is not None:
+        number = old.generation if isinstance(old, Checkpoint) else old.generation_after
+        name = names.partition_folder(old.topic, old.partition)
+        raise ErasedError(partition=name, found=number, erasure=erasure)

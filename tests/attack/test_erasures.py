@@ -1,0 +1,201 @@
+"""Sequences of appends, compactions, erasures, rollbacks, resets, vacuums and lost tables, against a plain model.
+
+After each step the current generation holds no record of an erased key below its bound, every other key's last record,
+and nothing that the archive does not hold byte for byte. After `vacuum --erased` no file of the store holds an erased
+key that was not written again.
+
+./spark-submit.sh test tests/attack/test_erasures.py --attack-cases 200 --attack-seed 7
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs import rebuild_state, rollback, vacuum
+from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import erasing
+from lastkey.jobs.errors import JobError, NoGenerationError, UndecidedError
+from lastkey.jobs.store.erasures import ErasedError
+from lastkey.jobs.topics import TopicFilter
+from tests.attack.summary import again, chosen, tell
+from tests.builders.archives import COMPACT
+from tests.builders.erasures import Erasures, places_of
+
+pytestmark = [pytest.mark.attack, pytest.mark.slow]
+
+FEW = 4
+STEPS = 14
+KEYS = tuple(f"key-{n:03}" for n in range(7))
+T = TopicFilter(("t",))
+
+
+class World(Erasures):
+    """One sequence."""
+
+    def __init__(self, root: Path, draw: random.Random, tally: Counter[str]) -> None:
+        schedule = {"compaction.schedule": "yield"} if draw.random() < 0.3 else {}
+        super().__init__(root, COMPACT | schedule)
+        self.draw, self.tally, self.written = draw, tally, 0
+
+    def append(self) -> None:
+        def text(n: int) -> str:
+            out = []
+            for _ in range(n):
+                self.written += 1
+                value = "-" if self.draw.random() < 0.15 else f"v{self.written}"
+                out.append(f"{self.draw.choice(KEYS)}={value}")
+            return " ".join(out)
+
+        batches = []
+        for _ in range(self.draw.randint(1, 3)):
+            codec = f"codec={self.draw.choice(['none', 'zstd', 'gzip', 'lz4', 'snappy'])}"
+            kind, n = self.draw.random(), self.draw.randint(1, 4)
+            pid = self.draw.randint(1, 3)
+            if kind < 0.2:
+                batches.append(f"{{{codec} pid={pid + 10} txn}} {text(n)} | {{pid={pid + 10} commit}}")
+            else:
+                producer = f" pid={pid}" if kind < 0.6 else ""
+                batches.append(f"{{{codec}{producer}}} {text(n)}")
+        self.grow(" | ".join(batches), roll=self.draw.random() < 0.4)
+
+    def do_compact(self) -> None:
+        self.compact(force=self.draw.random() < 0.6)
+
+    def do_erase(self) -> None:
+        if ("t", 0) not in self.lab.state().checkpoints():
+            return
+        report = self.erase(*self.draw.sample(KEYS, self.draw.randint(1, 2)))
+        if report.exit_code:  # after a reset to another log, and a rollback to before that: it is never said to be done
+            assert report.erased is not None
+            assert [r.problem.state for r in report.erased.results if r.problem] == ["diverged"], report.to_text()
+            assert report.result == "held"
+            self.tally["set aside"] += 1
+        else:
+            assert report.result in ("gone", "older"), report.to_text()
+
+    def do_rollback(self) -> None:
+        row = self.lab.state().checkpoints().get(("t", 0))
+        if row is None or row.generation < 2:
+            return
+        try:
+            rollback.run(RollbackOptions(str(self.lab.store), self.draw.randint(1, row.generation - 1)), Silent())
+            self.tally["rolled back"] += 1
+        except ErasedError:
+            self.tally["rollbacks refused"] += 1
+        except NoGenerationError:
+            pass
+
+    def do_reset(self) -> None:
+        rows = self.lab.state().current()[1].get(("t", 0), [])
+        ours = [row for row in rows if row.root == "store" and row.size_bytes]
+        other_log = self.draw.random() < 0.3 or not ours
+        if not rows:
+            return
+        if other_log:
+            self.topic_id = uuid.UUID(int=self.draw.getrandbits(128))
+            self.write()
+        else:
+            log = self.lab.path(self.draw.choice(ours))
+            for path in log.parent.glob(f"{log.stem}.*"):  # with its filter, without which nobody can search it
+                path.unlink()
+        if self.bounds:
+            report = self.compact(reset=T)
+            kinds = [r.problem.kind for r in report.results if r.problem is not None]
+            assert kinds == ["erased"], report.to_text()
+        report = self.compact(reset=T, hmac_key=self.hmac_key)
+        assert report.exit_code == 0, report.to_text()
+        self.tally["resets"] += 1
+        if other_log:
+            self.bounds = {key: min(until, self.end()) for key, until in self.bounds.items()}
+
+    def do_vacuum(self) -> None:
+        erased = bool(self.bounds) and self.draw.random() < 0.7
+        grace = self.draw.choice([0.0, 168.0])
+        options = VacuumOptions(str(self.lab.store), grace_hours=grace, erased=erased)
+        report = vacuum.run(options, Silent())
+        if erased and not report.kept:
+            assert places_of(self.gone_keys(), self.lab.store) == []
+            self.tally["searched"] += 1
+
+    def do_lose_tables(self) -> None:
+        state = self.lab.store / "state"
+        if ("t", 0) not in self.lab.state().checkpoints():
+            return
+        aside = self.root / "aside"
+        shutil.rmtree(aside, ignore_errors=True)
+        state.rename(aside)
+        try:
+            rebuild_state.run(RebuildStateOptions(str(self.lab.store)), Silent())
+            self.tally["rebuilt"] += 1
+        except (UndecidedError, JobError):
+            shutil.rmtree(state, ignore_errors=True)
+            aside.rename(state)
+
+    def step(self) -> str:
+        steps: tuple[tuple[float, Callable[[], None]], ...] = (
+            (4, self.append), (3, self.do_compact), (3, self.do_erase), (2, self.do_rollback), (1.5, self.do_reset),
+            (2, self.do_vacuum), (0.7, self.do_lose_tables),
+        )  # fmt: skip
+        (done,) = self.draw.choices([one for _, one in steps], [weight for weight, _ in steps])
+        done()
+        return done.__name__
+
+
+def play(name: str, root: Path, tally: Counter[str]) -> str:
+    """Play a sequence; return what went wrong, or ""."""
+    shutil.rmtree(root, ignore_errors=True)
+    world = World(root, random.Random(name), tally)
+    world.append()
+    world.grow(f"{KEYS[0]}=begin", roll=True)
+    world.compact()
+    done: list[str] = []
+    for _ in range(STEPS):
+        try:
+            done.append(world.step())
+            tally["steps"] += 1
+            wrong = world.judge()
+        except Exception as error:  # whatever it is: it is the sequence's failure
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            return f"{', '.join(done)}: {wrong}"
+    return ""
+
+
+def test_nothing_erased_comes_back_and_nothing_else_is_lost(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    tally, found, tried = Counter[str](), [], 0
+    seed = request.config.getoption("--attack-seed")
+    for name in chosen(request, (f"{seed}.{n}" for n in itertools.count()), FEW, str):
+        tried += 1
+        if said := play(name, tmp_path / "world", tally):
+            found.append(f"\n{again(request, name)}\n    {said}")
+        if len(found) == 3:
+            break
+    counts = ", ".join(f"{n:,} {what}" for what, n in sorted(tally.items()))
+    line = f"erasures: {tried:,} sequences, {counts}: {f'{len(found)} failed' if found else 'all as the model says'}"
+    tell(request, line)
+    assert not found, line + "".join(found)
+    assert tally["rollbacks refused"] or request.config.getoption("--attack-case"), line
+
+
+def test_a_bound_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The judge sees a reset that takes erased records from the archive again."""
+    world = World(tmp_path, random.Random(1), Counter())
+    world.grow("a=1 b=1 | a=2", roll=True)
+    world.grow("c=1", roll=True)
+    world.compact()
+    assert world.erase("a").exit_code == 0
+    assert world.judge() == ""
+    monkeypatch.setattr(erasing.Erasures, "applied", lambda self, plan, _: plan)
+    world.topic_id = uuid.UUID(int=1)
+    world.write()
+    world.compact(reset=T)
+    assert "b'a' at 2, erased below 4" in world.judge()

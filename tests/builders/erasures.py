@@ -1,0 +1,140 @@
+"""An archive that grows, its store, and erasures; and a judge that shares no code with what erases.
+
+Records are what a plain decoder (`tests.reference.log`) finds in the files that a generation names, and in the archive.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow.parquet as pq
+
+from lastkey.jobs.command.config import Config, parse_config
+from lastkey.jobs.command.erase_options import EraseOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.erase import job as erase
+from lastkey.jobs.erase.report import EraseReport
+from tests.builders.archives import COMPACT, Lab
+from tests.builders.logs import START_MS, TOPIC_ID, write_partition
+from tests.reference.log import Record, decode_log
+
+NOW = START_MS + 3_600_000
+SECRET = bytes(range(32))
+
+
+@dataclass
+class Erasures:
+    """Archive of one partition, t-0, its store, and what has been erased of it."""
+
+    root: Path
+    defaults: dict[str, Any] = field(default_factory=lambda: dict(COMPACT))
+    segments: list[str] = field(default_factory=list)
+    topic_id: UUID = TOPIC_ID
+    bounds: dict[bytes, int] = field(default_factory=dict)  # key -> offset below which its records are gone
+    engine: str = "threads"
+
+    @property
+    def lab(self) -> Lab:
+        return Lab(None, self.root, {"defaults": self.defaults, "job": {"engine": self.engine}})
+
+    @property
+    def config(self) -> Config:
+        return parse_config(self.lab.settings)
+
+    @property
+    def hmac_key(self) -> str:
+        path = self.root / "hmac.key"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(SECRET)
+        return str(path)
+
+    def write(self) -> None:
+        """Write the archive anew, as it is after all that was appended."""
+        shutil.rmtree(self.lab.archive / "t-0", ignore_errors=True)
+        write_partition(self.lab.archive / "t-0", "||".join(self.segments), topic_id=self.topic_id)
+
+    def grow(self, text: str, *, roll: bool) -> None:
+        """Append batches to the active segment, or to a new one."""
+        if roll or not self.segments:
+            self.segments.append(text)
+        else:
+            self.segments[-1] += f" | {text}"
+        self.write()
+
+    def compact(self, **options: Any) -> Any:
+        return self.lab.run(NOW, **{"force": True} | options)
+
+    def erase(self, *keys: str, **options: Any) -> EraseReport:
+        """Erase keys, and note where they are gone."""
+        report = erase.run(self.options(*keys, **options), Silent())
+        if not (report.exit_code or options.get("dry_run") or options.get("check")):
+            self.bounds |= dict.fromkeys(map(str.encode, keys), self.end())
+        return report
+
+    def options(self, *keys: str, **options: Any) -> EraseOptions:
+        given = {"store": str(self.lab.store), "hmac_key": self.hmac_key, "config": self.config}
+        return EraseOptions(key=keys, **given | options)
+
+    def end(self) -> int:
+        """Return the end of what the current generation covers; of the archive if there is none."""
+        row = self.lab.state().checkpoints().get(("t", 0))
+        return row.next_offset if row is not None else max((r.offset for r in self.archived()), default=-1) + 1
+
+    def archived(self) -> list[Record]:
+        return list(records_of(sorted((self.lab.archive / "t-0").glob("*.log"))))
+
+    def current(self) -> list[Record]:
+        """Return the records of the current generation, in all the bytes that it names."""
+        rows = self.lab.state().current()[1]["t", 0]
+        return [r for row in rows for r in _records(self.lab.path(row).read_bytes()[: row.size_bytes])]
+
+    def judge(self) -> str:
+        """Return what is wrong with the current generation; "" if it holds nothing erased, and all that it must."""
+        state = self.lab.state()
+        if ("t", 0) not in state.checkpoints():
+            return ""
+        end, there, held = self.end(), {r.offset: r for r in self.archived()}, self.current()
+        for r in held:
+            if r.offset < self.bounds.get(r.key or b"", 0):
+                return f"{r.key!r} at {r.offset}, erased below {self.bounds[r.key or b'']}"
+            if there.get(r.offset) != r:
+                return f"{r} is not {there.get(r.offset)}"
+        last = {r.key: r for r in there.values() if r.offset < end}
+        wanted = {r.offset for r in last.values() if r.offset >= self.bounds.get(r.key or b"", 0)}
+        lost = wanted - {r.offset for r in held}
+        return f"lost {[there[offset] for offset in sorted(lost)]}" if lost else ""
+
+    def gone_keys(self) -> set[bytes]:
+        """Return the keys of which nothing may be anywhere in the store: erased, and not written since."""
+        last = {r.key: r.offset for r in self.archived()}
+        return {key for key, until in self.bounds.items() if last.get(key, -1) < until}
+
+
+def records_of(paths: Iterable[Path]) -> Iterator[Record]:
+    for path in paths:
+        yield from _records(path.read_bytes())
+
+
+def _records(data: bytes) -> Iterator[Record]:
+    for batch in decode_log(data):
+        if not batch.control:
+            yield from batch.records
+
+
+def places_of(keys: Iterable[bytes], folder: Path) -> list[tuple[str, bytes]]:
+    """Return the files below a folder with any of the keys in their bytes, decompressed: logs, Parquet, all others."""
+    found = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        texts = [path.read_bytes(), str(path.relative_to(folder)).encode()]
+        if path.suffix == ".log":
+            texts += [part for r in records_of([path]) for part in (r.key, r.value) if part]
+        elif path.suffix == ".parquet":
+            texts += [str(row).encode() for row in pq.read_table(path).to_pylist()]
+        found += [(str(path.relative_to(folder)), key) for key in keys if any(key in text for text in texts)]
+    return found

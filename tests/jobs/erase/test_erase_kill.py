@@ -1,0 +1,75 @@
+"""Erasures that are killed at each step: either not begun, or finished by the same command; never said to be done."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs import vacuum
+from lastkey.jobs.command.options import VacuumOptions
+from lastkey.jobs.command.progress import Silent
+from tests.builders.archives import COMPACT
+from tests.builders.erasures import Erasures, places_of, records_of
+from tests.builders.logs import write_partition
+from tests.builders.stopping import start
+from tests.builders.trees import tree
+
+pytestmark = pytest.mark.slow
+
+TOML = """
+[defaults]
+"cleanup.policy" = "compact"
+"min.cleanable.dirty.ratio" = 0.0
+[job]
+"engine" = "threads"
+"wave.partitions" = 1
+"""
+STEPS = [  # (where, at which call, partitions without the key then)
+    ("after lastkey.jobs.store.erasures:write_erasure", 1, 0),
+    ("after lastkey.udfs.compact.output.generation:read_whole", 1, 0),  # a segment there, no index
+    ("before lastkey.jobs.store.writing:commit_wave", 2, 1),  # the first wave is committed
+    ("before lastkey.jobs.audit.erasure:search_places", 1, 2),
+    ("before lastkey.jobs.store.erasures:add_row", 1, 2),  # searched, and nobody was told
+]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    world = Erasures(tmp_path_factory.mktemp("begun"), COMPACT)
+    for name in ("t-0", "u-0"):
+        write_partition(world.lab.archive / name, "ann=1 bob=1 || cem=1 | ann=2")
+    assert world.compact().exit_code == 0
+    assert world.hmac_key
+    return world.root
+
+
+def held(world: Erasures) -> dict[str, list[bytes | None]]:
+    manifests = world.lab.state().current()[1]
+    return {key[0]: [r.key for r in records_of(map(world.lab.path, rows))] for key, rows in manifests.items()}
+
+
+@pytest.mark.parametrize(("step", "nth", "done"), STEPS, ids=lambda value: str(value).rpartition(":")[2])
+def test_a_killed_erasure(begun: Path, tmp_path: Path, step: str, nth: int, done: int) -> None:
+    world = Erasures(begun, COMPACT)
+    shutil.rmtree(world.lab.store)
+    assert world.compact().exit_code == 0
+    archive, config, store = tree(world.lab.archive), tmp_path / "cleaner.toml", world.lab.store
+    config.write_text(TOML)
+    words = ("erase", "--store", store, "--key", "ann", "--hmac-key", world.hmac_key, "--config", config)
+    run = start(tmp_path / "run", [*map(str, words)], step, nth=nth)
+    run.wait_until_reached()
+    run.kill()
+    assert run.finish()[0] == -signal.SIGKILL
+    assert sum(b"ann" not in keys for keys in held(world).values()) == done
+    assert all({b"bob", b"cem"} <= set(keys) for keys in held(world).values())
+    assert not (store / "state" / "erasures").exists()
+    assert tree(world.lab.archive) == archive
+    report = world.erase("ann")
+    assert (report.exit_code, report.result) == (0, "older"), report.to_text()
+    assert held(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}
+    vacuum.run(VacuumOptions(str(store), erased=True), Silent())
+    assert places_of([b"ann"], store) == []
+    assert world.erase("ann", check=True, no_archive=True).result == "gone"

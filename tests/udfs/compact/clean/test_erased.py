@@ -1,0 +1,94 @@
+"""Records of erased keys, as a plain loop over them says: each key below its offset, of several erasures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.walk_kernels import walk_batches
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH
+from lastkey.udfs.audit.key_set import hashes_of
+from lastkey.udfs.compact.clean.erased import ErasedKeys
+from lastkey.udfs.compact.clean.erased_kernels import ERASED, enter_erased
+from lastkey.udfs.compact.clean.slot_kernels import SLOT
+from lastkey.udfs.compact.plan import Erasing
+from lastkey.udfs.erased_keys import id_of, read_erased
+from lastkey.udfs.storage import open_root
+from tests.builders.logs import write_segment
+from tests.reference.log import decode_log
+
+SECRET = (3, 5)
+
+
+def file_of(store: Path, keys: list[bytes]) -> str:
+    """Write the file of an erasure; return its path below the store."""
+    data = bytes(8) + np.sort(hashes_of(pa.array(keys, pa.binary()), SECRET).view(SLOT)[:, 0]).tobytes()
+    (store / "erasures").mkdir(parents=True, exist_ok=True)
+    (store / "erasures" / id_of(data)).write_bytes(data)
+    return f"erasures/{id_of(data)}"
+
+
+def runs_of(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, bytes | None]]]]:
+    """Yield the runs of a log, each with (offset, key) of its records by a plain decoder."""
+    raw = np.fromfile(write_segment(folder, text), np.uint8)
+    batches = decode_log(raw.tobytes())
+    rows = np.empty(len(batches), BATCH)
+    walk_batches(raw, len(raw), 0, -1, NO_END, True, rows)
+    loader = BodyLoader(max_batch_bytes=1 << 20, soft_bytes=200, secret=SECRET)
+    for run in loader.runs(raw, 0, rows, np.ones(len(rows), np.bool_), "0.log", backwards=True):
+        of = batches[run.first : run.first + len(run.batches)]
+        yield run, [(r.offset, r.key) for batch in of for r in batch.records]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_a_plain_loop(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    keys = [f"k{n}" for n in range(9)]
+    text = " | ".join(
+        f"{{codec={draw.choice(['none', 'zstd'])}}} " + " ".join(f"{draw.choice([*keys, '-', ''])}=v" for _ in range(5))
+        for _ in range(30)
+    )
+    erasures = [(draw.sample(keys, 3), draw.randint(0, 150)) for _ in range(3)]
+    until: dict[bytes, int] = {}
+    files = []
+    for of, bound in erasures:
+        files.append((file_of(tmp_path, [key.encode() for key in of]), bound))
+        until |= {key.encode(): max(bound, until.get(key.encode(), 0)) for key in of}
+    plan: Any = SimpleNamespace(store_uri=str(tmp_path))
+    table = ErasedKeys(plan, Erasing(SECRET, tuple(files)))
+    seen = 0
+    for run, records in runs_of(tmp_path / "log", text):
+        stays = np.empty(len(run.spans), np.bool_)
+        table.mark(run, stays)
+        expected = [not (key is not None and offset < until.get(key, 0)) for offset, key in records]
+        assert stays.tolist() == expected
+        seen += len(records)
+    assert seen == 150
+
+
+def test_a_hash_of_zeros_is_a_key_too() -> None:
+    table = np.zeros(16, ERASED)
+    enter_erased(np.zeros(1, SLOT), 7, table)
+    enter_erased(np.zeros(1, SLOT), 5, table)
+    (row,) = table[table["until"] > 0]
+    assert (row["low"], row["high"], row["until"]) == (0, 1, 7)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path, store = file_of(tmp_path, [b"a"]), open_root(str(tmp_path))
+    assert len(read_erased(store, path)) == 24
+    (tmp_path / path).write_bytes(bytes(24))
+    with pytest.raises(LogFormatError, match="bytes whose SHA-256 begins"):
+        read_erased(store, path)
+    with pytest.raises(LogFormatError, match="no such file"):
+        read_erased(store, "erasures/none")

@@ -1,0 +1,31 @@
+"""Erased keys of a partition: which records stay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.names import MAX_OFFSET
+from lastkey.udfs.compact.clean.erased_kernels import ERASED, enter_erased, mark_others
+from lastkey.udfs.compact.clean.slot_kernels import SLOT
+from lastkey.udfs.compact.plan import Erasing, PartitionPlan
+from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
+from lastkey.udfs.storage import open_root
+
+
+class ErasedKeys:
+    """Table of the keys whose records go from a partition, each below an offset."""
+
+    def __init__(self, plan: PartitionPlan, erasing: Erasing) -> None:
+        store = open_root(plan.store_uri)
+        files = [(read_erased(store, path), until) for path, until in erasing.files]
+        files += [(erasing.digests, MAX_OFFSET)] if erasing.digests else []
+        parts = [(np.frombuffer(data, SLOT, offset=KEY_ID_BYTES), until) for data, until in files]
+        n = sum(len(digests) for digests, _ in parts)
+        self._table = np.zeros(1 << max((2 * n).bit_length(), 4), ERASED)
+        for digests, until in parts:
+            enter_erased(digests, until, self._table)
+
+    def mark(self, run: Run, stays: np.ndarray) -> None:
+        """Mark the records that stay, in stays: bool[len(run.spans)]."""
+        mark_others(run.batches, run.bodies, run.spans, self._table, stays)
