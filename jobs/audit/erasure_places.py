@@ -28,9 +28,11 @@ from lastkey.jobs.store.paths import (
     AUDIT_TABLES,
     CHECKPOINTS,
     COMMITTED,
+    ERASED_KEYS,
     MANIFEST,
     PARTITIONS,
     TABLES,
+    generation_folder,
     parse_run_folder,
 )
 from lastkey.jobs.store.tables import State
@@ -140,6 +142,8 @@ def add_store(places: Places, state: State, config: Config, topics: TopicFilter)
             _add_segment_file(places, made, there, known, config, topics)
         elif entry.path.startswith("state/"):
             _add_table_file(places, made, known)
+        elif entry.path.startswith(f"{ERASED_KEYS}/"):
+            places.without_keys["digests of erasures"] += 1
         else:
             places.files.append(_by_name(made, there, config))
 
@@ -200,8 +204,8 @@ def _add_segment_file(
     folder = file.path.rpartition("/")[0]
     file = replace(file, generation=run[0], run_id=run[1])
     file = replace(file, state=known.state_of(file, folder))
-    secret = f"{folder}/{HASH_KEY}"
-    made_by = secret if secret in there else None
+    secrets = (f"{folder}/{HASH_KEY}", *known.secrets.get(file.path.rpartition(".")[0], ()))
+    made_by = next((path for path in secrets if path in there), None)
     if _LOG.fullmatch(name):
         places.files.append(replace(_by_name(file, there, config), state=file.state))
     elif folder.endswith(_EXCHANGE):
@@ -251,6 +255,8 @@ class _Generations:
         self.current: set[str] = set()  # stems of logs, and folders, of current generations
         self.older: set[str] = set()  # of others that were committed
         self.key_files: dict[str, tuple[int, int]] = {}  # path -> number of keys, CRC-32C
+        # stem of a log or key file -> secrets beside the generations that name it: vacuum leaves it without its own
+        self.secrets: dict[str, list[str]] = {}
         self._versions: dict[str, set[str] | None] = {}
         self._known = state.table_exists(CHECKPOINTS)
         if self._known:
@@ -280,12 +286,15 @@ class _Generations:
             self.current |= {row.folder, row.own_folder}
         for run_of, segments in state.segments_of(list(runs)).items():
             named = self.current if runs[run_of] else self.older
+            secret = f"{generation_folder(*run_of[0], *run_of[1:])}/{HASH_KEY}"
             for segment in segments:
-                if segment.root == "store":
-                    named.add(segment.path.removesuffix(".log"))
+                stems = [segment.path.removesuffix(".log")] if segment.root == "store" else []
                 for _, _, path, n, checksum in json.loads(segment.key_files or "[]"):
                     self.key_files[path] = n, checksum
-                    named.add(path.removesuffix(_KEY_FILE))
+                    stems.append(path.removesuffix(_KEY_FILE))
+                named.update(stems)
+                for stem in stems:
+                    self.secrets.setdefault(stem, []).append(secret)
 
     def state_of(self, file: SearchFile, folder: str) -> str:
         """Return current, older, dead (of a run that no checkpoint names) or unknown."""

@@ -330,11 +330,12 @@ def test_topics_leave_others_out_and_say_so(clean: Path) -> None:
 def test_damage_lost_secrets_and_exchanged_hashes_are_named(clean: Path, tmp_path: Path) -> None:
     root = shutil.copytree(clean, tmp_path / "root")
     store = root / "store"
-    key_file = next(store.rglob("*.keys"))
+    secrets = [p for p in store.rglob("hash.key") if list(p.parent.glob("*.filter"))]
+    lost = max(secrets, key=lambda path: int(path.parent.name.partition("-")[0]))  # no later generation has it too
+    key_file = next(path for path in store.rglob("*.keys") if path.parent != lost.parent)
     data = bytearray(key_file.read_bytes())
     data[3] ^= 1
     key_file.write_bytes(data)
-    lost = next(p for p in store.rglob("hash.key") if p.parent != key_file.parent and list(p.parent.glob("*.filter")))
     lost.unlink()
     exchange = store / "segments" / "t-0" / f"{DEAD}.9999999999999999999"
     exchange.mkdir()
