@@ -3,14 +3,17 @@
 A broker appends to a tenth of the topics each day, rolls and gives up segments, and creates topics again; a segment is
 damaged for some nights; one of three disks is missing for a week. Each night runs `compact` with the clock of that
 night, and now and then the other commands that people schedule. After each night the model, which knows every record
-that was ever appended, checks what the run said of each topic, and each key of those that it cleaned. File times go
+that was ever appended, checks what the run and its metrics said, and each key of the topics that it cleaned; in drawn
+nights also what `runs` tells, what `restore --as-of` brings back, and the tables of `export --latest`. File times go
 back a day each night, so that whatever waits for days finds that they have passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import io
 import json
 import random
 import shutil
@@ -18,11 +21,14 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from lastkey.jobs.command import cli
 from tests.attack.histories import Said, run
 from tests.attack.model_log import Log, drawn_codec, drawn_records
 from tests.builders.trees import make_older
@@ -31,6 +37,7 @@ from tests.reference.log import ABORT, COMMIT, decode_log
 DAY_MS: Final = 86_400_000
 START_MS: Final = 1_700_000_000_000
 DISKS: Final = 3
+NIGHTS: Final = 4  # remembered; vacuum keeps as many generations
 SETTINGS: Final = """[defaults]
 "cleanup.policy" = "compact"
 "min.cleanable.dirty.ratio" = 0.3
@@ -56,6 +63,17 @@ class Topic:
 
 
 @dataclass
+class Night:
+    """What stood after a night: the clock then, the run, and each topic's log with what was said of its generation."""
+
+    clock_ms: int
+    run_id: str
+    code: int
+    made: list[str]
+    stands: dict[str, tuple[Log, dict[str, Any]]]
+
+
+@dataclass
 class Year:
     """All of it."""
 
@@ -66,6 +84,9 @@ class Year:
     topics: dict[str, Topic] = field(default_factory=dict)
     missing: tuple[int, int] | None = None  # a disk, and the night it comes back
     seconds: list[tuple[float, int]] = field(default_factory=list)  # of each night, and partitions cleaned in it
+    stood: dict[int, Night] = field(default_factory=dict)  # the last nights
+    success: tuple[float, float] | None = None  # the clock before and after the last run with exit code 0
+    draw: float = 0.1  # share of the nights in which more commands are asked
     said: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     checked: int = 0
@@ -175,20 +196,101 @@ class Year:
     def sleep(self) -> None:
         """Run everything of a night, and check it."""
         where = [self.archive, "--store", self.store, "--config", self.root / "settings.toml"]
-        begin = time.perf_counter()
+        metrics = self.root / "compact.prom"
+        begin, clock = time.perf_counter(), time.time()
         reset = [t.log.topic for t in self.topics.values() if t.odd and self._is_there(t)]
         words = ["--reset", ",".join(reset)] if reset and self.rng.random() < 0.5 else []
+        words += ["--metrics-file", str(metrics)]
         said = self.run("compact", *where, "--now", self.now_ms, *words, codes=(0, 3))
         took = time.perf_counter() - begin
-        made = self._judge(said, reset=bool(words))
+        if said.code == 0:
+            self.success = clock, time.time()
+        made = self._judge(said, reset="--reset" in words)
         self.seconds.append((took, len(made)))
+        self._judge_metrics(metrics.read_text(), said, made)
+        self._remember(said, made)
+        if self.rng.random() < self.draw:
+            self._ask_runs()
+        if self.rng.random() < self.draw:
+            self._restore_older()
         if self.night % 5 == 0:
             self._delete(self.run("archive-needed", self.archive, "--store", self.store, codes=(0, 3)))
         if self.night % 7 == 0:
-            self.run("vacuum", "--store", self.store)
+            self.run("vacuum", "--store", self.store, "--keep-generations", NIGHTS)
         if self.night % 30 == 0:
             self.run("verify", "--store", self.store)
         make_older(self.root, 24)
+
+    def _remember(self, said: Said, made: list[str]) -> None:
+        before = self.stood[self.night - 1].stands if self.night - 1 in self.stood else {}
+        stands = before | {
+            p["topic"]: (self.topics[p["topic"]].log, p) for p in said.report["partitions"] if p["topic"] in made
+        }
+        self.stood[self.night] = Night(time.time_ns() // 1_000_000, said.report["run_id"], said.code, made, stands)
+        self.stood.pop(self.night - NIGHTS, None)
+
+    # what is asked of drawn nights
+
+    def _judge_metrics(self, text: str, said: Said, made: list[str]) -> None:
+        """Compare the metrics of a run with its report and the model."""
+        found = samples(text)
+        states = Counter(p["status"] for p in said.report["partitions"] if p["status"] != "set_aside")
+        told = Counter({what: int(n) for (name, what), n in found.items() if name == "lastkey_run_partitions"})
+        aside = sum(p["status"] == "set_aside" for p in said.report["partitions"])
+        wanted = {"lastkey_run_exit_code": said.code, "lastkey_run_committed_partitions": len(made)}
+        if any(found[name, ""] != n for name, n in wanted.items()) or sum(told.values()) != states.total() + aside:
+            raise WrongError(f"night {self.night}: expected {wanted}, {states}, {aside} set aside; metrics: {found}")
+        self._judge_success(found)
+
+    def _judge_success(self, found: dict[tuple[str, str], float]) -> None:
+        """Compare the time of the last success with the model's."""
+        last = found.get(("lastkey_last_success_timestamp_seconds", ""))
+        if (last is None) != (self.success is None):
+            raise WrongError(f"night {self.night}: last success {last}, expected {self.success}")
+        if last is not None and self.success is not None and not self.success[0] <= last <= self.success[1]:
+            raise WrongError(f"night {self.night}: last success {last}, expected {self.success}")
+
+    def _ask_runs(self) -> None:
+        """Compare what `runs` tells of the last nights with the model."""
+        since = min(self.stood)
+        said = self.run("runs", "--store", self.store, *(("--since", self.stood[since].clock_ms) if since > 1 else ()))
+        told = {run["run_id"]: run for run in said.report["runs"] if run["job"] == "compact"}
+        for number, night in self.stood.items():
+            run = told.get(night.run_id)
+            if run is None and number == since > 1:
+                continue  # it began in front of --since
+            if (
+                run is None
+                or run["exit_code"] != night.code
+                or run["figures"]["committed_partitions"] != len(night.made)
+            ):
+                raise WrongError(f"night {self.night}: of night {number} {night.made}, {night.code}, `runs` says {run}")
+            made = {p["topic"]: p["generation"] for p in run["partitions"]}
+            wanted = {name: night.stands[name][1]["generation"] for name in night.made}
+            if made != wanted:
+                raise WrongError(f"night {self.night}: of night {number} `runs` says {made}, expected {wanted}")
+        shown = run_text(["runs", "--store", str(self.store), "--format", "openmetrics"])
+        self._judge_success(samples(shown, command="compact"))
+        self.events["nights asked of runs"] += 1
+
+    def _restore_older(self) -> None:
+        """Restore some topics as they were some nights ago, and compare each key."""
+        number = self.rng.choice(list(self.stood))
+        night, output = self.stood[number], self.root / "restored"
+        names = self.rng.sample(sorted(night.stands), min(len(night.stands), 8))
+        words = ("--topics", ",".join(names), "--as-of", night.clock_ms, "--output", output)
+        if any(self.topics[name].disk == (self.missing or (None,))[0] for name in names):
+            return  # its generations may need it
+        said = self.run("restore", "--store", self.store, *words)
+        generations = {p["topic"]: p["generation"] for p in said.report["partitions"]}
+        wanted = {name: night.stands[name][1]["generation"] for name in names}
+        if generations != wanted:
+            raise WrongError(f"night {self.night}: as of night {number} restored {generations}, expected {wanted}")
+        for name in names:
+            logs = sorted((output / f"{name}-0").glob("*.log"))
+            self._check(*night.stands[name], (batch for path in logs for batch in decode_log(path.read_bytes())))
+        shutil.rmtree(output)
+        self.events["topics restored as of a night"] += len(names)
 
     def _delete(self, said: Said) -> None:
         """Delete what nobody needs, of about half of the topics."""
@@ -232,15 +334,15 @@ class Year:
                     raise WrongError(f"night {self.night}: {name} is another log, and the run went on: {p}")
                 topic.odd = False
                 topic.next = p["next_offset"]
-                self._check(topic, p, said.report["run_id"])
+                self._check(topic.log, p, self._batches(name, p["generation"], said.report["run_id"]))
                 made.append(name)
         if told:
             raise WrongError(f"night {self.night}: the run speaks of {sorted(told)}, which are not there")
         return made
 
-    def _check(self, topic: Topic, p: dict[str, Any], run_id: str) -> None:
+    def _check(self, log: Log, p: dict[str, Any], batches: Iterable[Any]) -> None:
         """Compare the last record of each key with those that were appended."""
-        log, end = topic.log, p["first_dirty_offset"]
+        end = p["first_dirty_offset"]
         wanted: dict[bytes, tuple[int, bytes | None]] = {}
         for offset, entry in sorted(log.entries.items()):
             if entry.batch.control or entry.record.key is None or (entry.txn is not None and entry.txn.aborted):
@@ -248,7 +350,7 @@ class Year:
             if p["log_start_offset"] <= offset < end:
                 wanted[entry.record.key] = (offset, entry.record.value)
         found: dict[bytes, tuple[int, bytes | None]] = {}
-        for batch in self._batches(log.topic, p["generation"], run_id):
+        for batch in batches:
             for record in () if batch.control else batch.records:
                 if record.offset < end and record.key is not None and record.offset >= p["log_start_offset"]:
                     entry = log.entries[record.offset]
@@ -266,6 +368,29 @@ class Year:
         for segment in json.loads((folder / "manifest.json").read_text())["generation"]["segments"]:
             root = self.archive if segment["root"] == "archive" else self.store
             yield from decode_log((root / segment["path"]).read_bytes()[: segment["size_bytes"]])
+
+
+def _figures_of(run: dict[str, Any]) -> tuple[int, int]:
+    return run["exit_code"], run["figures"]["committed_partitions"]
+
+
+def samples(text: str, **labels: str) -> dict[tuple[str, str], float]:
+    """Return the samples of metrics by name and state, those with these labels."""
+    return {
+        (sample.name, sample.labels.get("state", sample.labels.get("kind", ""))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if labels.items() <= sample.labels.items()
+    }
+
+
+def run_text(words: list[str]) -> str:
+    """Run a command, and return its output."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        if cli.main(words):
+            raise WrongError(f"{words}: {out.getvalue()}")
+    return out.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
