@@ -10,7 +10,6 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from lastkey.jobs.command.options import ReplayOptions
@@ -20,7 +19,7 @@ from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, 
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.live_cluster import ClusterError, admin_client, words_of
+from lastkey.jobs.live_cluster import ClusterError, admin_client, client_settings, words_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.topics import of_users
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -94,7 +93,7 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     partitions = source_partitions(asked)
     targets = targets_of(sorted({p.topic for p in partitions if p.topic is not None}), options.renames)
     group = options.group or group_of(options)
-    settings = {"bootstrap.servers": options.bootstrap_server, **client_settings(options.client_config)}
+    settings = client_settings(options.bootstrap_server, options.command_config)
     report = ReplayReport(options.bootstrap_server, group)
     report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
     wanted = [p for p in partitions if p.topic is not None]
@@ -141,24 +140,6 @@ def group_of(options: ReplayOptions) -> str:
     source = [None if place is None else normal_uri(place) for place in (options.archive, options.store)]
     digest = hashlib.sha256(repr((*source, options.generation, options.isolation)).encode()).hexdigest()
     return f"lastkey-replay-{digest[:16]}"
-
-
-def client_settings(path: str | None) -> dict[str, str]:
-    """Return the settings of a file for librdkafka, name=value a line. Raise UsageError."""
-    if path is None:
-        return {}
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(message=f"--client-config {path}: {error}") from error
-    out = {}
-    for number, line in enumerate(lines, 1):
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if line.strip() and not line.lstrip().startswith("#"):
-            if not equals or not name:
-                raise UsageError(message=f"--client-config {path}, line {number}: expected name=value, found no =")
-            out[name] = value
-    return out
 
 
 def check_targets(settings: Mapping[str, str], wanted: Sequence[SourcePartition], targets: Mapping[str, str]) -> None:

@@ -128,7 +128,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
-    "jobs.live_cluster": {"jobs.errors"},
+    "jobs.live_cluster": {"jobs.errors", "jobs.command"},
     "jobs.policies": _SHELL | {"jobs.live_cluster", "udfs.cluster_metadata"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
     "jobs.runs": _JOB,

@@ -7,7 +7,8 @@ The offset is a consumer group's, of the target's topic and the source's partiti
 comes next. Kafka commits it together with the records, so a killed run has written both or nothing that a consumer of
 committed data sees. Damage ends a partition: what is in front of it is committed.
 
-The client takes records one by one; its batches carry no headers. So there is a loop over records here.
+The client's batches carry no headers: where an Arrow batch has some, its records go one by one. A transaction is
+smaller than the client's queue, which is empty where one begins; so the queue is never full.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.schemas import RECORDS, select
@@ -32,14 +36,13 @@ _SECONDS: Final = 60.0  # for an answer of the cluster
 _PAUSE: Final = 0.2  # seconds before the same question
 _PATIENCE: Final = 5.0  # seconds for an abort
 _NOT_READY: Final = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
-_TRANSACTION_RECORDS: Final = 20_000
+_TRANSACTION_RECORDS: Final = 20_000  # the queue holds 100,000
 _TRANSACTION_BYTES: Final = 32 << 20  # below the queue of the client, which holds 1 GB
 _BATCH_ROWS: Final = 2_000  # of an Arrow batch: a transaction may end behind each
 _COLUMNS: Final = ("key", "value", "offset", "timestamp_ms", "headers")
 _OURS: Final = {
     "enable.idempotence": True,
     "acks": "all",
-    "linger.ms": 20,
     "partitioner": "murmur2_random",  # as Kafka's own producer does
 }
 
@@ -51,7 +54,7 @@ class ReplayTask:
     source: SourcePartition
     topic: str  # of the target
     group: str  # whose offsets are the progress
-    client: Mapping[str, str]  # settings of librdkafka: bootstrap.servers, and the user's
+    client: Mapping[str, str]  # bootstrap.servers, and the user's settings in the client's words
     committed: bool = True
     repartition: bool = False  # the keys decide the partition, as in a producer
     accept_gaps: bool = False
@@ -109,7 +112,7 @@ def _replay(task: ReplayTask, done: Replayed) -> None:
     name = f"{task.group}-{task.topic}-{done.partition}"
     given = {"log_level": 2, **task.client, "error_cb": lambda _: None}  # calls raise: nothing is for stderr
     with _Consumer(kafka, {**given, "group.id": task.group}) as consumer:
-        producer = kafka.Producer({**given, **_OURS, "transactional.id": name})
+        producer = kafka.Producer({"linger.ms": 20, **given, **_OURS, "transactional.id": name})
         _retried(kafka, lambda: producer.init_transactions(_SECONDS))
         writer = _Writer(kafka, producer, consumer, task, done)
         try:
@@ -218,8 +221,17 @@ class _Writer:
         if not batch.num_rows:
             return
         self.begin(self._next)
-        for row in batch.to_pylist():
-            self._produce(row)
+        times = pc.max_element_wise(batch["timestamp_ms"], 0)  # to librdkafka 0 is none too
+        self.done.without_time += int(pc.sum(pc.equal(times, 0)).as_py())
+        columns = {"key": batch["key"], "value": batch["value"], "timestamp": times}
+        if pc.sum(pc.list_value_length(batch["headers"])).as_py():
+            for row in pa.RecordBatch.from_pydict(columns | {"headers": batch["headers"]}).to_pylist():
+                headers = [(header["key"], header["value"]) for header in row.pop("headers") or ()]
+                self.producer.produce(self.task.topic, headers=headers, **row, **self._to)
+        else:
+            messages = pa.RecordBatch.from_pydict(columns).to_pylist()
+            if self.producer.produce_batch(self.task.topic, messages, **self._to) < len(messages):
+                raise self.kafka.KafkaException(next(m["_error"] for m in messages if "_error" in m))
         self._records += batch.num_rows
         self._bytes += batch.nbytes
         self._next = int(batch.column("offset")[-1].as_py()) + 1
@@ -231,22 +243,6 @@ class _Writer:
         if not self._open:
             self.producer.begin_transaction()
             self._open, self._next = True, next_offset
-
-    def _produce(self, row: Mapping[str, Any]) -> None:
-        given: dict[str, Any] = dict(self._to)
-        if row["timestamp_ms"] > 0:  # to librdkafka 0 is none too
-            given["timestamp"] = row["timestamp_ms"]
-        else:
-            self.done.without_time += 1
-        if row["headers"]:
-            given["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
-        while True:
-            try:
-                self.producer.produce(self.task.topic, value=row["value"], key=row["key"], **given)
-            except BufferError:
-                self.producer.poll(1.0)  # the queue is full
-            else:
-                return
 
     def commit(self) -> None:
         """Commit the open transaction, and with it the offset that comes next."""

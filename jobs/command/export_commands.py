@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lastkey.jobs.command.options import EXPORT_FORMATS, ExportOptions, ReplayOptions, read_archive
-from lastkey.jobs.command.shared_options import engine_option, gaps_option, shared
+from lastkey.jobs.command.shared_options import command_config_option, engine_option, gaps_option, shared
 
 isolation_option = click.option(
     "--isolation",
@@ -49,7 +49,7 @@ def add_export(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
     @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
     @click.option("--bootstrap-server", metavar="HOST:PORT", required=True, help="The cluster to write to.")
-    @click.option("--client-config", type=click.Path(), metavar="FILE", help="Settings of librdkafka, name=value.")
+    @command_config_option
     @click.option(
         "--rename", "renames", metavar="REGEX=REPLACEMENT", multiple=True, help="Names of topics there; repeatable."
     )

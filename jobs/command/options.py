@@ -210,7 +210,7 @@ class ReplayOptions:
     repartition: bool = False  # by keys, as a producer does
     append: bool = False  # begin also where a partition holds records
     group: str | None = None  # keeps the progress; None: one of this source
-    client_config: str | None = None  # a file with settings of librdkafka
+    command_config: str | None = None  # properties of the connection
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lastkey.jobs.command.options import PoliciesOptions
-from lastkey.jobs.command.shared_options import shared
+from lastkey.jobs.command.shared_options import command_config_option, shared
 
 
 def add_policies(group: click.Group, run: Callable[..., None]) -> None:
@@ -20,7 +20,7 @@ def add_policies(group: click.Group, run: Callable[..., None]) -> None:
     @click.option(
         "--bootstrap-server", metavar="HOST:PORT", help="Ask this cluster; needs the package confluent-kafka."
     )
-    @click.option("--command-config", metavar="FILE", help="Properties of the connection, as Kafka's tools take them.")
+    @command_config_option
     @click.option("--output", metavar="FILE", help="Write to this file.  [default: stdout]")
     @click.option("--replace", is_flag=True, help="Write OUTPUT even if there is a file of this name.")
     @click.option("--retention/--no-retention", default=True, help="With retention.ms and retention.bytes, or without.")

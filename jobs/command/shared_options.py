@@ -193,3 +193,8 @@ def _check_given_once(ctx: click.Context, params: Sequence[click.Parameter], arg
             raise UsageError(message=f"{' contradicts '.join(dict.fromkeys(values))}: give only one of them")
         if not option.is_flag and len(values) > 1:
             raise UsageError(message=f"{option.opts[0]}: expected at most one, found {' and '.join(map(repr, values))}")
+
+
+command_config_option = click.option(
+    "--command-config", metavar="FILE", help="Properties of the connection, as Kafka's tools take them."
+)

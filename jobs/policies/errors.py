@@ -26,12 +26,6 @@ class DescribedError(UsageError):
     hint = "give the output of `kafka-configs --describe` as it is, errors and warnings apart"
 
 
-class CommandConfigError(UsageError):
-    """A setting of --command-config that the client cannot obey."""
-
-    template = "{path}: {setting}: expected {expected}, found {found}"
-
-
 class DamagedMetadataError(UsageError):
     """A snapshot or log of __cluster_metadata that cannot be trusted as a whole."""
 

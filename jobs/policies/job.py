@@ -20,6 +20,7 @@ from lastkey.jobs.command.config import Made
 from lastkey.jobs.command.options import PoliciesOptions
 from lastkey.jobs.command.parse import check_topics, read_given
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.properties import parse_properties
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.command.whole_file import whole_file
 from lastkey.jobs.errors import (
@@ -32,7 +33,6 @@ from lastkey.jobs.policies.cluster_configs import SETTING_OF, Broker, ClusterCon
 from lastkey.jobs.policies.describe_text import add_described, is_described
 from lastkey.jobs.policies.errors import DamagedMetadataError, SourcesError
 from lastkey.jobs.policies.live_cluster import add_live
-from lastkey.jobs.policies.properties import parse_properties
 from lastkey.jobs.policies.toml_text import Policy, policies_text, policy
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.locations import locate
@@ -143,9 +143,7 @@ def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, Made]:
         times.append(time_ms)
     if options.bootstrap_server is not None:
         times.append(time.time_ns() // 1_000_000)
-        file = options.command_config
-        given = {} if file is None else parse_properties(read_given(file, "properties"), file)
-        add_live(options.bootstrap_server, given, file or "", configs)
+        add_live(options.bootstrap_server, options.command_config, configs)
     _add_static(properties, configs)
     return configs, Made(min(times, default=-1), offset if len(times) == 1 else -1)
 

@@ -64,7 +64,7 @@ class Topic:
 
 @dataclass
 class Night:
-    """What stood after a night: the clock then, the run, and each topic's log with what was said of its generation."""
+    """State after a night: the clock then, the run, and each topic's log with what was said of its generation."""
 
     clock_ms: int
     run_id: str

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import load_config
+from lastkey.jobs.command.properties import parse_properties
 from lastkey.jobs.errors import DONE, ENVIRONMENT, USAGE
-from lastkey.jobs.policies.live_cluster import client_settings
-from lastkey.jobs.policies.properties import parse_properties
+from lastkey.jobs.live_cluster import client_settings
 
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "archive"
 TOPICS = """\
 Dynamic configs for topic orders are:
   cleanup.policy=compact,delete sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:cleanup.policy=compact,delete, DEFAULT_CONFIG:log.cleanup.policy=delete}
@@ -43,8 +45,8 @@ def given(tmp_path):
     return write
 
 
-def ran(capsys, *words):
-    code = cli.main(["policies", *words])
+def ran(capsys, *words, job="policies"):
+    code = cli.main([job, *words])
     said = capsys.readouterr()
     return code, said.out, said.err
 
@@ -146,19 +148,23 @@ def test_properties_are_read_as_java_reads_them():
     assert parse_properties(text, "f") == {"a": "b c", "d": "e", "f": "g", "h": "", "A=x": "y\tz"}
 
 
-def test_kafkas_words_for_a_connection():
+def test_kafkas_words_for_a_connection(tmp_path):
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" password="p\\"w";'
     given = {
         "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": login,
         "ssl.truststore.type": "PEM", "ssl.truststore.location": "/ca.pem", "ssl.endpoint.identification.algorithm": "",
         "ssl.keystore.type": "PKCS12", "ssl.keystore.location": "/k.p12", "ssl.keystore.password": "s",
+        "bootstrap.servers": "other:1", "request.timeout.ms": "9", "max.request.size": "7", "compression.type": "lz4",
     }  # fmt: skip
-    assert client_settings("h:1", given, "f") == {
+    file = tmp_path / "connection"
+    file.write_text("\n".join(f"{name}={value}" for name, value in given.items()).replace('\\"', '\\\\"'))
+    assert client_settings("h:1", str(file)) == {
         "bootstrap.servers": "h:1", "security.protocol": "SASL_SSL", "sasl.mechanisms": "SCRAM-SHA-512",
         "sasl.username": "u", "sasl.password": 'p"w', "ssl.ca.location": "/ca.pem",
         "ssl.endpoint.identification.algorithm": "none", "ssl.keystore.location": "/k.p12",
-        "ssl.keystore.password": "s",
+        "ssl.keystore.password": "s", "socket.timeout.ms": "9", "message.max.bytes": "7", "compression.type": "lz4",
     }  # fmt: skip
+    assert client_settings("h:1", None) == {"bootstrap.servers": "h:1"}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +177,12 @@ def test_kafkas_words_for_a_connection():
     ],
 )
 def test_a_connection_is_never_less_than_was_asked_for(given, capsys, name, value):
-    code, _, said = ran(capsys, "--bootstrap-server", "127.0.0.1:1", "--command-config", *given(c=f"{name}={value}"))
+    options = ("--bootstrap-server", "127.0.0.1:1", "--command-config", *given(c=f"{name}={value}"))
+    code, _, said = ran(capsys, *options)
     assert code == USAGE
     assert name.rpartition(".")[0] in said and "ecret" not in said.replace("OAuth", "")
+    code, _, of_replay = ran(capsys, str(EXAMPLE), *options, job="replay")
+    assert (code, of_replay) == (USAGE, said)
 
 
 def test_options_that_belong_together(given, capsys):
