@@ -7,8 +7,7 @@ The offset is a consumer group's, of the target's topic and the source's partiti
 comes next. Kafka commits it together with the records, so a killed run has written both or nothing that a consumer of
 committed data sees. Damage ends a partition: what is in front of it is committed.
 
-The client's batches carry no headers: where an Arrow batch has some, its records go one by one. A transaction is
-smaller than the client's queue, which is empty where one begins; so the queue is never full.
+The client's batches carry neither timestamps nor headers, so there is a loop over records here; columns keep it short.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Final, TypeVar
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
@@ -36,9 +35,10 @@ _SECONDS: Final = 60.0  # for an answer of the cluster
 _PAUSE: Final = 0.2  # seconds before the same question
 _PATIENCE: Final = 5.0  # seconds for an abort
 _NOT_READY: Final = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS")
-_TRANSACTION_RECORDS: Final = 20_000  # the queue holds 100,000
+_TRANSACTION_RECORDS: Final = 20_000
 _TRANSACTION_BYTES: Final = 32 << 20  # below the queue of the client, which holds 1 GB
 _BATCH_ROWS: Final = 2_000  # of an Arrow batch: a transaction may end behind each
+_BY_KEY: Final = -1  # a partition: the partitioner chooses
 _COLUMNS: Final = ("key", "value", "offset", "timestamp_ms", "headers")
 _OURS: Final = {
     "enable.idempotence": True,
@@ -214,7 +214,7 @@ class _Writer:
     def __init__(self, kafka: Any, producer: Any, consumer: Any, task: ReplayTask, done: Replayed) -> None:
         self.kafka, self.producer, self.consumer, self.task, self.done = kafka, producer, consumer, task, done
         self._open, self._records, self._bytes, self._next = False, 0, 0, -1
-        self._to = {} if task.repartition else {"partition": done.partition}
+        self._to = _BY_KEY if task.repartition else done.partition
 
     def write(self, batch: Any) -> None:
         """Add records to the open transaction; commit it if it is large enough."""
@@ -223,15 +223,12 @@ class _Writer:
         self.begin(self._next)
         times = pc.max_element_wise(batch["timestamp_ms"], 0)  # to librdkafka 0 is none too
         self.done.without_time += int(pc.sum(pc.equal(times, 0)).as_py())
-        columns = {"key": batch["key"], "value": batch["value"], "timestamp": times}
+        given = [batch["value"].to_pylist(), batch["key"].to_pylist(), repeat(self._to), *[repeat(None)] * 2]
+        given.append(times.to_pylist())
         if pc.sum(pc.list_value_length(batch["headers"])).as_py():
-            for row in pa.RecordBatch.from_pydict(columns | {"headers": batch["headers"]}).to_pylist():
-                headers = [(header["key"], header["value"]) for header in row.pop("headers") or ()]
-                self.producer.produce(self.task.topic, headers=headers, **row, **self._to)
-        else:
-            messages = pa.RecordBatch.from_pydict(columns).to_pylist()
-            if self.producer.produce_batch(self.task.topic, messages, **self._to) < len(messages):
-                raise self.kafka.KafkaException(next(m["_error"] for m in messages if "_error" in m))
+            pairs = batch["headers"].to_pylist()
+            given.append([[(one["key"], one["value"]) for one in of_record or ()] for of_record in pairs])
+        self._produce(zip(repeat(self.task.topic), *given, strict=False))
         self._records += batch.num_rows
         self._bytes += batch.nbytes
         self._next = int(batch.column("offset")[-1].as_py()) + 1
@@ -243,6 +240,18 @@ class _Writer:
         if not self._open:
             self.producer.begin_transaction()
             self._open, self._next = True, next_offset
+
+    def _produce(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Queue records. rows: topic, value, key, partition, two callbacks, timestamp and perhaps headers."""
+        produce = self.producer.produce
+        for row in rows:
+            while True:
+                try:
+                    produce(*row)
+                except BufferError:
+                    self.producer.poll(1.0)  # the queue is full
+                else:
+                    break
 
     def commit(self) -> None:
         """Commit the open transaction, and with it the offset that comes next."""

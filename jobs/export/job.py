@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from lastkey.jobs.archive.listing import listed as archive_of
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.export import latest
+from lastkey.jobs.export.origin import listed_for_latest
 from lastkey.jobs.export.output import Output, taken
 from lastkey.jobs.export.read import (
     MALFORMED,
@@ -53,8 +53,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     began = time.monotonic()
     decoders = decoders_of(options)
     check_latest(options)
-    partitions = listed(options)
-    archive = archive_of(normal_uri(options.archive or ""), options.topics) if options.latest else None
+    partitions, origin = listed_for_latest(options) if options.latest else (listed(options), None)
     root = open_root(normal_uri(options.output))
     check_output(root.uri, options, partitions)
     report = ExportReport(root.uri, options.format, options.latest)
@@ -65,21 +64,21 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     with taken(root), session_of("export", options, report, progress, brief=size < _FEW_BYTES) as whole:
         spark = session_for(whole, size)
         session.check_connector(whole, output.uri_of(""))
-        if archive is None:
+        if origin is None:
             output.begin([*by_topic])
         else:
             output.go_on()
             report.other_problems += latest.missing_topics(output, options, [*by_topic])
         progress.start("export", len(by_topic), "topic")
         for topic, of_topic in by_topic.items():
-            if archive is None:
+            if origin is None:
                 made = _export(spark, options, decoders, topic, of_topic, output, report)
             else:
-                made = latest.update(spark, options, decoders, topic, of_topic, archive, output, report)
+                made = latest.update(spark, options, decoders, topic, of_topic, origin, output, report)
             report.topics.append(made)
             progress.advance()
         progress.close()
-        if archive is None:
+        if origin is None:
             said = {t.topic: {"records": t.records, "problems": t.problems} for t in report.topics}
             output.mark("with problems" if report.problems else "whole", said)
     report.seconds["total"] = round(time.monotonic() - began, 3)
@@ -104,8 +103,6 @@ def check_latest(options: ExportOptions) -> None:
         return
     if options.format != "delta" or options.isolation != "read_committed":
         raise UsageError(message="--latest needs --format delta, and reads committed records alone")
-    if options.store is not None:
-        raise UsageError(message="--latest reads an ARCHIVE: a generation may lack tombstones that the table needs")
     if options.key_decoder not in (None, *_ONE_TO_ONE):
         raise UsageError(message=f"--key-decoder {options.key_decoder}: with --latest expected one that gives different"
                                  f" keys different values: {', '.join(_ONE_TO_ONE)}")  # fmt: skip
@@ -121,12 +118,12 @@ def check_output(uri: str, options: ExportOptions, partitions: Sequence[SourcePa
 def request_of(options: ExportOptions) -> dict[str, object]:
     """Return what decides the content of an export, as its file keeps it."""
     source = [None if place is None else normal_uri(place) for place in (options.archive, options.store)]
-    whose = {} if options.latest else {"topics": [*options.topics.include], "exclude": [*options.topics.exclude]}
+    topics = {"topics": [*options.topics.include], "exclude": [*options.topics.exclude]}
+    whose = {} if options.latest else topics | {"generation": options.generation}
     return whose | {
         "latest": options.latest,
         "archive": source[0],
         "store": source[1],
-        "generation": options.generation,
         "format": options.format,
         "isolation": options.isolation,
         "key_decoder": options.key_decoder,

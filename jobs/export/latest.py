@@ -1,8 +1,8 @@
-"""`export ARCHIVE --latest`: a Delta table for each topic with the last record of each key, kept up to date.
+"""`export --latest`: a Delta table for each topic with the last record of each key, kept up to date by each run.
 
   where the table stands (jobs.store.latest) -> the log from there to its last stable offset, by Spark, read once
-  -> the last record of each key in it (a window) -> MERGE: newer rows replace, tombstones delete; in the same commit
-     the offset that comes next
+  -> the last record of each key in it (a window) -> MERGE: newer rows replace, tombstones delete, also those that a
+     compaction of the store has dropped since (jobs.export.origin); in the same commit the offset that comes next
 
 So a run that is killed has committed both or nothing. A partition stands still, and is named, in front of what cannot
 be read: damage, a gap, records that retention took before they were read, a partition that is not there. Damage hides
@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
+from lastkey.jobs.export.origin import HINT_LOST, Doubts, Origin, deleted_keys
 from lastkey.jobs.export.output import Output
 from lastkey.jobs.export.read import (
     MALFORMED,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 _READINGS: Final = 3  # the first finds damage, the second stops in front of it, the third leaves the partition out
 _MARKERS: Final = (0, 1)  # ABORT, COMMIT
 _ROW: Final = "partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY"
-_HINT_LOST: Final = "delete the topic's folder in the output, and the table is made anew; --gaps accept reads on"
 
 
 @dataclass
@@ -62,13 +61,15 @@ class _Partition:
     first: int = 0  # log start
     end: int | None = None  # None: not known, or nothing may be read
     cut: int | None = None  # nothing from this offset on may be read: damage
+    generation: int | None = None  # of a store
+    doubts: Doubts = Doubts()
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def extent(self) -> Extent | None:
         """Offsets to read; None: nothing."""
         begin = self.first if self.start is None else self.start
-        return None if self.end is None or self.end <= begin else Extent(self.start, self.end)
+        return None if self.end is None or self.end <= begin else Extent(self.start, self.end, self.generation)
 
     def stop(self, problems: Sequence[Problem]) -> None:
         """Read nothing from the segments on that these problems are in."""
@@ -96,7 +97,7 @@ def update(
     decoders: Mapping[str, str | None],
     topic: str,
     partitions: Sequence[SourcePartition],
-    archive: Archive,
+    origin: Origin,
     output: Output,
     report: ExportReport,
 ) -> ExportedTopic:
@@ -108,23 +109,24 @@ def update(
         made.problems = 1
         return made
     before = stand
-    listed = {p.partition or 0: archive.partitions.get((topic, p.partition or 0)) for p in partitions}
-    ids = {n: None if found is None else found.topic_id for n, found in listed.items()}
-    other = {n for n, known in stand.topic_ids.items() if ids.get(n) not in (None, known)}
+    logs = {n: log for p in partitions if (log := origin.logs.get((topic, n := p.partition or 0))) is not None}
+    other = {n for n, known in stand.logs.items() if logs.get(n, known) != known}
     anew = not stand.offsets or bool(other)
     if other:
-        report.notes.append(f"{topic}: the topic was deleted and made again, so its table starts anew")
+        why = "the topic was deleted and made again" if options.store is None else "the store began it again (--reset)"
+        report.notes.append(f"{topic}: {why}, so its table starts anew")
         stand = Stand()
-    _note_cleaned(topic, stand, archive, report)
-    parts = {p.partition or 0: _planned(p, stand, options, report) for p in partitions}
-    lost = [_vanished(archive, topic, n) for n in sorted(stand.offsets.keys() - parts.keys())]
+    _note_cleaned(topic, stand, origin, report)
+    parts = {p.partition or 0: _planned(p, stand, origin, options, report) for p in partitions}
+    lost = [_vanished(origin, topic, n) for n in sorted(stand.offsets.keys() - parts.keys())]
     rows, seen = _read(spark, options, topic, parts)
+    gone = None if rows is None else _deleted(spark, options, decoders, topic, parts, output)
     told = [*lost, *(problem for part in parts.values() for problem in part.problems)]
     report.other_problems += dict.fromkeys(told)
     made.problems = len(set(told))
     if rows is None or seen is None:
         if (other or not stand.run) and not told:  # else the rows of another topic would stay
-            stand = Stand(topic_ids={n: one for n, one in ids.items() if one is not None}, run=uuid.uuid4().hex)
+            stand = Stand(logs=logs, run=uuid.uuid4().hex)
             with alone(output.root, topic, before):
                 _commit(_no_rows(spark), decoders, topic, output, stand, anew=True)
         return made
@@ -133,14 +135,50 @@ def update(
         if seen.null_keys:
             report.notes.append(f"{topic}: {counted(seen.null_keys, 'record')} without a key left out")
         ends = {n: part.end for n, part in parts.items() if part.extent is not None and part.end is not None}
-        known = {n: one for n, one in ids.items() if one is not None and n in stand.offsets | ends}
-        moved = Stand(stand.offsets | ends, stand.topic_ids | known, uuid.uuid4().hex)
+        if not ends:
+            return made
+        known = {n: log for n, log in logs.items() if n in stand.offsets | ends}
+        numbers = {n: number for n in ends if (number := parts[n].generation) is not None}
+        moved = Stand(stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex)
+        read = F.col("partition").isin(list(ends))
+        new, gone_now = rows.where(read), None if gone is None else gone.where(read & F.col(TOMBSTONE))
         with alone(output.root, topic, before):
-            changed = _commit(rows, decoders, topic, output, moved, anew=anew)
+            changed = _commit(new, decoders, topic, output, moved, anew=anew, gone=gone_now)
         made.inserted, made.updated, made.deleted = changed.inserted, changed.updated, changed.deleted
     finally:
         rows.unpersist()
+        if gone is not None:
+            gone.unpersist()
     return made
+
+
+def _deleted(
+    spark: SparkSession,
+    options: ExportOptions,
+    decoders: Mapping[str, str | None],
+    topic: str,
+    parts: Mapping[int, _Partition],
+    output: Output,
+) -> DataFrame | None:
+    """Return rows to delete, whose tombstones a compaction dropped before this run; None: it dropped none.
+
+    A partition of which that cannot be said stands still.
+    """
+    doubted = {n: part for n, part in parts.items() if part.extent is not None and part.doubts.tombstones}
+    if not doubted:
+        return None
+    extents = {n: extent for n, part in doubted.items() if (extent := part.extent) is not None}
+    firsts = {n: None if part.doubts.expired else part.first for n, part in doubted.items()}
+    gone, problems = deleted_keys(spark, options, decoders, topic, extents, firsts, output.uri_of(topic))
+    for number, problem in problems:
+        if problem.kind != "gap" or not _accepts(options, topic):
+            parts[number].problems.append(problem)
+            parts[number].end = None
+    return gone
+
+
+def _accepts(options: ExportOptions, topic: str) -> bool:
+    return (options.gaps or options.config.topic_settings(topic).gaps) == "accept"
 
 
 def _no_rows(spark: SparkSession) -> DataFrame:
@@ -153,13 +191,15 @@ def missing_topics(output: Output, options: ExportOptions, there: Sequence[str])
         if options.topics.takes(topic):
             hint = "bring it back; if it is gone for good, delete this folder"
             place = f"{output.root.uri}/{topic}"
-            yield Problem("gap", place, NO_POSITION, "the topic in the archive", "none of its partitions", hint=hint)
+            yield Problem("gap", place, NO_POSITION, "the topic it was read from", "no partition", hint=hint)
 
 
-def _planned(source: SourcePartition, stand: Stand, options: ExportOptions, report: ExportReport) -> _Partition:
+def _planned(
+    source: SourcePartition, stand: Stand, origin: Origin, options: ExportOptions, report: ExportReport
+) -> _Partition:
     """Return what is new in a partition, up to its last stable offset."""
-    number = source.partition or 0
-    part = _Partition(source, stand.offsets.get(number))
+    topic, number = str(source.topic), source.partition or 0
+    part = _Partition(source, stand.offsets.get(number), generation=origin.generations.get((topic, number)))
     ends, problem = ends_of_partition(source)
     if problem is not None:
         part.stop([problem])
@@ -169,8 +209,9 @@ def _planned(source: SourcePartition, stand: Stand, options: ExportOptions, repo
     report.notes += open_notes(source, ends)
     if part.start is None:
         return part
+    part.doubts = origin.doubts((topic, number), stand.generations.get(number), part.start)
     if part.start < ends.first:
-        if (options.gaps or options.config.topic_settings(str(source.topic)).gaps) == "accept":
+        if _accepts(options, topic):
             part.start = ends.first
         else:
             part.end = None
@@ -180,26 +221,29 @@ def _planned(source: SourcePartition, stand: Stand, options: ExportOptions, repo
         part.end = None
         found = f"a log that ends at {ends.log_end}: an older copy, or another log"
         part.problems.append(_not_there(source, f"offset {part.start}, where the table stands", found))
+    elif part.doubts.expired and part.start < ends.end and not _accepts(options, topic):
+        part.end = None
+        found = "a generation of which retention.exact may have taken some since then"
+        part.problems.append(_not_there(source, f"all records from offset {part.start} on", found))
     return part
 
 
 def _not_there(source: SourcePartition, expected: str, found: str) -> Problem:
     place = source.segments[0] if source.segments else None
     path = source.name if place is None else f"{place.root}/{place.path}".rpartition("/")[0]
-    return Problem("gap", path, NO_POSITION, expected, found, hint=_HINT_LOST)
+    return Problem("gap", path, NO_POSITION, expected, found, hint=HINT_LOST)
 
 
-def _vanished(archive: Archive, topic: str, number: int) -> Problem:
-    path = f"{archive.root.uri}/{names.partition_folder(topic, number)}"
+def _vanished(origin: Origin, topic: str, number: int) -> Problem:
+    path = f"{origin.uri}/{names.partition_folder(topic, number)}"
     hint = "bring it back; its rows stay as they are"
     return Problem("gap", path, NO_POSITION, "a partition that the table has read from", "none", hint=hint)
 
 
-def _note_cleaned(topic: str, stand: Stand, archive: Archive, report: ExportReport) -> None:
+def _note_cleaned(topic: str, stand: Stand, origin: Origin, report: ExportReport) -> None:
     """Say where a cleaner was sooner than this run: it may have taken tombstones that the table has not seen."""
     for number, offset in sorted(stand.offsets.items()):
-        found = archive.partitions.get((topic, number))
-        cleaned = None if found is None else found.cleaner_checkpoint
+        cleaned = origin.cleaned.get((topic, number))
         if cleaned is not None and cleaned > offset:
             report.notes.append(
                 f"{names.partition_folder(topic, number)}: a broker cleaned it up to {count(cleaned)}, and the table "
@@ -240,7 +284,7 @@ def _end_before_open(spark: SparkSession, options: ExportOptions, topic: str, pa
         if part.cut is not None and part.end is not None:
             part.end = min(part.end, part.cut)
     cut = {n: part.extent for n, part in parts.items() if part.cut is not None}
-    extents = {n: Extent(extent.start) for n, extent in cut.items() if extent is not None}
+    extents = {n: replace(extent, end=None) for n, extent in cut.items() if extent is not None}
     if not extents:
         return
     batches = batches_of(spark, options, topic, extents)
@@ -256,12 +300,20 @@ def _end_before_open(spark: SparkSession, options: ExportOptions, topic: str, pa
 
 
 def _commit(
-    rows: DataFrame, decoders: Mapping[str, str | None], topic: str, output: Output, stand: Stand, *, anew: bool
+    rows: DataFrame,
+    decoders: Mapping[str, str | None],
+    topic: str,
+    output: Output,
+    stand: Stand,
+    *,
+    anew: bool,
+    gone: DataFrame | None = None,
 ) -> Changed:
-    """Commit the last records of keys, and where the table stands then."""
+    """Commit the last records of keys, and where the table stands then. gone: rows of the table to delete."""
     shown = decoded(rows, decoders)
     uri = output.uri_of(topic)
     if anew:
         return replace_all(output.root, topic, shown, uri, stand)
+    shown = shown if gone is None else shown.unionByName(gone)
     key = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in shown.columns)]
     return merge(output.root, topic, shown, uri, key, stand)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Observation
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 
 from lastkey.jobs.command.options import ExportOptions
@@ -22,7 +23,7 @@ from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _COLUMNS: Final = (
     "topic", "partition", "offset", "timestamp", "timestamp_ms", "timestampType", "key", "value", "headers", "path",
@@ -39,6 +40,7 @@ class Extent:
 
     start: int | None = None
     end: int | None = None
+    generation: int | None = None  # of a store; None: as the options say
 
 
 @dataclass(frozen=True)
@@ -113,17 +115,21 @@ def _loaded(
     extents: Mapping[int, Extent],
     given: Mapping[str, object],
 ) -> DataFrame:
-    where = {
-        "path": options.archive,
-        "store": options.store,
-        "generation": options.generation,
-        "assign": json.dumps({topic: sorted(extents)}),
-        "startingOffsets": _bounds(topic, {n: one.start for n, one in extents.items()}, _EARLIEST),
-        "endingOffsets": _bounds(topic, {n: one.end for n, one in extents.items()}, _LATEST),
-        "badRecords": "set_aside",
-    }
-    named = {name: str(value) for name, value in (where | dict(given)).items() if value is not None}
-    return spark.read.format(source).options(**named).load()
+    frames = []
+    for number in sorted({one.generation for one in extents.values()}, key=lambda number: number or 0):
+        some = {n: one for n, one in extents.items() if one.generation == number}
+        where = {
+            "path": options.archive,
+            "store": options.store,
+            "generation": number or options.generation,
+            "assign": json.dumps({topic: sorted(some)}),
+            "startingOffsets": _bounds(topic, {n: one.start for n, one in some.items()}, _EARLIEST),
+            "endingOffsets": _bounds(topic, {n: one.end for n, one in some.items()}, _LATEST),
+            "badRecords": "set_aside",
+        }
+        named = {name: str(value) for name, value in (where | dict(given)).items() if value is not None}
+        frames.append(spark.read.format(source).options(**named).load())
+    return functools.reduce(DataFrame.unionAll, frames)
 
 
 def _bounds(topic: str, offsets: Mapping[int, int | None], default: int) -> str:

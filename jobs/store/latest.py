@@ -43,7 +43,8 @@ class Stand:
     """Offsets that a table is brought up to, and the log that they belong to."""
 
     offsets: dict[int, int] = field(default_factory=dict)  # partition -> next offset to read
-    topic_ids: dict[int, str] = field(default_factory=dict)  # of the partitions whose id is known
+    logs: dict[int, str] = field(default_factory=dict)  # which log each is, where that is known (jobs.export.origin)
+    generations: dict[int, int] = field(default_factory=dict)  # of a store, that were read last
     run: str = ""  # made the commit
 
 
@@ -72,7 +73,7 @@ def stand_of(root: Root, topic: str) -> Stand | Problem:
     return _foreign(root, topic, "none that says where it stands")
 
 
-_BY_PARTITION: Final = ("offsets", "topic_ids")
+_BY_PARTITION: Final = ("offsets", "logs", "generations")
 
 
 def _said(text: str | None) -> dict[str, Any] | None:
@@ -143,6 +144,11 @@ def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str],
         spark.catalog.dropTempView(view)
     _make_sure(spark, root, topic, uri, stand)
     return Changed(done["num_inserted_rows"], done["num_updated_rows"], done["num_deleted_rows"])
+
+
+def rows_of(spark: SparkSession, uri: str) -> DataFrame:
+    """Return the rows of a table."""
+    return spark.read.format("delta").load(uri)
 
 
 def write_delta(writer: DataFrameWriter, uri: str) -> None:

@@ -1,0 +1,129 @@
+"""Source of the tables of `export --latest`: an archive, or generations of a store.
+
+A generation lacks what compactions have taken. Superseded records do not matter: their successors are there. Tombstones
+do: one that was dropped before a run read it deletes nothing. `cleaner_runs` says whether runs since the table's last
+one dropped any, and could reach new ones. If so, a key of the table that the generation does not hold at all was
+deleted, as nothing but a tombstone takes the last record of a key. Or retention: a key whose row is below the log
+start, or in a partition of which `retention.exact` took single records, is gone for the one reason or the other. Then
+the partition stands still, and is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from lastkey.jobs.archive.listing import listed as archive_of
+from lastkey.jobs.command.options import ExportOptions
+from lastkey.jobs.command.reporting import count, counted
+from lastkey.jobs.export.read import MALFORMED, Extent, decoded, listed, observed, records_of, seen_by
+from lastkey.jobs.store.generations import open_store
+from lastkey.jobs.store.latest import TOMBSTONE, rows_of
+from lastkey.jobs.store.manifests import read_manifests
+from lastkey.jobs.store.rows import RunRow
+from lastkey.jobs.topics import Key
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import normal_uri
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HINT_LOST: Final = "delete the topic's folder in the output, and the table is made anew; --gaps accept goes on"
+
+
+class Doubts(NamedTuple):
+    """Records that runs since the table's last one may have taken before it read them."""
+
+    tombstones: bool = False
+    expired: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Archive or store, and what it says of each partition."""
+
+    uri: str
+    logs: Mapping[Key, str | None]  # which log it is: the topic id; in a store the run that began its chain
+    cleaned: Mapping[Key, int | None] = field(default_factory=dict)  # in an archive: how far a broker cleaned it
+    generations: Mapping[Key, int] = field(default_factory=dict)
+    chains: Mapping[Key, Sequence[RunRow]] = field(default_factory=dict)  # committed runs, newest first
+
+    def doubts(self, key: Key, generation: int | None, offset: int) -> Doubts:
+        """Return what went since a generation that was read up to an offset."""
+        if key not in self.generations:
+            return Doubts()
+        last, since = self.generations[key], generation or 0
+        runs = [run for run in self.chains.get(key, ()) if since < run.generation_after <= last]
+        unknown = generation is None or len(runs) < last - since
+        return Doubts(
+            unknown or any(run.dropped_tombstones and run.end_offset > offset for run in runs),
+            unknown or any(run.dropped_expired and run.next_offset > offset for run in runs),
+        )
+
+
+def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Origin]:
+    """Return the partitions that the options name, and where they come from."""
+    if options.store is None:
+        archive = archive_of(normal_uri(options.archive or ""), options.topics)
+        found = archive.partitions.items()
+        logs, cleaned = {key: one.topic_id for key, one in found}, {key: one.cleaner_checkpoint for key, one in found}
+        return listed(options), Origin(archive.root.uri, logs, cleaned)
+    state = open_store(options.store)
+    while True:
+        version, partitions = state.version(), listed(options)
+        current, chains = state.checkpoints(), state.histories()
+        if version == state.version():  # else a run may have committed between them
+            break
+    keys = [(str(one.topic), one.partition or 0) for one in partitions]
+    generations = {key: options.generation or current[key].generation for key in keys}
+    rows = {key: run for key in keys for run in chains[key] if run.generation_after == generations[key]}
+    manifests = read_manifests(state.root, {row.folder for row in rows.values()})
+    older = {key: manifests[row.folder].checkpoint.chain for key, row in rows.items() if row.folder in manifests}
+    logs = {
+        key: (current[key].chain if generations[key] == current[key].generation else older.get(key)) or None
+        for key in keys
+    }
+    return partitions, Origin(state.root.uri, logs, {}, generations, chains)
+
+
+def deleted_keys(
+    spark: SparkSession,
+    options: ExportOptions,
+    decoders: Mapping[str, str | None],
+    topic: str,
+    extents: Mapping[int, Extent],
+    firsts: Mapping[int, int | None],
+    uri: str,
+) -> tuple[DataFrame, list[tuple[int, Problem]]]:
+    """Return rows of a table whose keys generations do not hold at all, persisted, and problems by partition.
+
+    firsts: offsets from which on such a row has TOMBSTONE: its key was deleted. None, and below: it may have expired.
+    """
+    numbers = list(extents)
+    whole = {n: Extent(None, one.end, one.generation) for n, one in extents.items()}
+    good, watch = observed(decoded(records_of(spark, options, topic, whole), {"key": decoders["key"]}))
+    table = rows_of(spark, uri).where(F.col("partition").isin(numbers))
+    names = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in table.columns)]
+    held = good.select(*names).distinct().persist()
+    try:
+        held.count()
+        problems = [(n, problem) for of, problem in seen_by(watch).problems for n in numbers if of in (n, None)]
+        same = [table[name].eqNullSafe(held[name]) for name in names]
+        known = F.create_map(*(F.lit(value) for n in numbers for value in (n, firsts[n])))
+        deleted = F.coalesce(F.col("offset") >= known[F.col("partition")], F.lit(False))
+        gone = table.join(held, same, "left_anti").withColumn(TOMBSTONE, deleted).persist()
+        gone.count()
+    finally:
+        held.unpersist()
+    unclear = gone.where(~F.col(TOMBSTONE)).groupBy("partition")
+    for row in unclear.agg(F.count("*").alias("n"), F.min("offset").alias("least")).collect():
+        expected = "records of all keys of the table, or the tombstones that deleted them"
+        found = f"neither for {counted(row['n'], 'row')}, the first of offset {count(row['least'])}: expired"
+        place = f"{options.store}: {topic}-{row['partition']}"
+        problems.append((row["partition"], Problem("gap", place, NO_POSITION, expected, found, hint=HINT_LOST)))
+    return gone, problems
