@@ -253,6 +253,9 @@ def test_the_keyboard_alone_searches_sorts_and_opens(chrome, pages):
     assert set(chrome.execute_script(OPEN)) == {*before, "t-10", "t-10-2"}
     press(chrome, "\ue007")
     assert set(chrome.execute_script(OPEN)) == {*before, "t-10"}
+    chrome.find_element("link text", "t-10-2").click()  # a second time
+    WebDriverWait(chrome, 30, poll_frequency=0.02).until(at_target)
+    assert set(chrome.execute_script(OPEN)) == {*before, "t-10", "t-10-2"}
     fold = {name: chrome.find_element("id", name) for name in ("open", "close")}
     chrome.find_element("id", "search").send_keys("\ue00c")
     n_open = "return document.querySelectorAll('.topic[open]').length"

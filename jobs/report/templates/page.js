@@ -70,4 +70,7 @@ function reveal() {
   if (target?.tagName === "DETAILS") target.firstElementChild.focus();
 }
 addEventListener("hashchange", reveal);
+addEventListener("click", (event) => { // a link followed again: the hash stays as it is
+  if (event.target.closest?.("a[href^='#']")?.hash === location.hash) reveal();
+});
 reveal();

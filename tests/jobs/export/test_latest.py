@@ -359,5 +359,3 @@ def test_what_does_not_go_with_latest(tmp_path):
         job.run(ExportOptions("a", "b", "parquet", latest=True), Silent())
     with pytest.raises(UsageError, match="gives different keys different values"):
         job.run(ExportOptions("a", "b", "delta", latest=True, key_decoder="uuid"), Silent())
-    with pytest.raises(UsageError, match="tombstones"):
-        job.run(ExportOptions(None, "b", "delta", latest=True, store="s"), Silent())
