@@ -244,6 +244,26 @@ def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
     assert found == expected and found.num_rows > 1000
 
 
+def test_what_may_be_deleted_of_a_bucket(tmp_path):
+    """The answer is that of a disk; what it names is deleted, and nobody misses it."""
+    shutil.copytree(EXAMPLE, tmp_path / "archive")
+    put(EXAMPLE, f"{BUCKET}/needed")
+    threads, said = ("--engine", "threads"), []
+    for archive, store in ((tmp_path / "archive", tmp_path / "store"), (f"{BUCKET}/needed", f"{BUCKET}/store")):
+        compact = ("compact", archive, "--store", store, "--config", "examples/topics.toml", *threads)
+        assert run(*compact, "--now", "1795300000000", "--sealed")[0] == 0
+        code, text, _ = run("archive-needed", archive, "--store", store, "--current-only", "--json", *threads)
+        said.append((code, text.replace(f"file://{archive}", "A").replace(str(archive), "A").replace(str(store), "S")))
+    answers = [{**json.loads(text), **dict.fromkeys(CLOCKS)} for _, text in said]
+    assert said[0][0] == said[1][0] == 0 and answers[0] == answers[1]
+    code, names, _ = run("archive-needed", archive, "--store", store, "--current-only", "--paths", *threads)
+    for name in names.splitlines():
+        filesystem, path = file_system(name)
+        filesystem.delete_file(path)
+    assert len(names.splitlines()) > 10 and run(*compact, "--sealed", "--force")[0] == 0
+    assert run("verify", "--store", store, *threads)[0] == 0
+
+
 @pytest.mark.spark
 def test_a_table_that_spark_cannot_reach_is_one_line(spark, tmp_path, capsys):
     """`lookup --at` and `--queries`: Spark's own code reads and writes these, and needs a connector of its own."""
