@@ -26,9 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from deltalake import DeltaTable
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from lastkey.jobs.command import cli
+from lastkey.jobs.store.latest import Stand, stand_of
+from lastkey.udfs.storage import open_root
 from tests.attack.histories import Said, run
 from tests.attack.model_log import Log, drawn_codec, drawn_records
 from tests.builders.trees import make_older
@@ -87,6 +90,8 @@ class Year:
     stood: dict[int, Night] = field(default_factory=dict)  # the last nights
     success: tuple[float, float] | None = None  # the clock before and after the last run with exit code 0
     draw: float = 0.1  # share of the nights in which more commands are asked
+    n_tables: int = 0  # topics whose last records are exported, by Spark
+    tables: dict[str, tuple[Log, int]] = field(default_factory=dict)  # of each table its log, and where it begins
     said: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     checked: int = 0
@@ -213,6 +218,8 @@ class Year:
             self._ask_runs()
         if self.rng.random() < self.draw:
             self._restore_older()
+        if self.n_tables and self.missing is None and self.rng.random() < self.draw:
+            self._export_latest()
         if self.night % 5 == 0:
             self._delete(self.run("archive-needed", self.archive, "--store", self.store, codes=(0, 3)))
         if self.night % 7 == 0:
@@ -292,6 +299,36 @@ class Year:
         shutil.rmtree(output)
         self.events["topics restored as of a night"] += len(names)
 
+    def _export_latest(self) -> None:
+        """Bring tables of last records up to date, and compare them with all records that ever came."""
+        stands, output = self.stood[self.night].stands, self.root / "latest"
+        names = [name for name in sorted(self.topics)[:: len(self.topics) // self.n_tables] if name in stands]
+        words = ("--latest", "--format", "delta", "--output", output, "--topics", ",".join(names))
+        said = self.run("export", "--store", self.store, *words, codes=(0, 3))
+        problems = {p["topic"] for p in said.report["topics"] if p["problems"]}
+        for name in names:
+            log, p = stands[name]
+            if name not in problems and self.tables.get(name, (None, 0))[0] is not log:
+                self.tables[name] = log, p["log_start_offset"]
+            if name in self.tables:
+                self._check_table(name, output)
+            if name in problems:  # retention was there first, or nobody knows why a key is gone
+                self.events["tables made anew"] += 1
+                shutil.rmtree(output / name, ignore_errors=True)
+                self.tables.pop(name, None)
+            elif name in self.tables:
+                self.events["tables checked"] += 1
+
+    def _check_table(self, name: str, output: Path) -> None:
+        log, begin = self.tables[name]
+        stand = stand_of(open_root(str(output)), name)
+        if not isinstance(stand, Stand):
+            raise WrongError(f"night {self.night}: {name}: {stand}")
+        wanted = last_records(log, begin, stand.offsets.get(0, 0))
+        rows = DeltaTable(str(output / name)).to_pyarrow_table(columns=["key", "offset", "value"]).to_pylist()
+        if {row["key"]: (row["offset"], row["value"]) for row in rows} != wanted:
+            raise WrongError(f"night {self.night}: table of {name}, {stand}: expected {wanted}, found {rows}")
+
     def _delete(self, said: Said) -> None:
         """Delete what nobody needs, of about half of the topics."""
         there = {name for name, topic in self.topics.items() if self._is_there(topic)}
@@ -343,12 +380,7 @@ class Year:
     def _check(self, log: Log, p: dict[str, Any], batches: Iterable[Any]) -> None:
         """Compare the last record of each key with those that were appended."""
         end = p["first_dirty_offset"]
-        wanted: dict[bytes, tuple[int, bytes | None]] = {}
-        for offset, entry in sorted(log.entries.items()):
-            if entry.batch.control or entry.record.key is None or (entry.txn is not None and entry.txn.aborted):
-                continue
-            if p["log_start_offset"] <= offset < end:
-                wanted[entry.record.key] = (offset, entry.record.value)
+        live = last_records(log, p["log_start_offset"], end)
         found: dict[bytes, tuple[int, bytes | None]] = {}
         for batch in batches:
             for record in () if batch.control else batch.records:
@@ -358,7 +390,6 @@ class Year:
                         raise WrongError(f"night {self.night}: {log.topic} {record} is not {entry.record}")
                     if entry.txn is None or not entry.txn.aborted:
                         found[record.key] = (record.offset, record.value)
-        live = {key: one for key, one in wanted.items() if one[1] is not None}
         if {key: one for key, one in found.items() if one[1] is not None} != live:
             raise WrongError(f"night {self.night}: {log.topic}: expected {live}, found {found}")
         self.checked += len(live)
@@ -368,6 +399,16 @@ class Year:
         for segment in json.loads((folder / "manifest.json").read_text())["generation"]["segments"]:
             root = self.archive if segment["root"] == "archive" else self.store
             yield from decode_log((root / segment["path"]).read_bytes()[: segment["size_bytes"]])
+
+
+def last_records(log: Log, begin: int, end: int) -> dict[bytes, tuple[int, bytes]]:
+    """Return offset and value of the last record of each key between two offsets, without deleted keys."""
+    last: dict[bytes, tuple[int, bytes | None]] = {}
+    for offset, entry in sorted(log.entries.items()):
+        hidden = entry.batch.control or (entry.txn is not None and entry.txn.aborted)
+        if entry.record.key is not None and not hidden and begin <= offset < end:
+            last[entry.record.key] = offset, entry.record.value
+    return {key: (offset, value) for key, (offset, value) in last.items() if value is not None}
 
 
 def _figures_of(run: dict[str, Any]) -> tuple[int, int]:
@@ -398,9 +439,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--topics", type=int, default=300)
     parser.add_argument("--nights", type=int, default=365)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tables", type=int, default=5, help="topics with a table of `export --latest`")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as root:
-        year = Year(Path(root), given.topics, given.seed)
+        year = Year(Path(root), given.topics, given.seed, n_tables=given.tables)
         year.begin()
         for _ in range(given.nights):
             year.day()
