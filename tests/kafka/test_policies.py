@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import random
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,11 +27,13 @@ from pyarrow import fs as pafs
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import LEAST_INDEX_BYTES, load_config
 from lastkey.jobs.errors import DONE, ENVIRONMENT, USAGE
+from lastkey.jobs.live_cluster import client_settings
 from lastkey.jobs.policies import live_cluster
 from lastkey.jobs.policies.cluster_configs import KAFKA_DEFAULTS, SYNONYMS
 from lastkey.udfs.cluster_metadata.log_files import FOLDER, list_metadata, read_metadata
 from tests.kafka_lab import Broker
 from tests.kafka_lab.broker import free_ports
+from tests.kafka_lab.jars import java_tool
 from tests.kafka_lab.oracle import alter_configs, create_topics, delete_topics, describe_configs, kafka_configs
 from tests.kafka_lab.waiting import wait_until
 
@@ -222,6 +227,35 @@ def test_each_source_gives_the_same_tables(cluster, expected):
         assert tables(policies(cluster.folder, "--from", *files)) == expected, name
     for connection, text in cluster.live.items():
         assert tables(text) == expected, connection
+
+
+def test_stores_of_javas_are_made_into_what_the_client_reads(tmp_path, capsys):
+    """The commands that the error names, with passwords; the client takes what they make."""
+    key = ["-alias", "k", "-keyalg", "RSA", "-dname", "CN=lab", "-storetype", "JKS", "-storepass", "secret"]
+    store, file = tmp_path / "store.jks", tmp_path / "client"
+    tool = java_tool("keytool")
+    subprocess.run(
+        [tool, "-genkeypair", "-keystore", store, "-keypass", "secret", *key], check=True, capture_output=True
+    )
+    given = {"security.protocol": "SSL"}
+    for kind, passwords in {
+        "ssl.truststore": ["-storepass", "secret"],
+        "ssl.keystore": ["-srcstorepass", "secret", "-deststorepass", "secret"],
+    }.items():
+        write_properties(file, given | {f"{kind}.location": store})
+        assert cli.main(["policies", "--bootstrap-server", "127.0.0.1:1", "--command-config", str(file)]) == USAGE
+        command, name, made = re.search(
+            r"make one: keytool (.*?)(?: >| -destkeystore) (\S+).*; give (\S+)\)", capsys.readouterr().err
+        ).groups()
+        path = tmp_path / name
+        out = [] if kind == "ssl.truststore" else ["-destkeystore", path, "-deststoretype", "PKCS12"]
+        done = subprocess.run([tool, *command.split(), *out, *passwords], check=True, capture_output=True)
+        if kind == "ssl.truststore":
+            path.write_bytes(done.stdout)
+        given |= {f"{kind}.location": path, **dict([made.split("=")])}
+    given["ssl.keystore.password"] = "secret"
+    write_properties(file, given)
+    AdminClient(client_settings("127.0.0.1:1", str(file)))  # it reads them at once, and raises for others
 
 
 def test_a_refused_login_is_said_without_its_password(cluster):

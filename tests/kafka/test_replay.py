@@ -28,7 +28,7 @@ from tests.builders.damage import flip
 from tests.builders.logs import Row, arrow_records, write_partition
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, consume, create_topics
-from tests.reference.log import decode_log
+from tests.reference.log import ZSTD, decode_log
 from tests.reference.read_committed import committed_offsets
 
 pytestmark = pytest.mark.kafka
@@ -138,6 +138,16 @@ def test_records_come_as_they_are_and_once(broker, tmp_path):
         log.write(files_in(more / "plain-0")[0].read_bytes())
     assert [p.records for p in run(broker, archive, **renamed).partitions] == [1, 0, 0]
     assert consumed(broker, "dr.plain-0") == archived(archive / "plain-0")
+
+
+def test_the_words_are_those_of_kafkas_tools(broker, tmp_path):
+    write_partition(tmp_path / "archive" / "packed-0", " ".join(f"k{n}=value" for n in range(100)))
+    (tmp_path / "client").write_text("security.protocol=PLAINTEXT\ncompression.type=zstd\nlinger.ms=50\n")
+    create_topics(broker.bootstrap, {"packed": 1}, {})
+    run(broker, tmp_path / "archive", command_config=str(tmp_path / "client"))
+    assert len(consumed(broker, "packed-0")) == 100
+    batches = [batch for log in files_in(broker.data / "packed-0") for batch in decode_log(log.read_bytes())]
+    assert {batch.codec for batch in batches if not batch.control} == {ZSTD}
 
 
 def test_readmes_example(broker, capsys):
