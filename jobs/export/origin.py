@@ -20,7 +20,7 @@ from lastkey.jobs.archive.listing import listed as archive_of
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.read import MALFORMED, Extent, decoded, listed, observed, records_of, seen_by
-from lastkey.jobs.store.generations import open_store
+from lastkey.jobs.store.generations import check_runs, open_store
 from lastkey.jobs.store.latest import TOMBSTONE, rows_of
 from lastkey.jobs.store.manifests import read_manifests
 from lastkey.jobs.store.rows import RunRow
@@ -76,18 +76,17 @@ def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Or
     state = open_store(options.store)
     while True:
         version, partitions = state.version(), listed(options)
-        current, chains = state.checkpoints(), state.histories()
+        current, chains = state.checkpoints(), state.histories({str(one.topic) for one in partitions})
         if version == state.version():  # else a run may have committed between them
             break
     keys = [(str(one.topic), one.partition or 0) for one in partitions]
+    check_runs({key: current[key] for key in keys}, chains)
     generations = {key: options.generation or current[key].generation for key in keys}
-    rows = {key: run for key in keys for run in chains[key] if run.generation_after == generations[key]}
-    manifests = read_manifests(state.root, {row.folder for row in rows.values()})
-    older = {key: manifests[row.folder].checkpoint.chain for key, row in rows.items() if row.folder in manifests}
-    logs = {
-        key: (current[key].chain if generations[key] == current[key].generation else older.get(key)) or None
-        for key in keys
-    }
+    logs = {key: current[key].chain or None for key in keys}
+    older = {key: run.folder for key in keys for run in chains[key] if run.generation_after == generations[key]}
+    older = {key: folder for key, folder in older.items() if generations[key] != current[key].generation}
+    manifests = read_manifests(state.root, set(older.values()))
+    logs |= {key: manifests[folder].checkpoint.chain if folder in manifests else None for key, folder in older.items()}
     return partitions, Origin(state.root.uri, logs, {}, generations, chains)
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,21 @@ def test_records_come_as_they_are_and_once(broker, tmp_path):
         log.write(files_in(more / "plain-0")[0].read_bytes())
     assert [p.records for p in run(broker, archive, **renamed).partitions] == [1, 0, 0]
     assert consumed(broker, "dr.plain-0") == archived(archive / "plain-0")
+
+
+def test_a_record_without_a_time_gets_that_of_the_run(broker, tmp_path):
+    folder = tmp_path / "archive" / "timeless-0"
+    folder.mkdir(parents=True)
+    with SegmentWriter(folder, 0) as writer:
+        rows = [Row(b"a", b"1", timestamp=0), Row(b"b", None, timestamp=5), Row(None, b"", headers=(("h", b""),))]
+        writer.append_records(arrow_records(rows))
+    create_topics(broker.bootstrap, {"timeless": 1}, {"retention.ms": -1})
+    before = time.time() * 1000
+    report = run(broker, tmp_path / "archive")
+    first, *others = consumed(broker, "timeless-0")
+    assert others == archived(folder)[1:] and first[1:] == archived(folder)[0][1:]
+    assert before - 1000 < first[0] < time.time() * 1000 + 1000
+    assert report.notes == ["1 record had no timestamp, or 0, and got the time of this run"]
 
 
 def test_the_words_are_those_of_kafkas_tools(broker, tmp_path):
