@@ -71,6 +71,6 @@ function reveal() {
 }
 addEventListener("hashchange", reveal);
 addEventListener("click", (event) => { // a link followed again: the hash stays as it is
-  if (event.target.closest?.("a[href^='#']")?.hash === location.hash) reveal();
+  if (event.target.closest?.("a[href^='#']")?.hash === location.hash) setTimeout(reveal); // when the browser has gone there
 });
 reveal();
