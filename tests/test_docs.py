@@ -50,7 +50,7 @@ CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {
     "internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version", "log.retention.ms",
-    "log.retention.minutes", "offsets.retention.minutes",
+    "log.retention.minutes", "offsets.retention.minutes", "delivery.timeout.ms", "linger.ms", "transaction.timeout.ms",
 }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from lastkey.jobs.export.report import ExportReport
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import COMPACT, Lab, offset_checkpoint
 from tests.builders.damage import START_MS, flip
+from tests.builders.latest_tables import OTHER_ID, Log, Place, grow
 from tests.builders.trees import make_older
-from tests.jobs.export.test_latest import OTHER_ID, Log, Place, grow
 
 pytestmark = pytest.mark.spark
 DAY_MS = 86_400_000
