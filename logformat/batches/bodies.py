@@ -17,7 +17,7 @@ from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_ZSTD
-from lastkey.logformat.primitives.codec import Scratch, decompress_into, unpack_zstd
+from lastkey.logformat.primitives.codec import UNREADABLE, BombError, Scratch, decompress_into, read_body, unpack_zstd
 from lastkey.logformat.primitives.zstd_kernels import DONE
 
 SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: more do not stay in the cache
@@ -258,9 +258,13 @@ class BodyLoader:
             if at + 2 * held >= self.soft_bytes:
                 break
             if magic == 2:
-                at += decompress_into(
-                    codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
-                )
+                try:
+                    at += read_body(codec, view[start:end], scratch, at, limit)
+                except (BombError, *UNREADABLE):
+                    decompress_into(
+                        codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
+                    )
+                    raise
             elif magic == 3:
                 held, stored[j] = sections.unpack(
                     view, codec, stored[j], self._sections, held, limit, path=path, position=position, base_offset=base

@@ -83,8 +83,11 @@ class _BrokenError(Exception):
     """A stream that cannot be read; the text says why."""
 
 
-class _BombError(Exception):
+class BombError(Exception):
     """A stream that decompresses to more than the limit."""
+
+
+UNREADABLE: Final = (_BrokenError, zlib.error, cramjam.DecompressionError, struct.error)
 
 
 def decompress_into(
@@ -109,18 +112,9 @@ def decompress_into(
     if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and magic < 2):
         found = CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"codec {codec}"
         raise LogFormatError("codec", path, position, f"a codec of magic {magic}", found, base_offset=base_offset)
-    view = _view(source)
     try:
-        if codec == CODEC_ZSTD:
-            return _read_zstd(view, out, at, limit)
-        if codec == CODEC_LZ4:
-            return _read_lz4(view, out, at, limit, magic)
-        if codec == CODEC_SNAPPY:
-            return _read_snappy(view, out, at, limit)
-        if codec == CODEC_GZIP:
-            return _read_gzip(view, out, at, limit)
-        return _append(view, out, at, 0, limit)
-    except _BombError:
+        return read_body(codec, _view(source), out, at, limit, magic)
+    except BombError:
         raise LogFormatError(
             "bomb",
             path,
@@ -129,10 +123,23 @@ def decompress_into(
             "more",
             base_offset=base_offset,
         ) from None
-    except (_BrokenError, zlib.error, cramjam.DecompressionError, struct.error) as error:
+    except UNREADABLE as error:
         raise LogFormatError(
             "compressed", path, position, f"one {CODEC_NAMES[codec]} stream", str(error), base_offset=base_offset
         ) from error
+
+
+def read_body(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int = 2) -> int:
+    """Decompress as `decompress_into` does, for callers in a hurry: raises BombError or UNREADABLE, which say less."""
+    if codec == CODEC_ZSTD:
+        return _read_zstd(view, out, at, limit)
+    if codec == CODEC_LZ4:
+        return _read_lz4(view, out, at, limit, magic)
+    if codec == CODEC_SNAPPY:
+        return _read_snappy(view, out, at, limit)
+    if codec == CODEC_GZIP:
+        return _read_gzip(view, out, at, limit)
+    return _append(view, out, at, 0, limit)
 
 
 def _view(source: Source) -> memoryview:
@@ -144,7 +151,7 @@ def _view(source: Source) -> memoryview:
 def _append(chunk: bytes | memoryview, out: Scratch, at: int, written: int, limit: int) -> int:
     after = written + len(chunk)
     if after > limit:
-        raise _BombError
+        raise BombError
     out.reserve(at + after)
     out.view[at + written : at + after] = chunk
     return after
@@ -206,7 +213,7 @@ def _read_snappy_block(block: memoryview, out: Scratch, at: int, written: int, l
         raise _BrokenError(f"a block of {len(block)} bytes that says it holds {size}")
     after = written + size
     if after > limit:
-        raise _BombError
+        raise BombError
     out.reserve(at + after)
     if cramjam.snappy.decompress_raw_into(block, out.view[at + written : at + after]) != size:
         raise _BrokenError("a block of another size than it says")
@@ -243,7 +250,7 @@ def _read_lz4(view: memoryview, out: Scratch, at: int, limit: int, magic: int) -
             # Without output_len cramjam takes a block's first four bytes for its size if they could be one.
             written += cramjam.lz4.decompress_block_into(block, out.view[start : start + largest], output_len=largest)
             if written > limit:
-                raise _BombError
+                raise BombError
         if flags & 0x10:
             if _U32_LE.unpack_from(view, pos)[0] != xxh32(np.frombuffer(block, np.uint8), 0, size):
                 raise _BrokenError("a wrong block checksum")
@@ -275,7 +282,7 @@ def _read_zstd(view: memoryview, out: Scratch, at: int, limit: int) -> int:
     place, ends = np.array([0, len(view)]), np.empty(1, np.int64)
     _, end, status, error = unpack_zstd(np.asarray(view), place[:1], place[1:], out, at, at + 1, limit, ends)
     if status == zstd.TOO_LARGE:
-        raise _BombError
+        raise BombError
     if status == zstd.BROKEN:
         raise _BrokenError(zstd.error_text(error))
     return end - at
