@@ -204,7 +204,14 @@ class BodyLoader:
             last = done + int(others.argmax()) if others.any() else n
             if direct[done]:
                 more, at, status, _ = unpack_zstd(
-                    raw, starts[done:last], stops[done:last], scratch, at, self.soft_bytes - 2 * held, limit, ends[done:]
+                    raw,
+                    starts[done:last],
+                    stops[done:last],
+                    scratch,
+                    at,
+                    self.soft_bytes - 2 * held,
+                    limit,
+                    ends[done:],
                 )
                 done += more
                 if status == DONE:
