@@ -22,9 +22,9 @@ from lastkey.logformat.jit import CHECKED, kernel
 LEVEL: Final = 3  # the default of Kafka's compression.zstd.level
 _COMPRESSION_LEVEL: Final = 100  # ZSTD_cParameter
 _CONTENT_SIZE_FLAG: Final = 200
-_NO_SIZE: Final = np.uint64(2**64 - 16)  # sizes from here on are error codes, of the library or ZSTD_CONTENTSIZE_ERROR
-_TOO_SMALL: Final = np.uint64(2**64 - 70)  # ZSTD_error_dstSize_tooSmall, as functions return it
-_FIRST_ERROR: Final = np.uint64(2**64 - 120)  # ZSTD_error_maxCode: larger sizes are errors (ZSTD_isError)
+# Results of the library, as signed numbers: errors are negative
+_TOO_SMALL: Final = -70  # ZSTD_error_dstSize_tooSmall
+_WRONG_SIZE: Final = -72  # ZSTD_error_srcSize_wrong
 _SYMBOLS: Final = ("ZSTD_decompressDCtx", "ZSTD_decompressBound", "ZSTD_compress2", "ZSTD_compressBound")
 
 # status of decompress_bodies
@@ -50,13 +50,13 @@ _LIBRARY: Final = _load()  # keeps the addresses valid
 for _symbol in _SYMBOLS:
     binding.add_symbol(_symbol, ctypes.cast(getattr(_LIBRARY, _symbol), ctypes.c_void_p).value)
 _decompress: Any = types.ExternalFunction(
-    _SYMBOLS[0], types.uint64(types.uintp, types.uintp, types.uint64, types.uintp, types.uint64)
+    _SYMBOLS[0], types.intp(types.uintp, types.uintp, types.intp, types.uintp, types.intp)
 )
-_bound: Any = types.ExternalFunction(_SYMBOLS[1], types.uint64(types.uintp, types.uint64))
+_bound: Any = types.ExternalFunction(_SYMBOLS[1], types.int64(types.uintp, types.intp))
 _compress: Any = types.ExternalFunction(
-    _SYMBOLS[2], types.uint64(types.uintp, types.uintp, types.uint64, types.uintp, types.uint64)
+    _SYMBOLS[2], types.intp(types.uintp, types.uintp, types.intp, types.uintp, types.intp)
 )
-_most: Any = types.ExternalFunction(_SYMBOLS[3], types.uint64(types.uint64))
+_most: Any = types.ExternalFunction(_SYMBOLS[3], types.intp(types.intp))
 
 
 class Context:
@@ -117,20 +117,18 @@ def decompress_bodies(
         if CHECKED and not (0 <= start <= ends[i] <= source.shape[0] and 0 <= at <= out.shape[0]):
             raise IndexError("bytes outside of the array")
         address = np.uintp(source.ctypes.data) + np.uintp(start)
-        bound = _bound(address, np.uint64(size))
-        if size == 0 or bound >= _NO_SIZE:
-            return i, at, BROKEN, np.int64(-72)  # ZSTD_error_srcSize_wrong
-        room = np.int64(min(bound, np.uint64(limit)))
+        bound = _bound(address, size)
+        if size == 0 or bound < 0:
+            return i, at, BROKEN, _WRONG_SIZE
+        room = min(bound, limit)
         if room > out.shape[0] - at:
             return i, at, MORE_ROOM, at + room
-        written = _decompress(
-            np.uintp(context), np.uintp(out.ctypes.data) + np.uintp(at), np.uint64(room), address, np.uint64(size)
-        )
-        if written == _TOO_SMALL and np.uint64(room) < bound:
+        written = _decompress(np.uintp(context), np.uintp(out.ctypes.data) + np.uintp(at), room, address, size)
+        if written == _TOO_SMALL and room < bound:
             return i, at, TOO_LARGE, 0
-        if written > _FIRST_ERROR:
-            return i, at, BROKEN, np.int64(written)
-        at += np.int64(written)
+        if written < 0:
+            return i, at, BROKEN, written
+        at += written
         out_ends[i] = at
     return n, at, DONE, 0
 
@@ -152,20 +150,18 @@ def compress_bodies(
     """
     n = starts.shape[0]
     for i in range(n):
-        size = ends[i] - starts[i]
-        room = out.shape[0] - at
         if CHECKED and not (0 <= starts[i] <= ends[i] <= source.shape[0] and 0 <= at <= out.shape[0]):
             raise IndexError("bytes outside of the array")
         written = _compress(
             np.uintp(context),
             np.uintp(out.ctypes.data) + np.uintp(at),
-            np.uint64(room),
+            out.shape[0] - at,
             np.uintp(source.ctypes.data) + np.uintp(starts[i]),
-            np.uint64(size),
+            ends[i] - starts[i],
         )
-        if written > _FIRST_ERROR:
+        if written < 0:
             return i
-        at += np.int64(written)
+        at += written
         out_ends[i] = at
     return n
 
@@ -173,7 +169,8 @@ def compress_bodies(
 @kernel
 def most_compressed(sizes: NDArray[np.int64]) -> int:
     """Return the bytes that bodies of these sizes (int64[n]) take at the most when they are compressed."""
-    total = np.int64(0)
+    total = 0
     for i in range(sizes.shape[0]):
-        total += np.int64(_most(np.uint64(sizes[i])))
+        most: int = _most(sizes[i])
+        total += most
     return total
