@@ -148,7 +148,7 @@ def compress_bodies(
     context: of a Context "C"; out: has room for most_compressed(ends - starts); out_ends: int64[n], written: where each
     frame ends. Returns the number of bodies done: all, unless the library has failed.
     """
-    n = starts.shape[0]
+    n: int = starts.shape[0]
     for i in range(n):
         if CHECKED and not (0 <= starts[i] <= ends[i] <= source.shape[0] and 0 <= at <= out.shape[0]):
             raise IndexError("bytes outside of the array")
