@@ -311,7 +311,7 @@ def unpack_zstd(
 
 
 class _Kept(threading.local):
-    """What a thread keeps from call to call: contexts of zstd, and a buffer for compress()."""
+    """Contexts of zstd, and a buffer for compress(), which a thread keeps from call to call."""
 
     def __init__(self) -> None:
         self.reader = zstd.Context("D")

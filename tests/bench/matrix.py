@@ -4,7 +4,6 @@ A cell is one archive. Kafka's cleaner runs in-process, in as many JVMs as there
 task after the other in one process (work only), and as whole runs of the job in threads and on Spark; in turn, over the
 same files. The floor is what the system's own tools take to read the log, sum its checksums, and copy what stays. Each
 result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run goes on.
-`--page` writes the tables of BENCHMARKS.md and its plots from such a file.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -26,18 +25,11 @@ from typing import Any
 
 import google_crc32c
 
-from docs.make_pictures import HERE, THEMES, WIDTH, Colours, Drawing
 from tests.bench.make_log import SEGMENT_BYTES, keys_for, make_partition
 from tests.kafka_lab import oracle
 from tests.kafka_lab.jvm import LabJvm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "BENCHMARKS.md"
-BEGIN, END = "<!-- made by python -m tests.bench.bench_compact --page -->\n", "<!-- until here -->\n"
-COLUMNS = (
-    "codec", "value", "stay", "partitions", "batches", "log", "Kafka", "work", "**ratio**", "threads", "Spark", "floor",
-    "memory",
-)  # fmt: skip
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORES = os.cpu_count() or 1
 _RECORD_BYTES = 28  # of a record beside its value, about
@@ -103,7 +95,7 @@ def run(file: Path, pattern: str, megabytes: int, repeat: int, ours: Seconds, wh
                 row = measure(cell, Path(name), repeat, ours, whole)
             with file.open("a") as out:
                 out.write(json.dumps(row) + "\n")
-            print(f"{cell.name}: {row['kafka'] / row['work']:.2f} times Kafka's cleaner, work only", flush=True)
+            print(f"{cell.name}: {ratio(row):.2f} times Kafka's cleaner, work only", flush=True)
 
 
 def read(file: Path) -> list[Row]:
@@ -205,59 +197,6 @@ def commit() -> str:
     return subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
 
 
-def write_page(file: Path) -> None:
-    """Write the tables of BENCHMARKS.md between its marks, and the plots, from a file of results."""
-    rows = read(file)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + tables(rows) + END + rest.partition(END)[2])
-    for theme, colours in THEMES.items():
-        (HERE / f"benchmark-{theme}.svg").write_text(plot(colours, rows))
-
-
-def tables(rows: Sequence[Row]) -> str:
-    """Return the table of all cells, and what they were measured on."""
-    lines = [
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|---" * len(COLUMNS) + "|",
-    ]
-    for row in rows:
-        batches = "1 record" if row["one_record"] else "full"
-        lines.append(
-            f"| {row['codec']} | {row['value_bytes']} B | {row['survivors']:.0%} | {row['partitions']} | {batches} "
-            f"| {row['log_bytes'] / 1e6:,.0f} MB | {row['kafka']:.2f} s | {row['work']:.2f} s "
-            f"| **{ratio(row):.2f}** | {row['threads']:.2f} s | {row['spark']:.2f} s | {row['floor']:.2f} s "
-            f"| {row['peaks']['threads'] / 1e6:,.0f} MB |"
-        )
-    for cores, machine in sorted({(row["cores"], row["machine"]) for row in rows}):
-        mine = [row for row in rows if (row["cores"], row["machine"]) == (cores, machine)]
-        loads = [row["load"] for row in mine]
-        lines += [
-            "",
-            f"{len(mine)} cells on {cores} cores ({machine}), {min(row['at'] for row in mine)[:10]}, commits "
-            f"{', '.join(sorted({row['commit'] for row in mine}))}; medians of {min(row['repeat'] for row in mine)} or "
-            f"more; load of the machine before a cell {min(loads):.1f} to {max(loads):.1f}.",
-        ]
-    return "\n".join([*lines, "", ""])
-
-
 def ratio(row: Mapping[str, Any]) -> float:
     """Return how many times as long Kafka's cleaner takes as our tasks, on as many cores."""
     return float(row["kafka"] * min(row["cores"], row["partitions"]) / row["work"])
-
-
-def plot(colours: Colours, rows: Sequence[Row]) -> str:
-    """Draw a bar for each cell: how many times as fast as Kafka's cleaner."""
-    d = Drawing(colours, "Compaction against Kafka's own cleaner: times as fast, work of one task, by cell")
-    tall, left, most = 22.0, 300.0, max([ratio(row) for row in rows], default=1.0)
-    scale = (WIDTH - left - 70) / most
-    d.text(12, 22, "Times as fast as Kafka's cleaner on as many cores, work only", size=14)
-    y = 40.0
-    for row in rows:
-        d.text(left - 8, y + 15, row["name"], size=12, anchor="end")
-        d.box(left, y + 2, ratio(row) * scale, tall - 5, colours.good if ratio(row) >= 2 else colours.gone)
-        d.text(left + ratio(row) * scale + 6, y + 15, f"{ratio(row):.1f}", size=12)
-        y += tall
-    d.line(left + scale, 36, left + scale, y + 2, dashed=True)
-    d.text(left + scale, y + 16, "as fast as Kafka", size=11, faint=True)
-    return d.svg(int(y) + 26)
