@@ -16,8 +16,9 @@ from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
-from lastkey.logformat.primitives.codec import Scratch, decompress_into
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_ZSTD
+from lastkey.logformat.primitives.codec import UNREADABLE, BombError, Scratch, decompress_into, read_body, unpack_zstd
+from lastkey.logformat.primitives.zstd_kernels import DONE
 
 SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: more do not stay in the cache
 
@@ -189,50 +190,100 @@ class BodyLoader:
     ) -> tuple[int, int, int]:
         """Decompress batches of `order` (rows of part and bodies) until the scratch is full; return their number, the
         bytes in the scratch, and those of the sections of magic 3, whose rows are `v3`, with SECTIONS `found`.
+        """
+        scratch, limit, n = self._scratch, self.max_batch_bytes, len(order)
+        rows, starts, stops = part[order], bodies["start"][order], bodies["end"][order]
+        if _USUAL_RATIO * int((stops - starts).sum()) > len(scratch.array):
+            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
+        direct = (rows["magic"] == 2) & (rows["attributes"] & CODEC_MASK == CODEC_ZSTD)
+        stored = sections.stored(found)
+        ends = np.empty(n, np.int64)
+        done = at = held = 0
+        while done < n and at + 2 * held < self.soft_bytes:  # sections are held twice, as they are and as records
+            others = direct[done:] != direct[done]
+            last = done + int(others.argmax()) if others.any() else n
+            if direct[done]:
+                more, at, status, _ = unpack_zstd(
+                    raw,
+                    starts[done:last],
+                    stops[done:last],
+                    scratch,
+                    at,
+                    self.soft_bytes - 2 * held,
+                    limit,
+                    ends[done:],
+                )
+                done += more
+                if status == DONE:
+                    continue
+                last = done + 1  # raises the error of this body
+            done, at, held = self._unpack_each(
+                raw, raw_position, part, bodies, order, done, last, at, held, v3, stored, ends, path
+            )
+        unpacked = order[:done]
+        bodies["end"][unpacked] = ends[:done]
+        bodies["start"][unpacked] = np.concatenate([[0], ends[: done - 1]]) if done else ends[:0]
+        bodies["in_scratch"][unpacked] = True
+        sections.set_places(found, stored)
+        return done, at, held
 
-        This is the one Python loop over batches, because the codec libraries take one stream a call. It takes its
-        values out of the arrays all at once before, and puts the results back all at once after.
+    def _unpack_each(
+        self,
+        raw: np.ndarray,
+        raw_position: int,
+        part: np.ndarray,
+        bodies: np.ndarray,
+        order: np.ndarray,
+        first: int,
+        last: int,
+        at: int,
+        held: int,
+        v3: np.ndarray,
+        stored: list[sections.Places],
+        ends: np.ndarray,
+        path: str,
+    ) -> tuple[int, int, int]:
+        """Decompress order[first:last] one by one, until the scratch is full; write into `ends` where each ends. Return
+        as `_unpack`.
+
+        This is the one Python loop over batches, because the codec libraries but zstd's take one stream a call. It
+        takes its values out of the arrays all at once before, and puts the results back all at once after.
         """
         view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
-        rows = part[order]
+        rows = part[order[first:last]]
         columns = (
-            bodies["start"][order],
-            bodies["end"][order],
+            bodies["start"][order[first:last]],
+            bodies["end"][order[first:last]],
             rows["position"],
             rows["base_offset"],
             rows["attributes"] & CODEC_MASK,
             rows["magic"],
-            np.searchsorted(v3, order),
+            np.searchsorted(v3, order[first:last]),
         )
-        packed_bytes = int((columns[1] - columns[0]).sum())
-        if _USUAL_RATIO * packed_bytes > len(scratch.array):
-            scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
-        stored = sections.stored(found)
-        ends: list[int] = []
-        at = held = 0
+        reached: list[int] = []
         for start, end, position, base, codec, magic, j in zip(*(c.tolist() for c in columns), strict=True):
-            if at + 2 * held >= self.soft_bytes:  # sections are held twice, as they are and as records
+            if at + 2 * held >= self.soft_bytes:
                 break
             if magic == 2:
-                at += decompress_into(
-                    codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
-                )
+                try:
+                    at += read_body(codec, view[start:end], scratch, at, limit)
+                except (BombError, *UNREADABLE):
+                    decompress_into(
+                        codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
+                    )
+                    raise
             elif magic == 3:
                 held, stored[j] = sections.unpack(
                     view, codec, stored[j], self._sections, held, limit, path=path, position=position, base_offset=base
                 )
             else:
-                i = int(order[len(ends)])
+                i = int(order[first + len(reached)])
                 at = legacy.unpack_wrapper(
                     raw, raw_position, part[i], bodies[i : i + 1], self._inner, scratch, at, limit, path
                 )
-            ends.append(at)
-        unpacked = order[: len(ends)]
-        bodies["end"][unpacked] = ends
-        bodies["start"][unpacked] = [0, *ends[:-1]] if ends else []
-        bodies["in_scratch"][unpacked] = True
-        sections.set_places(found, stored)
-        return len(ends), at, held
+            reached.append(at)
+        ends[first : first + len(reached)] = reached
+        return first + len(reached), at, held
 
     def _decode(
         self,

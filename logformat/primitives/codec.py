@@ -8,11 +8,12 @@ last snappy block; here they are an error. As in Kafka, an lz4 content checksum 
 have any descriptor checksum (KAFKA-3160), gzip may have several members and zstd several frames.
 
 Difference from Kafka's writer: zstd is written in one call, so that its window fits the body (one header byte); this is
-a tenth faster for small bodies, and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's.
+a tenth faster for small bodies, and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's. Levels are the
+defaults of Kafka's compression.*.level.
 
 Libraries chosen by time for a body of 1 and of 64 KiB, in microseconds: zstd by a reused context of zstandard 4.9 and
-78 (cramjam 13.2, 86); gzip by zlib 6.0 and 205 (cramjam 14.4, 194); lz4 block by block 0.6 and 24, as a frame 3.7 and
-31 (cramjam both); snappy 0.4 and 39 (cramjam).
+78 (cramjam 13.2, 86; `zstd_kernels` takes zstandard's library without its bytes objects); gzip by zlib 6.0 and 205
+(cramjam 14.4, 194); lz4 block by block 0.6 and 24, as a frame 3.7 and 31 (cramjam both); snappy 0.4 and 39 (cramjam).
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from __future__ import annotations
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, TypeAlias
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
 
 import cramjam
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives import zstd_kernels as zstd
 from lastkey.logformat.primitives.xxhash_kernels import xxh32
 
 Source: TypeAlias = bytes | memoryview | NDArray[np.uint8]
@@ -55,27 +58,18 @@ LZ4_HEADER: Final = bytes.fromhex("04224d18 60 40 82")  # version 1, independent
 LZ4_BLOCK: Final = 1 << 16
 _LZ4_STORED: Final = 1 << 31  # set in a block's size: the block is not compressed
 
-ZSTD_MAGIC: Final = 0xFD2FB528
-ZSTD_LEVEL: Final = 3
-_ZSTD_SKIPPABLE: Final = 0x184D2A50  # and the 15 after it
-_ZSTD_START: Final = struct.Struct("<IBBBH")  # magic, descriptor, window, and a block's 3 bytes
-_ZSTD_BLOCK: Final = 1 << 17  # most bytes that one block gives
-_ZSTD_CONTENT_SIZE_BYTES: Final = (0, 2, 4, 8)
-_ZSTD_DICTIONARY_BYTES: Final = (0, 1, 2, 4)
-
 
 class Scratch:
-    """A growing byte buffer and the decompression context that fills it, reused from batch to batch; for one thread.
+    """A growing byte buffer, reused from batch to batch; for one thread.
 
     A growing buffer replaces `array` (uint8) and `view` (over the same bytes): take them again after each call.
     """
 
-    __slots__ = ("array", "view", "zstd")
+    __slots__ = ("array", "view")
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.array: NDArray[np.uint8] = np.empty(capacity, np.uint8)
         self.view = self.array.data
-        self.zstd = zstandard.ZstdDecompressor()
 
     def reserve(self, size: int) -> None:
         """Make the buffer at least `size` bytes long; its contents stay."""
@@ -89,8 +83,11 @@ class _BrokenError(Exception):
     """A stream that cannot be read; the text says why."""
 
 
-class _BombError(Exception):
+class BombError(Exception):
     """A stream that decompresses to more than the limit."""
+
+
+UNREADABLE: Final = (_BrokenError, zlib.error, cramjam.DecompressionError, struct.error)
 
 
 def decompress_into(
@@ -115,18 +112,9 @@ def decompress_into(
     if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and magic < 2):
         found = CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"codec {codec}"
         raise LogFormatError("codec", path, position, f"a codec of magic {magic}", found, base_offset=base_offset)
-    view = _view(source)
     try:
-        if codec == CODEC_ZSTD:
-            return _read_zstd(view, out, at, limit)
-        if codec == CODEC_LZ4:
-            return _read_lz4(view, out, at, limit, magic)
-        if codec == CODEC_SNAPPY:
-            return _read_snappy(view, out, at, limit)
-        if codec == CODEC_GZIP:
-            return _read_gzip(view, out, at, limit)
-        return _append(view, out, at, 0, limit)
-    except _BombError:
+        return read_body(codec, _view(source), out, at, limit, magic)
+    except BombError:
         raise LogFormatError(
             "bomb",
             path,
@@ -135,10 +123,23 @@ def decompress_into(
             "more",
             base_offset=base_offset,
         ) from None
-    except (_BrokenError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, struct.error) as error:
+    except UNREADABLE as error:
         raise LogFormatError(
             "compressed", path, position, f"one {CODEC_NAMES[codec]} stream", str(error), base_offset=base_offset
         ) from error
+
+
+def read_body(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int = 2) -> int:
+    """Decompress as `decompress_into` does, for callers in a hurry: raises BombError or UNREADABLE, which say less."""
+    if codec == CODEC_ZSTD:
+        return _read_zstd(view, out, at, limit)
+    if codec == CODEC_LZ4:
+        return _read_lz4(view, out, at, limit, magic)
+    if codec == CODEC_SNAPPY:
+        return _read_snappy(view, out, at, limit)
+    if codec == CODEC_GZIP:
+        return _read_gzip(view, out, at, limit)
+    return _append(view, out, at, 0, limit)
 
 
 def _view(source: Source) -> memoryview:
@@ -150,7 +151,7 @@ def _view(source: Source) -> memoryview:
 def _append(chunk: bytes | memoryview, out: Scratch, at: int, written: int, limit: int) -> int:
     after = written + len(chunk)
     if after > limit:
-        raise _BombError
+        raise BombError
     out.reserve(at + after)
     out.view[at + written : at + after] = chunk
     return after
@@ -212,7 +213,7 @@ def _read_snappy_block(block: memoryview, out: Scratch, at: int, written: int, l
         raise _BrokenError(f"a block of {len(block)} bytes that says it holds {size}")
     after = written + size
     if after > limit:
-        raise _BombError
+        raise BombError
     out.reserve(at + after)
     if cramjam.snappy.decompress_raw_into(block, out.view[at + written : at + after]) != size:
         raise _BrokenError("a block of another size than it says")
@@ -249,7 +250,7 @@ def _read_lz4(view: memoryview, out: Scratch, at: int, limit: int, magic: int) -
             # Without output_len cramjam takes a block's first four bytes for its size if they could be one.
             written += cramjam.lz4.decompress_block_into(block, out.view[start : start + largest], output_len=largest)
             if written > limit:
-                raise _BombError
+                raise BombError
         if flags & 0x10:
             if _U32_LE.unpack_from(view, pos)[0] != xxh32(np.frombuffer(block, np.uint8), 0, size):
                 raise _BrokenError("a wrong block checksum")
@@ -278,66 +279,47 @@ def _read_lz4_header(view: memoryview, magic: int) -> tuple[int, int, int]:
 
 
 def _read_zstd(view: memoryview, out: Scratch, at: int, limit: int) -> int:
-    pos, written, end = 0, 0, len(view)
-    if end >= _ZSTD_START.size:
-        word, descriptor, _window, low, high = _ZSTD_START.unpack_from(view)
-        size, repeated = low >> 3 | high << 5, low >> 1 & 3 == 1  # size then counts decompressed bytes
-        if word == ZSTD_MAGIC and descriptor == 0 and not repeated and size == end - (9 if low & 1 else 12):
-            # A header, one block and perhaps an empty last one, as nearly all are. One call copies, yet is faster than
-            # a reader; but it would not notice bytes after the frame.
-            return _append(out.zstd.decompress(view, max_output_size=_ZSTD_BLOCK), out, at, 0, limit)
+    place, ends = np.array([0, len(view)]), np.empty(1, np.int64)
+    _, end, status, error = unpack_zstd(np.asarray(view), place[:1], place[1:], out, at, at + 1, limit, ends)
+    if status == zstd.TOO_LARGE:
+        raise BombError
+    if status == zstd.BROKEN:
+        raise _BrokenError(zstd.error_text(error))
+    return end - at
+
+
+def unpack_zstd(
+    source: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    out: Scratch,
+    at: int,
+    stop: int,
+    limit: int,
+    out_ends: NDArray[np.int64],
+) -> tuple[int, int, int, int]:
+    """Decompress many zstd bodies in one call: `zstd_kernels.decompress_bodies`, with an `out` that grows."""
+    done = 0
     while True:
-        after, most = _measure_zstd_frame(view, pos)
-        # One byte more than needed: the library checks the frame's end only while there is room.
-        room = min(most, limit - written) + 1
-        start = at + written
-        out.reserve(start + room)
-        if most >= 0:
-            # It reads one frame to its end: the whole frame is there, and the room is not filled.
-            written += out.zstd.stream_reader(view[pos:after]).readinto(out.view[start : start + room])
-        if written > limit:
-            raise _BombError
-        pos = after
-        if pos == end:
-            return written
+        n, at, status, detail = zstd.decompress_bodies(
+            _KEPT.reader.address, source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
+        )
+        done += n
+        if status != zstd.MORE_ROOM:
+            return done, at, status, detail
+        out.reserve(detail)
 
 
-def _measure_zstd_frame(view: memoryview, pos: int) -> tuple[int, int]:
-    """Return the position after the frame at `pos`, and the most bytes it can give (-1: skippable). RFC 8878, 3.1."""
-    end = len(view)
-    (word,) = _U32_LE.unpack_from(view, pos)
-    if word & ~0xF == _ZSTD_SKIPPABLE:
-        after, most = pos + 8 + _U32_LE.unpack_from(view, pos + 4)[0], -1
-    elif word != ZSTD_MAGIC:
-        raise _BrokenError(f"no zstd frame at byte {pos}")
-    else:
-        descriptor = view[pos + 4] if pos + 4 < end else 0
-        single_segment = descriptor >> 5 & 1  # has no window byte, and a content size of at least a byte
-        size_bytes = _ZSTD_CONTENT_SIZE_BYTES[descriptor >> 6] or single_segment
-        after = pos + 6 - single_segment + _ZSTD_DICTIONARY_BYTES[descriptor & 3] + size_bytes
-        most = last = 0
-        while not last:
-            if after + 3 > end:
-                raise _BrokenError("its end is missing")
-            block = view[after] | view[after + 1] << 8 | view[after + 2] << 16
-            last, kind, size = block & 1, block >> 1 & 3, block >> 3
-            after += 3 + (1 if kind == 1 else size)  # kind 0: as it is; 1: one byte repeated; 2: compressed
-            most += _ZSTD_BLOCK if kind >= 2 else size
-        after += descriptor & 4  # the content checksum's four bytes
-    if after > end:
-        raise _BrokenError("its end is missing")
-    return after, most
-
-
-class _Writers(threading.local):
-    """Compressors and buffers that compress() keeps between calls, for each thread."""
+class _Kept(threading.local):
+    """Contexts of zstd, and a buffer for compress(), which a thread keeps from call to call."""
 
     def __init__(self) -> None:
+        self.reader = zstd.Context("D")
+        self.writer = zstd.Context("C")
         self.scratch = Scratch()
-        self.zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=False, write_checksum=False)
 
 
-_WRITERS: Final = _Writers()
+_KEPT: Final = _Kept()
 
 
 def compress(codec: int, source: Source) -> bytes:
@@ -345,39 +327,67 @@ def compress(codec: int, source: Source) -> bytes:
 
     Raises ValueError for an unknown codec, because the caller chose it.
     """
-    view = _view(source)
-    if codec == CODEC_ZSTD:
-        return _WRITERS.zstd.compress(view)
-    if codec == CODEC_LZ4:
-        return _write_lz4(view)
-    if codec == CODEC_SNAPPY:
-        return _write_snappy(view)
-    if codec == CODEC_GZIP:
-        member = zlib.compressobj(wbits=-15)  # the header and trailer above are written instead of zlib's
-        trailer = _GZIP_TRAILER.pack(zlib.crc32(view), len(view) & 0xFFFFFFFF)
-        return b"".join((GZIP_HEADER, member.compress(view), member.flush(), trailer))
-    if codec == CODEC_NONE:
-        return bytes(view)
-    raise ValueError(f"no such codec: {codec}")
+    body = np.asarray(_view(source))
+    (end,) = pack_bodies(np.array([codec]), body, np.array([0, len(body)]), _KEPT.scratch, 0)
+    return _KEPT.scratch.array[:end].tobytes()
 
 
-def _write_snappy(view: memoryview) -> bytes:
-    scratch, pos = _WRITERS.scratch, XERIAL_HEADER.size
+def pack_bodies(
+    codecs: NDArray[np.integer[Any]], source: NDArray[np.uint8], borders: NDArray[np.int64], out: Scratch, at: int
+) -> NDArray[np.int64]:
+    """Compress the bodies source[borders[i]:borders[i + 1]] as compress() does, one behind the other, into `out` from
+    byte `at` on. Return int64[n]: where each ends in `out`. codecs: one a body.
+    """
+    n = len(codecs)
+    ends = np.empty(n, np.int64)
+    steps = np.concatenate([[0], np.flatnonzero(np.diff(codecs)) + 1, [n]]).tolist() if n else []
+    for first, last in pairwise(steps):  # bodies of one codec
+        codec = int(codecs[first])
+        if codec == CODEC_ZSTD:
+            begin, end = borders[first:last], borders[first + 1 : last + 1]
+            out.reserve(at + zstd.most_compressed(end - begin))
+            done = zstd.compress_bodies(_KEPT.writer.address, source, begin, end, out.array, at, ends[first:last])
+            if done < last - first:
+                raise MemoryError("zstd could not compress a batch")
+            at = int(ends[last - 1])
+            continue
+        if codec not in _WRITERS:
+            raise ValueError(f"no such codec: {codec}")
+        places = borders[first : last + 1].tolist()
+        for i in range(last - first):
+            at = _WRITERS[codec](source.data[places[i] : places[i + 1]], out, at)
+            ends[first + i] = at
+    return ends
+
+
+def _write_gzip(view: memoryview, out: Scratch, at: int) -> int:
+    member = zlib.compressobj(wbits=-15)  # the header and trailer here are written instead of zlib's
+    trailer = _GZIP_TRAILER.pack(zlib.crc32(view), len(view) & 0xFFFFFFFF)
+    packed = b"".join((GZIP_HEADER, member.compress(view), member.flush(), trailer))
+    return at + _append(packed, out, at, 0, len(packed))
+
+
+def _write_plain(view: memoryview, out: Scratch, at: int) -> int:
+    return at + _append(view, out, at, 0, len(view))
+
+
+def _write_snappy(view: memoryview, scratch: Scratch, at: int) -> int:
+    pos = at + XERIAL_HEADER.size
     scratch.reserve(pos + len(view) * 7 // 6 + (len(view) // XERIAL_BLOCK + 1) * 64)  # 32 + n + n/6 a block, at worst
     out = scratch.view
-    XERIAL_HEADER.pack_into(out, 0, XERIAL_MAGIC, 1, 1)
+    XERIAL_HEADER.pack_into(out, at, XERIAL_MAGIC, 1, 1)
     for start in range(0, len(view), XERIAL_BLOCK):
         size = cramjam.snappy.compress_raw_into(view[start : start + XERIAL_BLOCK], out[pos + 4 :])
         _I32.pack_into(out, pos, size)
         pos += 4 + size
-    return bytes(out[:pos])
+    return pos
 
 
-def _write_lz4(view: memoryview) -> bytes:
-    scratch, pos = _WRITERS.scratch, len(LZ4_HEADER)
+def _write_lz4(view: memoryview, scratch: Scratch, at: int) -> int:
+    pos = at + len(LZ4_HEADER)
     scratch.reserve(pos + len(view) + (len(view) // LZ4_BLOCK + 1) * 512)  # n + n/255 + 16 a block, at worst
     out = scratch.view
-    out[:pos] = LZ4_HEADER
+    out[at:pos] = LZ4_HEADER
     for start in range(0, len(view), LZ4_BLOCK):
         block = view[start : start + LZ4_BLOCK]
         size = cramjam.lz4.compress_block_into(block, out[pos + 4 :], store_size=False)
@@ -389,4 +399,12 @@ def _write_lz4(view: memoryview) -> bytes:
             _U32_LE.pack_into(out, pos, size)
         pos += 4 + size
     _U32_LE.pack_into(out, pos, 0)
-    return bytes(out[: pos + 4])
+    return pos + 4
+
+
+_WRITERS: Final[dict[int, Callable[[memoryview, Scratch, int], int]]] = {
+    CODEC_NONE: _write_plain,
+    CODEC_GZIP: _write_gzip,
+    CODEC_SNAPPY: _write_snappy,
+    CODEC_LZ4: _write_lz4,
+}

@@ -3,6 +3,7 @@
 Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
 count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; then
 whole runs of the job by each way of finding the last offset, in threads, and once in Spark with shuffle bytes.
+`--matrix FILE` runs many kinds of logs instead, a cell at a time (`matrix`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.compact.plan_partition import inputs_from_archive
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
+from tests.bench import matrix
 from tests.bench.make_log import KEYS, RECORDS, SEGMENT_BYTES, make_partition
 from tests.kafka_lab import oracle
 
@@ -99,7 +102,7 @@ from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 archive, store, split, engine = sys.argv[1:]
-job = {"split.by": split, "engine": engine}
+job = {"engine": engine} | ({"split.by": split} if split else {})
 tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": job}
 report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
 out = report.to_json()
@@ -113,33 +116,49 @@ print(json.dumps(out))
 """
 
 
+def whole_run(archive: Path, work: Path, engine: str, split: str | None = None) -> dict[str, Any]:
+    """Run the job in a process of its own, by one way of finding the last offset (None: as the job chooses); return its
+    report, with the seconds and processor seconds of the process.
+    """
+    store, code = work / "store", _RUN % (SEGMENT_BYTES, NOW_MS)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(archive), str(store), split or "", engine],
+        check=True, stdout=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+    total = time.perf_counter() - start
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shutil.rmtree(store)
+    told: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    assert all(one["status"] == "cleaned" for one in told["partitions"]), told["partitions"]
+    return told | {"all": total, "cpu": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime}
+
+
 def whole_runs(archive: Path, work: Path, codec: str, ways: Sequence[str], *, with_spark: bool) -> None:
     """Print whole runs of the job, in processes of their own, for each way of finding the last offset."""
     for split in ways:
-        store = work / "store"
-        code = _RUN % (SEGMENT_BYTES, NOW_MS)
-        engine = "spark" if with_spark else "threads"
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        run = subprocess.run(
-            [sys.executable, "-c", code, str(archive), str(store), split, engine],
-            check=True, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        total = time.perf_counter() - start
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-        out = json.loads(run.stdout.splitlines()[-1])
-        shutil.rmtree(store)
+        out = whole_run(archive, work, "spark" if with_spark else "threads", split)
         (one,) = out["partitions"]
         work_seconds = out["seconds"]["partitions"]
         print(
             f"{codec}, {split} ({one['splits']} splits, {'Spark' if with_spark else 'threads'}): "
             f"work {work_seconds:.2f} s {one['seconds']}, "
-            f"whole run {total:.1f} s, {cpu:.1f} processor seconds, {out['seconds']}; "
+            f"whole run {out['all']:.1f} s, {out['cpu']:.1f} processor seconds, {out['seconds']}; "
             f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
             f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
             f"peak memory of a task {one['peak_memory_bytes'] / _MB:.0f} MB"
         )
+
+
+def _for_matrix(archive: Path, work: Path, engine: str) -> matrix.Row:
+    told = whole_run(archive, work, engine)
+    parts = told["partitions"]
+    return {
+        "seconds": told["all"],
+        "bytes_after": sum(one["bytes_after"] for one in parts),
+        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in parts),
+    }
 
 
 def main() -> None:
@@ -151,7 +170,16 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--split-by", nargs="*", default=["none", "blocks", "window"], help="as whole runs, with Spark")
     parser.add_argument("--threads", nargs="*", default=["none", "blocks"], help="ways of whole runs without Spark")
+    parser.add_argument("--matrix", type=Path, metavar="FILE", help="run the cells that this file of JSON lines lacks")
+    parser.add_argument("--cells", default="", help="only cells of the matrix with this in their name, as zstd/1000B")
+    parser.add_argument("--megabytes", type=int, default=1000, help="of records in most cells of the matrix")
     options = parser.parse_args()
+    if options.matrix:
+        matrix.run(
+            options.matrix, options.cells, options.megabytes, options.repeat,
+            lambda archive, work: ours(archive, work)[1], _for_matrix,
+        )  # fmt: skip
+        return
     for codec in options.codec:
         with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
             work = Path(name)

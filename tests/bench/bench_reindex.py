@@ -42,9 +42,7 @@ def main() -> None:
         ):
             folder = root / label.replace(", ", "-").replace(" ", "") / "b-0"
             if not folder.exists():
-                if batch:
-                    make_log._BATCH_BYTES[codec] = batch
-                make_log.make_partition(folder, codec, records=given.records)
+                make_log.make_partition(folder, codec, records=given.records, batch_bytes=batch or None)
             measure(label, folder, given.repeats)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 import zlib
+from itertools import pairwise
 
 import cramjam
 import numpy as np
@@ -22,7 +23,17 @@ from hypothesis import strategies as st
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from lastkey.logformat.primitives.codec import GZIP_HEADER, LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
+from lastkey.logformat.primitives import zstd_kernels
+from lastkey.logformat.primitives.codec import (
+    GZIP_HEADER,
+    LZ4_HEADER,
+    XERIAL_MAGIC,
+    Scratch,
+    compress,
+    decompress_into,
+    pack_bodies,
+    unpack_zstd,
+)
 
 CODECS = (CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD)
 MIB = 1 << 20
@@ -399,6 +410,40 @@ def test_zstd_checksum_is_checked():
         body[-1] ^= 1
         refused("compressed", CODEC_ZSTD, bytes(body), limit=size)
         refused("compressed", CODEC_ZSTD, bytes(body))
+
+
+def unpacked(bodies, *, stop=1 << 40, limit=MIB, at=5):
+    """Unpack bodies with junk between them; return (contents that are done, status)."""
+    source = np.frombuffer(b"??".join([b"", *bodies]), np.uint8)
+    ends = np.cumsum([len(body) + 2 for body in bodies])
+    out, out_ends = Scratch(8), np.empty(len(bodies), np.int64)
+    starts = ends - [len(body) for body in bodies]
+    done, end, status, _ = unpack_zstd(source, starts, ends, out, at, stop, limit, out_ends)
+    places = [at, *out_ends[:done].tolist()]
+    assert end == places[-1]
+    return [out.array[a:b].tobytes() for a, b in pairwise(places)], status
+
+
+def test_many_zstd_bodies_in_one_call():
+    contents = [text(n) for n in (1, 0, 300_000, 7, 131_072)]
+    bodies = [make(content) for content in contents for make in (zstd, zstd_stream)]
+    twice = [content for content in contents for _ in range(2)]
+    assert unpacked(bodies) == (twice, zstd_kernels.DONE)
+    assert unpacked(bodies, stop=6) == (twice[:1], zstd_kernels.DONE), "one byte more reaches the stop"
+    assert unpacked(bodies, limit=131_072) == (twice[:4], zstd_kernels.TOO_LARGE)
+    for bad in (b"", b"x", bodies[4][:-1], bodies[4] + b"x", bodies[4] + bytes(4)):
+        assert unpacked([*bodies[:3], bad, *bodies[3:]]) == (twice[:3], zstd_kernels.BROKEN)
+
+
+def test_bodies_of_mixed_codecs_are_packed_as_each_alone():
+    codecs = np.array([4, 4, 0, 3, 4, 1, 2, 2, 4])
+    contents = [text(n) for n in (5000, 0, 70_000, 70_000, 1, 9, 40_000, 3, 200_000)]
+    source = np.frombuffer(b"".join(contents), np.uint8)
+    out = Scratch(8)
+    ends = pack_bodies(codecs, source, np.cumsum([0, *map(len, contents)]), out, 3)
+    packed = [out.array[a:b].tobytes() for a, b in zip([3, *ends[:-1]], ends, strict=True)]
+    assert packed == [compress(int(codec), content) for codec, content in zip(codecs, contents, strict=True)]
+    assert packed[0] == zstandard.ZstdCompressor(level=3, write_content_size=False).compress(contents[0])
 
 
 # 256 MiB of them

@@ -15,7 +15,7 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
-from lastkey.logformat.primitives.codec import compress
+from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
 from lastkey.udfs.compact.clean.decide_kernels import decide
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
 from lastkey.udfs.compact.cleaner import Rules, batch_retention
@@ -179,30 +179,25 @@ def _payload(
         return plain, ends, False
     lengths = np.diff(ends, prepend=0)
 
-    def compressed(i: int) -> bytes:
-        return compress(int(codecs[i]), plain[int(ends[i] - lengths[i]) : int(ends[i])])
-
     if dry_run:
         guessed = np.minimum((run.batches["size"] - BATCH_OVERHEAD) / np.maximum(old, 1), 1) * lengths
-        lengths = np.where(codecs != 0, _by_sample(np.flatnonzero(codecs), lengths, guessed, compressed), lengths)
+
+        def compressed_size(i: int) -> int:
+            return len(compress(int(codecs[i]), plain[int(ends[i] - lengths[i]) : int(ends[i])]))
+
+        lengths = np.where(codecs != 0, _by_sample(np.flatnonzero(codecs), lengths, guessed, compressed_size), lengths)
         tally.recompressed_bytes += int(lengths[codecs != 0].sum())
         return plain, np.cumsum(lengths), True
-    parts: list[bytes | memoryview] = []
+    rows, packed = np.flatnonzero(rebuilt), Scratch(1)
+    packed_ends = pack_bodies(codecs[rows], plain, np.append(0, ends[rows]), packed, 0)
+    tally.recompressed_bytes += int(np.diff(packed_ends, prepend=0)[codecs[rows] != 0].sum())
     new_ends = np.zeros(len(cleaned), np.int64)
-    end = 0
-    for i in np.flatnonzero(rebuilt):
-        part = plain[int(ends[i] - lengths[i]) : int(ends[i])].data if codecs[i] == 0 else compressed(int(i))
-        parts.append(part)
-        end += len(part)
-        new_ends[i] = end
-        if codecs[i]:
-            tally.recompressed_bytes += len(part)
-    np.maximum.accumulate(new_ends, out=new_ends)
-    return np.frombuffer(b"".join(parts), np.uint8), new_ends, False
+    new_ends[rows] = packed_ends
+    return packed.array, np.maximum.accumulate(new_ends), False
 
 
 def _by_sample(
-    rows: np.ndarray, lengths: np.ndarray, guessed: np.ndarray, compressed: Callable[[int], bytes]
+    rows: np.ndarray, lengths: np.ndarray, guessed: np.ndarray, compressed_size: Callable[[int], int]
 ) -> np.ndarray:
     """Return the compressed sizes of batches (int64[n]; only those of `rows` are valid): compress an evenly spread
     sample, and scale `guessed` by the ratio that the sample shows.
@@ -213,7 +208,7 @@ def _by_sample(
     """
     step = max(min(int(lengths[rows].sum()) // _SAMPLE_BYTES, len(rows) // _SAMPLE_BATCHES), 1)
     sample = rows[step // 2 :: step]
-    found = np.array([len(compressed(int(i))) for i in sample])
+    found = np.array([compressed_size(int(i)) for i in sample])
     sizes: np.ndarray = np.rint(guessed * (found.sum() / max(guessed[sample].sum(), 1))).astype(np.int64)
     sizes[sample] = found
     return sizes

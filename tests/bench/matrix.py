@@ -1,0 +1,202 @@
+"""The matrix of `python -m tests.bench.bench_compact --matrix FILE`: compaction against Kafka's cleaner, cell by cell.
+
+A cell is one archive. Kafka's cleaner runs in-process, in as many JVMs as there are cores or partitions; ours as one
+task after the other in one process (work only), and as whole runs of the job in threads and on Spark; in turn, over the
+same files. The floor is what the system's own tools take to read the log, sum its checksums, and copy what stays. Each
+result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from tests.bench.make_log import SEGMENT_BYTES, keys_for, make_partition
+from tests.kafka_lab import oracle
+from tests.kafka_lab.jvm import LabJvm
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+CORES = os.cpu_count() or 1
+_RECORD_BYTES = 28  # of a record beside its value, about
+
+Row = dict[str, Any]  # a line of the file
+Seconds = Callable[[Path, Path], float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An archive of the matrix."""
+
+    codec: str
+    value_bytes: int = 1000
+    survivors: float = 0.5
+    partitions: int = 1
+    one_record: bool = False
+    megabytes: int = 1000  # of records, before compression
+
+    @property
+    def name(self) -> str:
+        """Words for the command line, tables and plots."""
+        batches = "1-record" if self.one_record else "full"
+        kept = f"{self.survivors:.0%}"
+        return f"{self.codec}/{self.value_bytes}B/{kept}/{self.partitions}p/{batches}/{self.megabytes}MB"
+
+    def make(self, archive: Path) -> int:
+        """Write the archive; return the bytes of its logs."""
+        each = self.megabytes * 1_000_000 // (self.value_bytes + _RECORD_BYTES) // self.partitions
+        for i in range(self.partitions):
+            make_partition(
+                archive / f"bench-{i}", self.codec, records=each, keys=keys_for(self.survivors, each),
+                value_bytes=self.value_bytes, batch_bytes=1 if self.one_record else None, seed=i + 1,
+            )  # fmt: skip
+        return sum(log.stat().st_size for log in archive.glob("*/*.log"))
+
+
+def cells(megabytes: int) -> Iterator[Cell]:
+    """Yield the matrix: values, survivors, partitions and batches around one cell for each codec, then larger logs."""
+    for codec in CODECS:
+        for value in (1000, 100, 10_000):
+            yield Cell(codec, value, megabytes=megabytes)
+        for survivors in (0.1, 0.95):
+            yield Cell(codec, survivors=survivors, megabytes=megabytes)
+        yield Cell(codec, partitions=16, megabytes=megabytes)
+        yield Cell(
+            codec, 100, one_record=True, megabytes=megabytes // 8
+        )  # batches of 16 bytes and more a byte of value
+        yield Cell(codec, 100, megabytes=megabytes // 8)  # to compare with
+    for times in (4, 16):
+        for codec in ("none", "zstd"):
+            yield Cell(codec, megabytes=times * megabytes)
+
+
+def run(file: Path, pattern: str, megabytes: int, repeat: int, ours: Seconds, whole: Callable[..., Row]) -> None:
+    """Run the cells with `pattern` in their names that `file` lacks. ours: seconds of one partition's task; whole: a
+    run of the job in an engine.
+    """
+    done = {row["name"] for row in read(file)}
+    for cell in cells(megabytes):
+        if pattern in cell.name and cell.name not in done:
+            with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
+                row = measure(cell, Path(name), repeat, ours, whole)
+            with file.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            print(f"{cell.name}: {ratio(row):.2f} times Kafka's cleaner, work only", flush=True)
+
+
+def read(file: Path) -> list[Row]:
+    """Return the rows of a file; none if there is none."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[..., Row]) -> Row:
+    """Measure one cell, everything in turn."""
+    archive, load = work / "archive", os.getloadavg()[0]
+    size = cell.make(archive)
+    singles = []  # each partition as an archive of its own, for one task
+    for folder in sorted(archive.iterdir()):
+        singles.append(work / "single" / folder.name)
+        singles[-1].mkdir(parents=True)
+        (singles[-1] / folder.name).symlink_to(folder)
+    ours(singles[0], work)  # page cache, compiled kernels
+    found: dict[str, list[float]] = {"kafka": [], "work": [], "threads": [], "spark": [], "floor": []}
+    peaks: dict[str, int] = {}
+    with KafkaCleaners(min(CORES, cell.partitions)) as kafkas:
+        for i in range(repeat + 1):  # the first time compiles Java's code
+            seconds = kafkas.clean(archive, work / "kafka")
+            if i:
+                found["kafka"].append(seconds)
+                found["work"].append(sum(ours(one, work) for one in singles))
+    for _ in range(repeat):
+        for engine in ("threads", "spark"):
+            told = whole(archive, work, engine)
+            found[engine].append(told["seconds"])
+            peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])
+        found["floor"].append(floor(archive, work, told["bytes_after"]))
+    return asdict(cell) | {key: statistics.median(value) for key, value in found.items()} | {
+        "name": cell.name, "each": found, "log_bytes": size, "left_bytes": told["bytes_after"], "peaks": peaks,
+        "repeat": repeat, "cores": CORES, "machine": processor(), "load": load, "commit": commit(),
+        "at": datetime.now(UTC).isoformat(timespec="minutes"),
+    }  # fmt: skip
+
+
+class KafkaCleaners:
+    """JVMs that clean partitions beside each other, as a broker's cleaner threads do."""
+
+    def __init__(self, n: int) -> None:
+        self._jvms = [LabJvm() for _ in range(n)]
+
+    def __enter__(self) -> KafkaCleaners:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for jvm in self._jvms:
+            jvm.close()
+
+    def clean(self, archive: Path, copy: Path) -> float:
+        """Return the seconds in which a copy of the archive is cleaned: its own, of the slowest thread."""
+        shutil.copytree(archive, copy, copy_function=shutil.copy2)
+        folders = sorted(copy.iterdir())
+        clean = {"segment_bytes": SEGMENT_BYTES, "dedupe_buffer_bytes": 128 << 20}
+        specs = [asdict(oracle.CleanSpec(folder, 1_800_000_000_000, **clean)) for folder in folders]
+
+        def part(i: int) -> float:
+            rounds = self._jvms[i].call("clean", logs=specs[i :: len(self._jvms)])
+            return sum(float(one["seconds"]) for one in rounds)
+
+        with ThreadPoolExecutor(len(self._jvms)) as pool:
+            slowest = max(pool.map(part, range(len(self._jvms))))
+        shutil.rmtree(copy)
+        return slowest
+
+
+def floor(archive: Path, work: Path, left: int) -> float:
+    """Return the seconds to read all logs, sum their CRC-32C, and copy as many bytes as stay, each by one thread."""
+    logs = sorted(map(str, archive.glob("*/*.log")))
+    kept = work / "kept"
+    with kept.open("wb") as out:
+        cat = subprocess.Popen(["cat", *logs], stdout=subprocess.PIPE)
+        subprocess.run(["head", "-c", str(left)], stdin=cat.stdout, stdout=out, check=True)
+        cat.communicate()
+    start = time.perf_counter()
+    subprocess.run(["sh", "-c", 'cat "$@" > /dev/null', "sh", *logs], check=True)
+    for log in logs:
+        with Path(log).open("rb") as file:
+            crc = 0
+            while part := file.read(8 << 20):
+                crc = google_crc32c.extend(crc, part)
+    subprocess.run(["cp", str(kept), str(work / "copied")], check=True)
+    subprocess.run(["sync", str(work / "copied")], check=True)
+    return time.perf_counter() - start
+
+
+def processor() -> str:
+    """Return the processor's name, as Linux tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def commit() -> str:
+    """Return the checkout's commit."""
+    return subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+
+
+def ratio(row: Mapping[str, Any]) -> float:
+    """Return how many times as long Kafka's cleaner takes as our tasks, on as many cores."""
+    return float(row["kafka"] * min(row["cores"], row["partitions"]) / row["work"])
