@@ -10,7 +10,7 @@ from lastkey.logformat.batches.header_kernels import size_of_header_v3, write_he
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
-from lastkey.logformat.primitives.varint_kernels import read_varint, size_of_varlong, write_varlong
+from lastkey.logformat.primitives.varint_kernels import is_shortest, read_varint, size_of_varlong, write_varlong
 
 # The bytes of a batch's columns, and of its sections.
 MEASURED = np.dtype(
@@ -30,18 +30,55 @@ MEASURED = np.dtype(
 
 @inline
 def _fields(buf: np.ndarray, span: Any) -> tuple[int, int, int, int, int, int]:
-    """Return a decoded record's attributes; length of its key, -1 for null, and place; the same of its value; bytes of
-    its headers with their count, 0 for none.
+    """Return a decoded record's attributes, 0 where its start is -1; length of its key, -1 for null, and place; the
+    same of its value; bytes of its headers with their count, 0 for none.
     """
     end = span.end
-    _, at = read_varint(buf, span.start, end)
-    attributes: int = buf[at]
+    attributes: int = 0
+    if span.start >= 0:
+        _, at = read_varint(buf, span.start, end)
+        attributes = buf[at]
     key_length, key = read_varint(buf, span.rest, end)
     value_length, value = read_varint(buf, key + max(key_length, 0), end)
     header_size: int = end - value - max(value_length, 0)
     if header_size == 1 and buf[end - 1] == 0:
         header_size = 0
     return attributes, max(key_length, -1), key, max(value_length, -1), value, header_size
+
+
+@kernel
+def comes_back(raw: np.ndarray, scratch: np.ndarray, bodies: np.ndarray, spans: np.ndarray, which: np.ndarray) -> None:
+    """Take the batches out of `which` (bool[n]) that have a number in a longer form than needed: magic 3 keeps the
+    number, not its form. The other arguments are those of `measure_sections`.
+    """
+    for i in range(bodies.shape[0]):
+        if which[i]:
+            if bodies[i].in_scratch:
+                which[i] = _comes_back(scratch, bodies[i], spans)
+            else:
+                which[i] = _comes_back(raw, bodies[i], spans)
+
+
+@inline
+def _comes_back(buf: np.ndarray, body: Any, spans: np.ndarray) -> bool:
+    for row in range(body.first_span, body.first_span + body.n_records):
+        span = spans[row]
+        end = span.end
+        if span.start >= 0:
+            length, at = read_varint(buf, span.start, end)
+            if is_shortest(buf, span.start, length) < 0:
+                return False
+            at = is_shortest(buf, at + 1, span.timestamp_delta)
+            if at < 0 or is_shortest(buf, at, span.offset_delta) < 0:
+                return False
+        key_length, at = read_varint(buf, span.rest, end)
+        if key_length < -1 or is_shortest(buf, span.rest, key_length) < 0:
+            return False
+        at += max(key_length, 0)
+        value_length, _ = read_varint(buf, at, end)
+        if value_length < -1 or is_shortest(buf, at, value_length) < 0:
+            return False
+    return True
 
 
 @kernel
@@ -170,8 +207,6 @@ def sizes_v3(batches: np.ndarray, which: np.ndarray, first_sections: np.ndarray,
 
 @kernel
 def write_batches_v3(
-    raw: np.ndarray,
-    raw_position: int,
     batches: np.ndarray,
     which: np.ndarray,
     attributes: np.ndarray,
@@ -180,18 +215,17 @@ def write_batches_v3(
     sections: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write the batches in `which` as magic 3, and copy the others as they are, one after the other.
+    """Write the batches in `which` as magic 3, one after the other.
 
-    raw: bytes of the file from raw_position on; batches: BATCH[n]; attributes: bool[n], whether the records have any;
-    first_sections: int64[n], as in `read_trail`; sizes: int64[n], of each result; sections: uint8, stored ones of those
-    in `which`; out: uint8[sum(sizes)], written.
+    batches: BATCH[n]; attributes: bool[n], whether the records have any; first_sections: int64[n], as in `read_trail`;
+    sizes: int64[n], of each result, 0 of the others; sections: uint8, the stored ones; out: uint8[sum(sizes)], written.
     """
     at = 0
     taken = 0
     for i in range(batches.shape[0]):
-        b = batches[i]
-        end = at + sizes[i]
         if which[i]:
+            b = batches[i]
+            end = at + sizes[i]
             header = size_of_header_v3(
                 b.last_offset - b.base_offset, b.base_timestamp, b.max_timestamp, first_sections[i]
             )
@@ -214,9 +248,7 @@ def write_batches_v3(
                 b.records_count,
                 first_sections[i],
             )
-        else:
-            copy_bytes(out, at, raw, b.position - raw_position, sizes[i])
-        at = end
+            at = end
 
 
 @kernel
@@ -231,7 +263,8 @@ def copy_around(
 ) -> None:
     """Put `replaced` (uint8: the batches in `which`, one after the other) among the others, which are copied.
 
-    sizes: int64[n], of each result; out: uint8[sum(sizes)], written; the others as in `write_batches_v3`.
+    raw: uint8, bytes of the file from raw_position on; batches: BATCH[n]; sizes: int64[n], of each result; out:
+    uint8[sum(sizes)], written.
     """
     at = 0
     taken = 0
