@@ -81,9 +81,8 @@ class Converter:
         if self.magic == 2:
             replaced, sizes = to_v2(run, which, path)
         else:
-            replaced, sizes = to_v3(
-                run.raw, run.scratch, run.batches, run.bodies, run.spans, which, self._again.max_batch_bytes
-            )
+            kept, rebuilt = np.ones(len(run.spans), np.bool_), np.zeros(len(which), np.bool_)
+            replaced, sizes = to_v3(run, run.batches, kept, rebuilt, which, self._again.max_batch_bytes)
             self._read_again(run, replaced, which, path)
         sizes = np.where(which, sizes, run.batches["size"])
         out = np.empty(int(sizes.sum()), np.uint8)
@@ -113,25 +112,25 @@ def may_be_v3(raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.voi
 
 
 def to_v3(
-    raw: NDArray[np.uint8],
-    scratch: NDArray[np.uint8],
+    run: Run,
     batches: NDArray[np.void],
-    bodies: NDArray[np.void],
-    spans: NDArray[np.void],
+    kept: NDArray[np.bool_],
+    rebuilt: NDArray[np.bool_],
     which: NDArray[np.bool_],
     max_batch_bytes: int,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the batches of `which` (bool[n]) in magic 3, one after the other, and int64[n], the size of each.
 
     Takes those out of `which` that stay as they are: with a number in a longer form than needed, or too large for a
-    reader with this limit. raw, scratch, bodies (BODY[n]), spans: as in Run; batches: BATCH[n], whose fields the
-    headers get.
+    reader with this limit. batches: BATCH[n] of the run, with the fields that the headers get; kept, rebuilt: as in
+    `section_kernels.measure_sections`.
     """
-    kernels.comes_back(raw, scratch, bodies, spans, which)
+    records = run.bodies, run.spans, kept, rebuilt, which
+    kernels.comes_back(run.raw, run.scratch, *records)
     measured = np.zeros(len(which), MEASURED)
-    kernels.measure_sections(raw, scratch, bodies, spans, which, measured)
+    kernels.measure_sections(run.raw, run.scratch, batches, *records, measured)
     plain = np.empty(int(measured["headers"].sum() + measured["payloads"].sum()), np.uint8)
-    kernels.write_sections(raw, scratch, bodies, spans, which, measured, plain)
+    kernels.write_sections(run.raw, run.scratch, batches, *records, measured, plain)
     first_sections = measured["headers"].copy()
     stored = measured["headers"] + measured["payloads"]
     codecs = batches["attributes"] & CODEC_MASK

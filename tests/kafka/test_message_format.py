@@ -63,7 +63,7 @@ def test_a_broker_refuses_a_file_in_magic_3(cases: dict[str, Case], tmp_path: Pa
 def test_a_broker_does_not_start_on_a_conversion_that_was_cut_off(
     cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of a partition that is not whole stops it by its name. The mark alone, when all are whole, does not."""
+    """The folder of a partition that is not whole stops it by its name. Beside whole ones, the mark alone does not."""
     for name in ("none-tomb", "lz4-append"):
         for partition in cases[name].partitions:
             as_v3(cases[name].input(partition), tmp_path / "archive" / partition)

@@ -89,45 +89,6 @@ def _encode_batch(
 
 
 @kernel
-def surviving_spans(
-    bodies: np.ndarray,
-    cleaned: np.ndarray,
-    spans: np.ndarray,
-    kept: np.ndarray,
-    out_bodies: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    """Copy the spans of the kept records (bool[len(spans)]): out SPAN[kept], written. Those of REBUILT batches get the
-    deltas to their batch's new header, and as start -1, because a rebuilt record has no attributes.
-
-    bodies: BODY[n]; cleaned: CLEANED[n]; out_bodies: a copy of the bodies, to which the rows of `out` are written.
-    """
-    at = 0
-    for i in range(bodies.shape[0]):
-        body = bodies[i]
-        result = cleaned[i]
-        append_time = result.attributes & TIMESTAMP_TYPE_MASK != 0
-        out_bodies[i].first_span = at
-        for row in range(body.first_span, body.first_span + body.n_records):
-            if not kept[row]:
-                continue
-            span = out[at]
-            span.rest = spans[row].rest
-            span.end = spans[row].end
-            if result.outcome == REBUILT:
-                timestamp = result.max_timestamp if append_time else body.base_timestamp + spans[row].timestamp_delta
-                span.start = -1
-                span.timestamp_delta = timestamp - result.base_timestamp
-                span.offset_delta = body.base_offset + spans[row].offset_delta - result.base_offset
-            else:
-                span.start = spans[row].start
-                span.timestamp_delta = spans[row].timestamp_delta
-                span.offset_delta = spans[row].offset_delta
-            at += 1
-        out_bodies[i].n_records = at - out_bodies[i].first_span
-
-
-@kernel
 def digest_records(
     raw: np.ndarray,
     scratch: np.ndarray,

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lastkey.logformat.batches.bodies import Run
-from lastkey.logformat.batches.span_kernels import SPAN
 from lastkey.logformat.layout import CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.writing.formats import Magic, may_be_v3, to_v2, to_v3
-from lastkey.udfs.compact.clean.rebuild_kernels import surviving_spans
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.plan import LARGEST_V3_BYTES
-from lastkey.udfs.compact.verdicts import COPIED, DROPPED, EMPTIED, REBUILT
+from lastkey.udfs.compact.verdicts import COPIED, EMPTIED, REBUILT
 
 # Fields of a header that come from the decision about its batch
 _DECIDED = ("base_offset", "last_offset", "base_timestamp", "max_timestamp", "attributes")
@@ -60,14 +58,11 @@ def in_format(
     which |= changed & (cleaned["attributes"] & (CONTROL_MASK | IGNORE_ATTRIBUTES_MASK) == 0)
     if not which.any():
         return nothing(len(which))
-    batches, bodies, spans = run.batches, run.bodies, run.spans
-    if (changed | (outcome == DROPPED)).any():
-        batches, bodies, spans = batches.copy(), bodies.copy(), np.empty(int(kept.sum()), SPAN)
-        for name in _DECIDED:
-            batches[name][changed] = cleaned[name][changed]
-        batches["records_count"][changed] = cleaned["n_kept"][changed]
-        surviving_spans(run.bodies, cleaned, run.spans, kept, bodies, spans)
-    data, sizes = to_v3(run.raw, run.scratch, batches, bodies, spans, which, max_batch_bytes)
+    batches = run.batches.copy()
+    for name in _DECIDED:
+        batches[name][changed] = cleaned[name][changed]
+    batches["records_count"][changed] = cleaned["n_kept"][changed]
+    data, sizes = to_v3(run, batches, kept, changed, which, max_batch_bytes)
     return Replaced(which, data, np.where(which, sizes, 0), 3)
 
 
