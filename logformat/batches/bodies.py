@@ -174,6 +174,8 @@ class BodyLoader:
             )
             bodies["start"][rows], bodies["end"][rows] = np.concatenate([[at], ends[:-1]]), ends
             bodies["in_scratch"][rows] = True
+        if 2 * held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
+            self._sections = Scratch()
         return lo + first, lo + last
 
     def _unpack(
@@ -207,6 +209,8 @@ class BodyLoader:
         packed_bytes = int((columns[1] - columns[0]).sum())
         if _USUAL_RATIO * packed_bytes > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
+        if len(v3) and packed_bytes:
+            self._sections.reserve(self.soft_bytes * 9 // 8)
         stored = sections.stored(found)
         ends: list[int] = []
         at = held = 0
