@@ -274,7 +274,7 @@ def build_large(root: Path, magic: Magic) -> int:
     draw, n = random.Random(5), 0
     for codec in CODECS:
         first, log = n, b""
-        for records in (10, 31, 10):
+        for records in (10, 29, 10):
             rows = pa.record_batch(
                 {
                     "key": [b"key-%d" % (i % 30) for i in range(n, n + records)],
