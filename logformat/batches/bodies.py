@@ -175,6 +175,8 @@ class BodyLoader:
             )
             bodies["start"][rows], bodies["end"][rows] = np.concatenate([[at], ends[:-1]]), ends
             bodies["in_scratch"][rows] = True
+        if 2 * held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
+            self._sections = Scratch()
         return lo + first, lo + last
 
     def _unpack(
@@ -195,6 +197,8 @@ class BodyLoader:
         rows, starts, stops = part[order], bodies["start"][order], bodies["end"][order]
         if _USUAL_RATIO * int((stops - starts).sum()) > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
+        if len(v3) and (starts < stops).any():
+            self._sections.reserve(self.soft_bytes * 9 // 8)
         direct = (rows["magic"] == 2) & (rows["attributes"] & CODEC_MASK == CODEC_ZSTD)
         stored = sections.stored(found)
         ends = np.empty(n, np.int64)

@@ -72,13 +72,21 @@ def locate_sections(
         section.attributes = raw[start + ATTRIBUTES_OFFSET + 1] & IGNORE_ATTRIBUTES_MASK == 0
 
 
+@inline
+def _in_file(section: Any) -> bool:
+    """Return whether no section is compressed, so that they are read where they lie."""
+    return not section.headers_packed and not section.payloads_packed
+
+
 @kernel
 def copy_plain(raw: np.ndarray, sections: np.ndarray, out: np.ndarray, at: int) -> int:
-    """Copy the sections that are not compressed to out[at:] (uint8), and enter their new places in SECTIONS[m]. Returns
-    the position behind them.
+    """Copy the plain sections of batches that have a compressed one too to out[at:] (uint8), and enter their new places
+    in SECTIONS[m]. Returns the position behind them.
     """
     for j in range(sections.shape[0]):
         section = sections[j]
+        if _in_file(section):
+            continue
         if not section.headers_packed:
             size = section.headers_end - section.headers_start
             copy_bytes(out, at, raw, section.headers_start, size)
@@ -95,15 +103,15 @@ def copy_plain(raw: np.ndarray, sections: np.ndarray, out: np.ndarray, at: int) 
 
 
 @kernel
-def measure_bodies(buf: np.ndarray, sections: np.ndarray, limit: int) -> tuple[int, int]:
+def measure_bodies(raw: np.ndarray, buf: np.ndarray, sections: np.ndarray, limit: int) -> tuple[int, int]:
     """Find the columns of SECTIONS[m], check that all fields fit, and measure the bodies in the magic 2 encoding.
 
-    buf: uint8[], where the sections lie. Returns (status, row) of the first bad body; (OK, row): of one above `limit`
-    bytes; (OK, -1).
+    raw, buf: uint8[], where the sections lie: in raw those of batches that have no compressed one. Returns (status,
+    row) of the first bad body; (OK, row): of one above `limit` bytes; (OK, -1).
     """
     for j in range(sections.shape[0]):
         section = sections[j]
-        status = _measure(buf, section)
+        status = _measure(raw, section) if _in_file(section) else _measure(buf, section)
         if status != OK or section.body_bytes > limit:
             return status, j
     return OK, -1
@@ -186,14 +194,17 @@ def _measure(buf: np.ndarray, section: Any) -> int:
 
 
 @kernel
-def write_bodies(buf: np.ndarray, sections: np.ndarray, out: np.ndarray, at: int, ends: np.ndarray) -> None:
+def write_bodies(
+    raw: np.ndarray, buf: np.ndarray, sections: np.ndarray, out: np.ndarray, at: int, ends: np.ndarray
+) -> None:
     """Write the records of SECTIONS[m] in the magic 2 encoding, one body after the other from out[at] on.
 
-    sections: of `measure_bodies`, all OK; ends: int64[m], written: end of each body. Without payloads, values are
-    empty or null, and there are no headers.
+    raw, buf, sections: of `measure_bodies`, all OK; ends: int64[m], written: end of each body. Without payloads, values
+    are empty or null, and there are no headers.
     """
     for j in range(sections.shape[0]):
-        at = _write(buf, sections[j], out, at)
+        section = sections[j]
+        at = _write(raw, section, out, at) if _in_file(section) else _write(buf, section, out, at)
         ends[j] = at
 
 

@@ -104,12 +104,13 @@ def write_records(
     batches: BATCH[m], for errors; unpacked: holds the sections of `unpack` below byte `at`; limit: most bytes of a
     body. Raises LogFormatError of the kinds in _PROBLEMS, and "bomb".
     """
-    plain = np.where(sections["headers_packed"], 0, sections["headers_end"] - sections["headers_start"])
-    payloads = ~sections["payloads_packed"] & (sections["payloads_start"] >= 0)
-    plain = plain + np.where(payloads, sections["payloads_end"] - sections["payloads_start"], 0)
-    unpacked.reserve(at + int(plain.sum()))
+    headers, payloads = (sections[f"{name}_end"] - sections[f"{name}_start"] for name in ("headers", "payloads"))
+    copied = np.where(sections["payloads_packed"] & ~sections["headers_packed"], headers, 0)
+    there = sections["payloads_start"] >= 0
+    copied += np.where(sections["headers_packed"] & ~sections["payloads_packed"] & there, payloads, 0)
+    unpacked.reserve(at + int(copied.sum()))
     kernels.copy_plain(raw, sections, unpacked.array, at)
-    status, row = kernels.measure_bodies(unpacked.array, sections, limit)
+    status, row = kernels.measure_bodies(raw, unpacked.array, sections, limit)
     if row >= 0:
         kind, expected, found = _PROBLEMS.get(
             status, ("bomb", f"at most {limit} bytes of records (max.decompressed.batch.bytes)", "more")
@@ -118,5 +119,5 @@ def write_records(
         raise LogFormatError(kind, path, position, expected, found, base_offset=base)
     out.reserve(out_at + int(sections["body_bytes"].sum()))
     ends = np.empty(len(sections), np.int64)
-    kernels.write_bodies(unpacked.array, sections, out.array, out_at, ends)
+    kernels.write_bodies(raw, unpacked.array, sections, out.array, out_at, ends)
     return ends

@@ -62,6 +62,7 @@ BAD_OFFSETS: Final = 6
 BAD_CONTROL: Final = 7
 REACHED_END: Final = 8  # the next batch ends at or above `end_offset`
 BAD_LAST_OFFSET: Final = 10  # the batch ends above layout.MAX_LAST_OFFSET (9: pread_kernels.SHORT_READ)
+IS_V3: Final = -2  # of one batch: `_read_v3` reads it
 BAD_TRAIL: Final = 11  # magic 3: a number in the header's trail that is too long, or runs past the batch
 BAD_SECTION: Final = 12  # magic 3: a first section that does not fit the batch, or is stored plain without a codec
 
@@ -83,24 +84,55 @@ def walk_batches(
     BATCH[capacity], written.
     Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is its start.
     """
-    position = 0
-    n = 0
-    previous = previous_last_offset
+    n, position, previous = 0, 0, previous_last_offset
+    while True:
+        n, position, previous, status, expected, found = _walk_kafka(
+            buf, position, length, file_position, n, previous, end_offset, check_crc, out
+        )
+        if status != IS_V3:
+            return n, position, status, expected, found
+        row, size = out[n], expected
+        row.position = file_position + position
+        status, expected, found = _read_v3(buf, position, position + size, previous, end_offset, check_crc, row)
+        if status != FRAMED:
+            return n, position, status, expected, found
+        n, position, previous = n + 1, position + size, row.last_offset
+
+
+@inline
+def _walk_kafka(
+    buf: np.ndarray,
+    position: int,
+    length: int,
+    file_position: int,
+    n: int,
+    previous: int,
+    end_offset: int,
+    check_crc: int,
+    out: np.ndarray,
+) -> tuple[int, int, int, int, int, int]:
+    """Walk from buf[position] and row n on, up to the first batch of magic 3: a loop without the code for those, which
+    would take a tenth more time, because it needs the registers.
+
+    Returns (n, position, last offset, status, expected, found); IS_V3 expects the bytes of that batch.
+    """
     while n < out.shape[0]:
         status, expected, found, size = frame_batch(buf, position, length)
         if status != FRAMED:
-            return n, position, status, expected, found
+            return n, position, previous, status, expected, found
         if length - position < size:
-            return n, position, MORE, size, length - position
+            return n, position, previous, MORE, size, length - position
+        if buf[position + MAGIC_OFFSET] == 3:
+            return n, position, previous, IS_V3, size, np.int64(0)
         row = out[n]
         row.position = file_position + position
-        status, expected, found = read_header(buf, position, position + size, previous, end_offset, check_crc, row)
+        status, expected, found = _read_kafka(buf, position, position + size, previous, end_offset, check_crc, row)
         if status != FRAMED:
-            return n, position, status, expected, found
+            return n, position, previous, status, expected, found
         previous = row.last_offset
         position += size
         n += 1
-    return n, position, MORE, 0, 0
+    return n, position, previous, MORE, np.int64(0), np.int64(0)
 
 
 @inline
@@ -138,6 +170,16 @@ def read_header(
     Returns (FRAMED, 0, 0), or (status, expected, found). check_crc: as in `walk_batches`; without the check, only a
     control batch's body is read. (A marker whose damaged attributes hide it still has the size of a marker.)
     """
+    if buf[position + MAGIC_OFFSET] == 3:
+        return _read_v3(buf, position, end, previous, end_offset, check_crc, row)
+    return _read_kafka(buf, position, end, previous, end_offset, check_crc, row)
+
+
+@inline
+def _read_kafka(
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: int, row: Any
+) -> tuple[int, int, int]:
+    """Read a header of magic 0 to 2, as `read_header`."""
     size = end - position
     first = load_i64(buf, position)
     magic = np.int64(buf[position + MAGIC_OFFSET])
@@ -154,25 +196,20 @@ def read_header(
             if actual != crc:
                 return BAD_CRC, crc, actual
         last_delta = np.int64(load_i32(buf, position + LAST_DELTA_OFFSET))
-        status, expected, found = _read_fields(buf, position, position + PRODUCER_OFFSET, last_delta, crc, row)
+        count = np.int64(load_i32(buf, position + PRODUCER_OFFSET + COUNT))
+        status, expected, found = _read_fields(
+            buf, position, position + PRODUCER_OFFSET, first, last_delta, count, crc, row
+        )
         if status != FRAMED:
             return status, expected, found
         row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
         row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
-        if attributes & CONTROL_MASK and row.records_count > 0:
+        if attributes & CONTROL_MASK and count > 0:
             kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
             if kind < 0 or attributes & CODEC_MASK:
                 return BAD_CONTROL, 0, kind
             row.control_type = min(kind, 127)
             row.coordinator_epoch = epoch
-    elif magic == 3:
-        marker = size == END_TXN_MARKER_SIZE  # one of magic 2 whose magic is damaged
-        status, expected, found = _read_v3(
-            buf, position, end, check_crc == CHECK_ALL or (check_crc == CHECK_MARKERS and marker), row
-        )
-        if status != FRAMED:
-            return status, expected, found
-        attributes = np.int64(row.attributes)
     else:
         crc = np.int64(load_i32(buf, position + LOG_OVERHEAD)) & 0xFFFFFFFF
         if magic == 1 and size - LOG_OVERHEAD < MIN_LEGACY_SIZE + 8:
@@ -197,25 +234,36 @@ def read_header(
         status, expected, found = check_range(first, np.int64(0))
         if status != FRAMED:
             return status, expected, found
+    row.attributes = attributes
+    return _check_place(first, attributes, magic, previous, end_offset, row)
+
+
+@inline
+def _check_place(
+    first: int, attributes: int, magic: int, previous: int, end_offset: int, row: Any
+) -> tuple[int, int, int]:
     if first <= previous:
         return BAD_OFFSETS, previous + 1, first
-    row.attributes = attributes
     codec = attributes & CODEC_MASK
     if codec > CODEC_ZSTD or (magic < 2 and codec == CODEC_ZSTD):
         return BAD_CODEC, CODEC_ZSTD, codec
     if row.last_offset >= end_offset:
         return REACHED_END, end_offset, row.last_offset
-    return FRAMED, 0, 0
+    return FRAMED, np.int64(0), np.int64(0)
 
 
 @kernel
-def _read_v3(buf: np.ndarray, position: int, end: int, check_crc: bool, row: Any) -> tuple[int, int, int]:
-    """Read a header of magic 3 into `row`, without the fields that `read_header` sets for every magic.
-
-    A function of its own, so that walks over magic 2 pay nothing for it. Returns as `read_header`.
-    """
+def _read_v3(
+    buf: np.ndarray, position: int, end: int, previous: int, end_offset: int, check_crc: int, row: Any
+) -> tuple[int, int, int]:
+    """Read a header of magic 3, as `read_header`."""
+    row.size = end - position
+    row.magic = 3
+    row.control_type = -1
+    row.coordinator_epoch = -1
     crc = np.int64(load_i32(buf, position + CRC_OFFSET)) & 0xFFFFFFFF
-    if check_crc:
+    marker = end - position == END_TXN_MARKER_SIZE  # one of magic 2 whose magic is damaged
+    if check_crc == CHECK_ALL or (check_crc == CHECK_MARKERS and marker):
         actual = np.int64(crc32c_range(buf, position + CRC_START, end)) ^ CRC_INVERTED
         if actual != crc:
             return BAD_CRC, crc, actual
@@ -228,22 +276,26 @@ def _read_v3(buf: np.ndarray, position: int, end: int, check_crc: bool, row: Any
         return BAD_SECTION, end - after, first_section
     if attributes & CONTROL_MASK:
         return BAD_CONTROL, np.int64(0), np.int64(0)
+    first, producer = load_i64(buf, position), position + PRODUCER_OFFSET_V3
+    count = np.int64(load_i32(buf, producer + COUNT))
+    status, expected, found = _read_fields(buf, position, producer, first, last_delta, count, crc, row)
+    if status != FRAMED:
+        return status, expected, found
     row.base_timestamp = base_timestamp
     row.max_timestamp = max_timestamp
-    row.attributes = attributes & ~IGNORE_ATTRIBUTES_MASK
-    return _read_fields(buf, position, position + PRODUCER_OFFSET_V3, last_delta, crc, row)
+    attributes &= ~IGNORE_ATTRIBUTES_MASK
+    row.attributes = attributes
+    return _check_place(first, attributes, 3, previous, end_offset, row)
 
 
 @inline
 def _read_fields(
-    buf: np.ndarray, position: int, producer: int, last_delta: int, crc: int, row: Any
+    buf: np.ndarray, position: int, producer: int, first: int, last_delta: int, count: int, crc: int, row: Any
 ) -> tuple[int, int, int]:
     """Read the fields that magic 2 and 3 store alike into `row`, and check offsets and count. Returns as `read_header`.
 
     producer: position of the producer's id.
     """
-    first = load_i64(buf, position)
-    count = np.int64(load_i32(buf, producer + COUNT))
     status, expected, found = check_range(first, last_delta)
     if status != FRAMED:
         return status, expected, found

@@ -4,11 +4,11 @@
     for chunk in read_chunks(...):
         for converted in converter.convert(chunk.raw, chunk.position, chunk.batches, path): ...
 
-Nothing is lost, by construction: each batch of magic 3 is read again, and kept only if its header's fields and its
-records in the magic 2 encoding are what they were, byte for byte. Every other batch stays as it is, so a file may hold
-both formats. What stays: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies
-that cannot be read; and bodies that their fields do not give again (a varint longer than needed). On the way back no
-batch of magic 3 stays, because a broker would not read it: one that cannot change is an error.
+Nothing is lost: each batch of magic 3 is read again, and its header's fields and its records in the magic 2 encoding
+must be what they were, byte for byte. What magic 3 would not give again stays as it is, so a file may hold both
+formats: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies that cannot be
+read; and those with a varint longer than needed. On the way back no batch of magic 3 stays, because a broker would not
+read it: one that cannot change is an error. A compaction uses `to_v3` and `to_v2`, and reads its own files again.
 """
 
 from __future__ import annotations
@@ -74,60 +74,77 @@ class Converter:
 
     def candidates(self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return bool[n]: which of BATCH[n] could have the other format, by their headers."""
-        if self.magic == 2:
-            return np.asarray(batches["magic"] == 3)
-        at = batches["position"] - raw_position + ATTRIBUTES_OFFSET
-        unknown = (raw[at] != 0) | (batches["attributes"] & IGNORE_ATTRIBUTES_MASK != 0)
-        return np.asarray((batches["magic"] == 2) & ~unknown & (batches["attributes"] & CONTROL_MASK == 0))
+        return np.asarray(batches["magic"] == 3) if self.magic == 2 else may_be_v3(raw, raw_position, batches)
 
     def _convert(self, run: Run, raw_position: int, path: str) -> Converted:
-        if self.magic == 2:
-            return _to_v2(run, raw_position, path)
         which = run.wanted.copy()
-        data, sizes = _to_v3(run, raw_position, which)
-        which &= sizes <= self._again.max_batch_bytes + BATCH_OVERHEAD  # else no reader with this limit takes it
-        rows = _walked(data, len(which))
-        for name in _SAME:
-            which &= rows[name] == run.batches[name]
-        for again in self._again.runs_around_damage(data, 0, rows, run.wanted & which, path):
-            if isinstance(again, BadBatch):
-                which[again.row] = False
-                continue
+        if self.magic == 2:
+            replaced, sizes = to_v2(run, which, path)
+        else:
+            kept, rebuilt = np.ones(len(run.spans), np.bool_), np.zeros(len(which), np.bool_)
+            replaced, sizes = to_v3(run, run.batches, kept, rebuilt, which, self._again.max_batch_bytes)
+            self._read_again(run, replaced, which, path)
+        sizes = np.where(which, sizes, run.batches["size"])
+        out = np.empty(int(sizes.sum()), np.uint8)
+        kernels.copy_around(run.raw, raw_position, run.batches, which, replaced, sizes, out)
+        return Converted(out, sizes, which, run.first)
+
+    def _read_again(self, run: Run, data: NDArray[np.uint8], which: NDArray[np.bool_], path: str) -> None:
+        """Raise LogFormatError kind "readback" unless the batches in `which`, as written, hold what they held."""
+        before = run.batches[which]
+        rows = np.empty(len(before), BATCH)
+        walk.walk_batches(data, len(data), 0, -1, NO_END, walk.CHECK_ALL, rows)
+        same = np.logical_and.reduce([rows[name] == before[name] for name in _SAME])
+        bodies = run.bodies[which]
+        for again in self._again.runs(data, 0, rows, np.ones(len(rows), np.bool_), path, backwards=False):
             part = slice(again.first, again.first + len(again.batches))
-            equal = which[part].copy()
-            kernels.bodies_equal(run.raw, run.scratch, run.bodies[part], again.raw, again.scratch, again.bodies, equal)
-            which[part] &= equal
-        if (which != run.wanted).any():
-            data, sizes = _to_v3(run, raw_position, which)
-        return Converted(data, sizes, which, run.first)
+            kernels.bodies_equal(run.raw, run.scratch, bodies[part], again.raw, again.scratch, again.bodies, same[part])
+        if not same.all():
+            position = int(before["position"][same.argmin()])
+            raise LogFormatError("readback", path, position, "the same records in magic 3", "others")
 
 
-def _walked(data: NDArray[np.uint8], n: int) -> NDArray[np.void]:
-    rows = np.empty(n, BATCH)
-    found, _, status, _, _ = walk.walk_batches(data, len(data), 0, -1, NO_END, walk.CHECK_ALL, rows)
-    if found < n:
-        raise AssertionError(f"batch {found} of {n} cannot be read as it was written: status {status}")
-    return rows
+def may_be_v3(raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Return bool[n]: which of BATCH[n] can have magic 3, by their headers. raw begins at raw_position."""
+    at = batches["position"] - raw_position + ATTRIBUTES_OFFSET
+    others = batches["attributes"] & (CONTROL_MASK | IGNORE_ATTRIBUTES_MASK) != 0
+    return np.asarray((batches["magic"] == 2) & ~others & (raw[at] == 0))
 
 
-def _to_v3(run: Run, raw_position: int, which: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the run's batches, those of `which` in magic 3, and the size of each."""
+def to_v3(
+    run: Run,
+    batches: NDArray[np.void],
+    kept: NDArray[np.bool_],
+    rebuilt: NDArray[np.bool_],
+    which: NDArray[np.bool_],
+    max_batch_bytes: int,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the batches of `which` (bool[n]) in magic 3, one after the other, and int64[n], the size of each.
+
+    Takes those out of `which` that stay as they are: with a number in a longer form than needed, or too large for a
+    reader with this limit. batches: BATCH[n] of the run, with the fields that the headers get; kept, rebuilt: as in
+    `section_kernels.measure_sections`.
+    """
+    records = run.bodies, run.spans, kept, rebuilt, which
+    kernels.comes_back(run.raw, run.scratch, *records)
     measured = np.zeros(len(which), MEASURED)
-    kernels.measure_sections(run.raw, run.scratch, run.bodies, run.spans, which, measured)
+    kernels.measure_sections(run.raw, run.scratch, batches, *records, measured)
     plain = np.empty(int(measured["headers"].sum() + measured["payloads"].sum()), np.uint8)
-    kernels.write_sections(run.raw, run.scratch, run.bodies, run.spans, which, measured, plain)
+    kernels.write_sections(run.raw, run.scratch, batches, *records, measured, plain)
     first_sections = measured["headers"].copy()
     stored = measured["headers"] + measured["payloads"]
-    codecs = run.batches["attributes"] & CODEC_MASK
+    codecs = batches["attributes"] & CODEC_MASK
     data = plain
     if (codecs[which] != 0).any():
         data = _compressed(plain, codecs, which, measured, first_sections, stored)
-    sizes = np.where(which, stored, run.batches["size"])
-    kernels.sizes_v3(run.batches, which, first_sections, sizes)
+    sizes = np.where(which, stored, 0)
+    kernels.sizes_v3(batches, which, first_sections, sizes)
     out = np.empty(int(sizes.sum()), np.uint8)
-    kernels.write_batches_v3(
-        run.raw, raw_position, run.batches, which, measured["attributes"], first_sections, sizes, data, out
-    )
+    kernels.write_batches_v3(batches, which, measured["attributes"], first_sections, sizes, data, out)
+    fits = sizes <= max_batch_bytes + BATCH_OVERHEAD
+    if not fits.all():
+        out = out[np.repeat(fits, sizes)]
+        which &= fits
     return out, sizes
 
 
@@ -161,8 +178,10 @@ def _compressed(
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def _to_v2(run: Run, raw_position: int, path: str) -> Converted:
-    which = run.wanted
+def to_v2(run: Run, which: NDArray[np.bool_], path: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the batches of `which` (bool[n]), those of magic 3, in magic 2, as `to_v3` does. Raises LogFormatError for
+    one with too many bytes.
+    """
     rows = run.batches[which]
     bodies = (run.bodies["end"] - run.bodies["start"])[which]
     if (bodies > _MOST_BYTES).any():
@@ -181,10 +200,8 @@ def _to_v2(run: Run, raw_position: int, path: str) -> Converted:
     ]
     lengths = np.array([len(part) for part in parts], np.int64)
     payload = np.frombuffer(b"".join(parts), np.uint8)
-    replaced = np.empty(len(payload) + BATCH_OVERHEAD * len(rows), np.uint8)
-    write_batches(rows, payload, np.cumsum(lengths), replaced)
-    sizes = run.batches["size"].copy()
+    out = np.empty(len(payload) + BATCH_OVERHEAD * len(rows), np.uint8)
+    write_batches(rows, payload, np.cumsum(lengths), out)
+    sizes = np.zeros(len(which), np.int64)
     sizes[which] = BATCH_OVERHEAD + lengths
-    out = np.empty(int(sizes.sum()), np.uint8)
-    kernels.copy_around(run.raw, raw_position, run.batches, which, replaced, sizes, out)
-    return Converted(out, sizes, which, run.first)
+    return out, sizes

@@ -8,9 +8,9 @@ import numpy as np
 
 from lastkey.logformat.batches.header_kernels import size_of_header_v3, write_header_v3
 from lastkey.logformat.jit import inline, kernel
-from lastkey.logformat.layout import IGNORE_ATTRIBUTES_MASK
+from lastkey.logformat.layout import IGNORE_ATTRIBUTES_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
-from lastkey.logformat.primitives.varint_kernels import read_varint, size_of_varlong, write_varlong
+from lastkey.logformat.primitives.varint_kernels import is_shortest, read_varint, size_of_varlong, write_varlong
 
 # The bytes of a batch's columns, and of its sections.
 MEASURED = np.dtype(
@@ -29,42 +29,107 @@ MEASURED = np.dtype(
 
 
 @inline
-def _fields(buf: np.ndarray, span: Any) -> tuple[int, int, int, int, int, int]:
-    """Return a decoded record's attributes; length of its key, -1 for null, and place; the same of its value; bytes of
-    its headers with their count, 0 for none.
+def _fields(buf: np.ndarray, batch: Any, body: Any, span: Any, rebuilt: bool) -> tuple[int, ...]:
+    """Return what magic 3 keeps of a decoded record: its timestamp's and offset's deltas in the batch, attributes;
+    length of its key, -1 for null, and place; the same of its value; bytes of its headers with their count, 0 for none.
     """
     end = span.end
-    _, at = read_varint(buf, span.start, end)
-    attributes: int = buf[at]
+    attributes: int = 0
+    timestamp: int = span.timestamp_delta
+    if not rebuilt:
+        _, at = read_varint(buf, span.start, end)
+        attributes = buf[at]
+    elif batch.attributes & TIMESTAMP_TYPE_MASK:
+        timestamp = batch.max_timestamp - batch.base_timestamp
+    else:
+        timestamp += body.base_timestamp - batch.base_timestamp
+    offset: int = body.base_offset + span.offset_delta - batch.base_offset
     key_length, key = read_varint(buf, span.rest, end)
     value_length, value = read_varint(buf, key + max(key_length, 0), end)
     header_size: int = end - value - max(value_length, 0)
     if header_size == 1 and buf[end - 1] == 0:
         header_size = 0
-    return attributes, max(key_length, -1), key, max(value_length, -1), value, header_size
+    return timestamp, offset, attributes, max(key_length, -1), key, max(value_length, -1), value, header_size
+
+
+@kernel
+def comes_back(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    kept: np.ndarray,
+    rebuilt: np.ndarray,
+    which: np.ndarray,
+) -> None:
+    """Take the batches out of `which` (bool[n]) that have a number in a longer form than needed: magic 3 keeps the
+    number, not its form. The other arguments are those of `measure_sections`.
+    """
+    for i in range(bodies.shape[0]):
+        if which[i]:
+            if bodies[i].in_scratch:
+                which[i] = _comes_back(scratch, bodies[i], spans, kept, rebuilt[i])
+            else:
+                which[i] = _comes_back(raw, bodies[i], spans, kept, rebuilt[i])
+
+
+@inline
+def _comes_back(buf: np.ndarray, body: Any, spans: np.ndarray, kept: np.ndarray, rebuilt: bool) -> bool:
+    for row in range(body.first_span, body.first_span + body.n_records):
+        if not kept[row]:
+            continue
+        span = spans[row]
+        end = span.end
+        if not rebuilt:
+            length, at = read_varint(buf, span.start, end)
+            if is_shortest(buf, span.start, length) < 0:
+                return False
+            at = is_shortest(buf, at + 1, span.timestamp_delta)
+            if at < 0 or is_shortest(buf, at, span.offset_delta) < 0:
+                return False
+        key_length, at = read_varint(buf, span.rest, end)
+        if key_length < -1 or is_shortest(buf, span.rest, key_length) < 0:
+            return False
+        at += max(key_length, 0)
+        value_length, _ = read_varint(buf, at, end)
+        if value_length < -1 or is_shortest(buf, at, value_length) < 0:
+            return False
+    return True
 
 
 @kernel
 def measure_sections(
-    raw: np.ndarray, scratch: np.ndarray, bodies: np.ndarray, spans: np.ndarray, which: np.ndarray, out: np.ndarray
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    kept: np.ndarray,
+    rebuilt: np.ndarray,
+    which: np.ndarray,
+    out: np.ndarray,
 ) -> None:
     """Measure the sections of the batches in `which` (bool[n]): out MEASURED[n], written; zeros for the others.
 
-    raw, scratch: uint8[], where the records lie; bodies: BODY[n]; spans: SPAN[].
+    raw, scratch: uint8[], where the records lie; batches: BATCH[n], with the fields of new headers; bodies: BODY[n];
+    spans: SPAN[]; kept: bool[len(spans)], the records to write; rebuilt: bool[n], batches whose records get times and
+    offsets by that header, and no attributes.
     """
     for i in range(bodies.shape[0]):
         if not which[i]:
             continue
         if bodies[i].in_scratch:
-            _measure(scratch, bodies[i], spans, out[i])
+            _measure(scratch, batches[i], bodies[i], spans, kept, rebuilt[i], out[i])
         else:
-            _measure(raw, bodies[i], spans, out[i])
+            _measure(raw, batches[i], bodies[i], spans, kept, rebuilt[i], out[i])
 
 
 @inline
-def _measure(buf: np.ndarray, body: Any, spans: np.ndarray, out: Any) -> None:
-    timestamp = 0
-    offset = -1
+def _measure(
+    buf: np.ndarray, batch: Any, body: Any, spans: np.ndarray, kept: np.ndarray, rebuilt: bool, out: Any
+) -> None:
+    before = 0
+    last = -1
     timestamps = 0
     offsets = 0
     key_lengths = 0
@@ -74,18 +139,21 @@ def _measure(buf: np.ndarray, body: Any, spans: np.ndarray, out: Any) -> None:
     payloads = 0
     any_attributes = 0
     for row in range(body.first_span, body.first_span + body.n_records):
-        span = spans[row]
-        attributes, key_length, _, value_length, _, header_size = _fields(buf, span)
+        if not kept[row]:
+            continue
+        timestamp, offset, attributes, key_length, _, value_length, _, header_size = _fields(
+            buf, batch, body, spans[row], rebuilt
+        )
         any_attributes |= attributes
-        timestamps += size_of_varlong(span.timestamp_delta - timestamp)
-        offsets += size_of_varlong(span.offset_delta - offset - 1)
+        timestamps += size_of_varlong(timestamp - before)
+        offsets += size_of_varlong(offset - last - 1)
         key_lengths += size_of_varlong(key_length)
         value_lengths += size_of_varlong(value_length)
         header_sizes += size_of_varlong(header_size)
         keys += max(key_length, 0)
         payloads += max(value_length, 0) + header_size
-        timestamp = span.timestamp_delta
-        offset = span.offset_delta
+        before = timestamp
+        last = offset
     out.timestamps = timestamps
     out.offsets = offsets
     out.key_lengths = key_lengths
@@ -94,7 +162,7 @@ def _measure(buf: np.ndarray, body: Any, spans: np.ndarray, out: Any) -> None:
     out.attributes = any_attributes != 0
     out.headers = timestamps + offsets + key_lengths + value_lengths + header_sizes + keys
     if any_attributes != 0:
-        out.headers += body.n_records
+        out.headers += batch.records_count
     out.payloads = payloads
 
 
@@ -102,8 +170,11 @@ def _measure(buf: np.ndarray, body: Any, spans: np.ndarray, out: Any) -> None:
 def write_sections(
     raw: np.ndarray,
     scratch: np.ndarray,
+    batches: np.ndarray,
     bodies: np.ndarray,
     spans: np.ndarray,
+    kept: np.ndarray,
+    rebuilt: np.ndarray,
     which: np.ndarray,
     measured: np.ndarray,
     out: np.ndarray,
@@ -117,31 +188,44 @@ def write_sections(
         if not which[i]:
             continue
         if bodies[i].in_scratch:
-            at = _write(scratch, bodies[i], spans, measured[i], out, at)
+            at = _write(scratch, batches[i], bodies[i], spans, kept, rebuilt[i], measured[i], out, at)
         else:
-            at = _write(raw, bodies[i], spans, measured[i], out, at)
+            at = _write(raw, batches[i], bodies[i], spans, kept, rebuilt[i], measured[i], out, at)
 
 
 @inline
-def _write(buf: np.ndarray, body: Any, spans: np.ndarray, sizes: Any, out: np.ndarray, at: int) -> int:
+def _write(
+    buf: np.ndarray,
+    batch: Any,
+    body: Any,
+    spans: np.ndarray,
+    kept: np.ndarray,
+    rebuilt: bool,
+    sizes: Any,
+    out: np.ndarray,
+    at: int,
+) -> int:
     attribute = at
-    timestamps = at + body.n_records if sizes.attributes else at
+    timestamps = at + batch.records_count if sizes.attributes else at
     offsets = timestamps + sizes.timestamps
     key_lengths = offsets + sizes.offsets
     value_lengths = key_lengths + sizes.key_lengths
     header_sizes = value_lengths + sizes.value_lengths
     keys = header_sizes + sizes.header_sizes
     payloads = at + sizes.headers
-    timestamp = 0
-    offset = -1
+    before = 0
+    last = -1
     for row in range(body.first_span, body.first_span + body.n_records):
-        span = spans[row]
-        attributes, key_length, key, value_length, value, header_size = _fields(buf, span)
+        if not kept[row]:
+            continue
+        timestamp, offset, attributes, key_length, key, value_length, value, header_size = _fields(
+            buf, batch, body, spans[row], rebuilt
+        )
         if sizes.attributes:
             out[attribute] = attributes
             attribute += 1
-        timestamps = write_varlong(out, timestamps, span.timestamp_delta - timestamp)
-        offsets = write_varlong(out, offsets, span.offset_delta - offset - 1)
+        timestamps = write_varlong(out, timestamps, timestamp - before)
+        offsets = write_varlong(out, offsets, offset - last - 1)
         key_lengths = write_varlong(out, key_lengths, key_length)
         value_lengths = write_varlong(out, value_lengths, value_length)
         header_sizes = write_varlong(out, header_sizes, header_size)
@@ -152,8 +236,8 @@ def _write(buf: np.ndarray, body: Any, spans: np.ndarray, sizes: Any, out: np.nd
         if stored > 0:  # the headers stand right behind the value
             copy_bytes(out, payloads, buf, value, stored)
             payloads += stored
-        timestamp = span.timestamp_delta
-        offset = span.offset_delta
+        before = timestamp
+        last = offset
     end: int = at + sizes.headers + sizes.payloads
     return end
 
@@ -170,8 +254,6 @@ def sizes_v3(batches: np.ndarray, which: np.ndarray, first_sections: np.ndarray,
 
 @kernel
 def write_batches_v3(
-    raw: np.ndarray,
-    raw_position: int,
     batches: np.ndarray,
     which: np.ndarray,
     attributes: np.ndarray,
@@ -180,18 +262,17 @@ def write_batches_v3(
     sections: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write the batches in `which` as magic 3, and copy the others as they are, one after the other.
+    """Write the batches in `which` as magic 3, one after the other.
 
-    raw: bytes of the file from raw_position on; batches: BATCH[n]; attributes: bool[n], whether the records have any;
-    first_sections: int64[n], as in `read_trail`; sizes: int64[n], of each result; sections: uint8, stored ones of those
-    in `which`; out: uint8[sum(sizes)], written.
+    batches: BATCH[n]; attributes: bool[n], whether the records have any; first_sections: int64[n], as in `read_trail`;
+    sizes: int64[n], of each result, 0 of the others; sections: uint8, the stored ones; out: uint8[sum(sizes)], written.
     """
     at = 0
     taken = 0
     for i in range(batches.shape[0]):
-        b = batches[i]
-        end = at + sizes[i]
         if which[i]:
+            b = batches[i]
+            end = at + sizes[i]
             header = size_of_header_v3(
                 b.last_offset - b.base_offset, b.base_timestamp, b.max_timestamp, first_sections[i]
             )
@@ -214,9 +295,7 @@ def write_batches_v3(
                 b.records_count,
                 first_sections[i],
             )
-        else:
-            copy_bytes(out, at, raw, b.position - raw_position, sizes[i])
-        at = end
+            at = end
 
 
 @kernel
@@ -231,7 +310,8 @@ def copy_around(
 ) -> None:
     """Put `replaced` (uint8: the batches in `which`, one after the other) among the others, which are copied.
 
-    sizes: int64[n], of each result; out: uint8[sum(sizes)], written; the others as in `write_batches_v3`.
+    raw: uint8, bytes of the file from raw_position on; batches: BATCH[n]; sizes: int64[n], of each result; out:
+    uint8[sum(sizes)], written.
     """
     at = 0
     taken = 0

@@ -1,16 +1,25 @@
 """Magic 3 against magic 2: a scan of keys, a scan of whole records, and bytes, for each codec and some batch sizes.
 
     .venv-test/bin/python -m tests.bench.bench_formats [--megabytes 64] [--value-bytes 1000]
+    ... --table | --compact | --against CHECKOUT
 
 Prints for each case the medians of turns taken in one process, and their ratio: from files in memory, with checksums,
 to key hashes and numbers of every record. Values are texts of eight words and numbers, as many as their bytes need.
+--compact: the first compaction of an archive into a store of either format, in threads, in processor seconds.
+--against: how this checkout reads magic 2, and how another one does, such as a worktree at 5e613c5, the last one
+without magic 3; two processes take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +29,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.layout import CODEC_NAMES
@@ -27,6 +40,7 @@ from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 from lastkey.udfs.report.format_savings import FormatTask, measure_formats, merged
 from tests.builders.formats import converted
+from tests.conftest import ROOT
 
 _WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta")
 
@@ -42,11 +56,11 @@ def values(n: int, size: int, seed: int = 7) -> list[bytes]:
     return out
 
 
-def log(n: int, size: int, per_batch: int, codec: str) -> bytes:
+def log(n: int, size: int, per_batch: int, codec: str, *, keys: int | None = None) -> bytes:
     rng = random.Random(3)
     records = pa.record_batch(
         {
-            "key": pa.array([b"user-%08d" % rng.randrange(n) for _ in range(n)]),
+            "key": pa.array([b"user-%08d" % rng.randrange(keys or n) for _ in range(n)]),
             "value": pa.array(values(n, size)),
             "timestamp_ms": pa.array([1_700_000_000_000 + 3 * i + rng.randrange(3) for i in range(n)]),
         }
@@ -82,6 +96,95 @@ def compare(name: str, data: bytes, keys_only: bool, turns: int) -> str:
     return f"{name}: v2 {v2 * 1000:.1f} ms, v3 {v3 * 1000:.1f} ms, {v2 / v3:.2f} times as fast"
 
 
+def print_compactions(megabytes: int, turns: int) -> None:
+    """Print the processor seconds of first compactions, by the number of keys for each record."""
+    config = {
+        form: parse_config(
+            {"defaults": {"cleanup.policy": "compact", "store.format": form}, "job": {"engine": "threads"}}
+        )
+        for form in ("v2", "v3")
+    }
+    n = megabytes * (1 << 20) // 1020
+    for keys in (100, 0.3, 0.02):
+        with tempfile.TemporaryDirectory() as name:
+            archive, seconds = Path(name) / "archive" / "t-0", {form: [] for form in config}
+            archive.mkdir(parents=True)
+            (archive / f"{0:020d}.log").write_bytes(log(n, 1000, 100, "zstd", keys=int(n * keys)))
+            for turn in range(turns + 1):
+                for form, settings in config.items():
+                    store = Path(name) / f"{form}-{turn}"
+                    options = CompactOptions(str(archive.parent), str(store), 1_800_000_000_000, settings, sealed=True)
+                    start = time.process_time()
+                    assert job.run(options, Silent()).exit_code == 0
+                    seconds[form].append(time.process_time() - start)
+                    shutil.rmtree(store)
+        v2, v3 = (statistics.median(of[1:]) for of in seconds.values())
+        print(f"{keys} keys a record: {v2:.3f} s into v2, {v3:.3f} s into v3, {v3 / v2:.2f} times as long", flush=True)
+
+
+# Reads a log of magic 2 in several ways, as often as lines come; only names that 5e613c5 has too
+_READER = """
+import sys, time
+import numpy as np
+from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.compact import job
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.walk_kernels import walk_batches
+from lastkey.logformat.layout import BATCH
+logs = {name: np.fromfile(f"{sys.argv[1]}/{name}", np.uint8) for name in ("none", "zstd")}
+out = np.empty(1 << 20, BATCH)
+loader = BodyLoader(max_batch_bytes=1 << 28, secret=(1, 2))
+def walk(name, check):
+    return walk_batches(logs[name], len(logs[name]), 0, -1, 2**63 - 1, check, out)[0]
+rows = {name: out[: walk(name, 1)].copy() for name in logs}
+def records(name):
+    for run in loader.runs(logs[name], 0, rows[name], np.ones(len(rows[name]), bool), "", backwards=False):
+        pass
+ways = {"walk": lambda name: walk(name, 0), "walk with checksums": lambda name: walk(name, 1), "records": records}
+for line in sys.stdin:
+    way, name = line.strip().split(" of ")
+    best, end = 9.0, time.perf_counter() + 0.05
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        ways[way](name)
+        best = min(best, time.perf_counter() - start)
+    print(best, flush=True)
+"""
+
+
+def print_against(other: Path, turns: int) -> None:
+    """Print how long both checkouts read magic 2."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        for codec in ("none", "zstd"):
+            (Path(name) / codec).write_bytes(log(300_000, 100, 16, codec))
+        command = [sys.executable, "-c", _READER, name]
+        readers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    command, text=True, cwd=side, env={**os.environ, "PYTHONPATH": str(side)},
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )
+            )
+            for side in (other.resolve(), ROOT)
+        ]  # fmt: skip
+        for way in ("walk", "walk with checksums", "records"):
+            for codec in ("none", "zstd"):
+                seconds: list[list[float]] = [[], []]
+                for turn in range(-1, turns):  # the first one compiles
+                    for reader, of_side in list(zip(readers, seconds, strict=True))[:: 1 if turn % 2 else -1]:
+                        assert reader.stdin is not None and reader.stdout is not None
+                        print(f"{way} of {codec}", file=reader.stdin, flush=True)
+                        of_side.append(float(reader.stdout.readline()))
+                before, now = (np.array(s[1:]) for s in seconds)
+                print(
+                    f"{way} of {codec}: {np.median(before) * 1e6:.0f} us there, {np.median(now) * 1e6:.0f} us here, "
+                    f"median of ratios {np.median(now / before):.3f}",
+                    flush=True,
+                )
+
+
 def print_table() -> None:
     """Print a row for each size of records and of batches, with each codec's bytes a record in either format."""
     with tempfile.TemporaryDirectory() as name:
@@ -108,10 +211,21 @@ def main() -> None:
     parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--table", action="store_true", help="bytes a record, as FORMAT.md shows them")
+    parser.add_argument("--compact", action="store_true", help="first compactions into either format")
+    parser.add_argument("--against", type=Path, help="a checkout to compare the readers of magic 2 with")
     given = parser.parse_args()
     if given.table:
         print_table()
-        return
+    elif given.compact:
+        print_compactions(given.megabytes, given.turns)
+    elif given.against:
+        print_against(given.against, given.turns)
+    else:
+        print_scans(given)
+
+
+def print_scans(given: argparse.Namespace) -> None:
+    """Print how long scans of keys and of whole records take."""
     n = given.megabytes * (1 << 20) // (given.value_bytes + 20)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         for per_batch in (16, 100, 1000):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import struct
 import subprocess
 import sys
@@ -16,8 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import google_crc32c
+import pyarrow as pa
 import pytest
 
+from lastkey.logformat.writing.encode import BatchOptions, encode_batches
+from lastkey.logformat.writing.formats import Magic
+from tests.builders.formats import converted
 from tests.conftest import ROOT
 from tests.reference import v3
 from tests.reference.log import ZSTD, Batch, data_batch
@@ -69,8 +74,9 @@ from pathlib import Path
 from tests.builders.damage import Partition
 part = Partition(Path(sys.argv[2]), Path(sys.argv[3]))
 plan = part.plan(sealed=True)
-plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=int(sys.argv[4])))
-if sys.argv[1] == "compact":
+store = dict(store_format="v3") if sys.argv[1] == "compact v3" else {}
+plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=int(sys.argv[4]), **store))
+if sys.argv[1].startswith("compact"):
     from lastkey.udfs.compact.one_task.compact_partition import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
@@ -89,6 +95,18 @@ elif sys.argv[1] == "time_index":
     limit = int(sys.argv[4])
     logs = [TimedSegment("t", 0, s.listed, limit) for s in plan.segments]
     problem = [text for text in time_index_rows(logs)["problem"].to_pylist() if text]
+elif sys.argv[1] in ("rows", "keys"):
+    from tests.builders.sources import read_only
+    given = dict(columns="key,offset") if sys.argv[1] == "keys" else {}
+    assert read_only("kafka_log", sys.argv[2], maxDecompressedBatchBytes=sys.argv[4], **given) == int(sys.argv[5])
+    problem = None
+elif sys.argv[1] == "erasure":
+    from lastkey.udfs.audit.find_keys import search_files
+    from lastkey.udfs.audit.findings import SearchFile
+    from lastkey.udfs.audit.key_set import KeySet
+    logs = [(s.listed.path, s.listed.size) for s in plan.segments]
+    files = [SearchFile(sys.argv[2], path, size, 0, "log", max_batch_bytes=int(sys.argv[4])) for path, size in logs]
+    problem = search_files(KeySet.of([b"key-of-nobody"]), None, files).problems
 else:
     from tests.builders.sources import read
     rows = read("kafka_log", sys.argv[2], badRecords="set_aside", maxDecompressedBatchBytes=sys.argv[4])
@@ -242,3 +260,70 @@ def test_side_files_of_no_sensible_size(job: str, measured: Measured, tmp_path: 
     assert code in (0, 3), said
     if job in ("inspect folder", "verify"):
         assert code == 3 and str(SPARSE_BYTES) in said
+
+
+LARGE = 32 * MIB  # largest batch here
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def build_large(root: Path, magic: Magic) -> int:
+    """Write `t-0` with a log for each codec: batches of a third of the largest, and one of nearly that size. Return the
+    number of records.
+    """
+    (root / "t-0").mkdir(parents=True)
+    draw, n = random.Random(5), 0
+    for codec in CODECS:
+        first, log = n, b""
+        for records in (10, 29, 10):
+            rows = pa.record_batch(
+                {
+                    "key": [b"key-%d" % (i % 30) for i in range(n, n + records)],
+                    "value": [draw.randbytes(1 << 10) * (MIB >> 10) for _ in range(records)],
+                    "timestamp_ms": pa.array(range(n, n + records)),
+                }
+            )
+            log += encode_batches(rows, n, BatchOptions(codec=codec)).tobytes()
+            n += records
+        (root / "t-0" / f"{first:020d}.log").write_bytes(converted(log, magic))
+    (root / "t-0" / f"{n:020d}.log").write_bytes(data_batch(n, [(1, b"key", b"value")]).data)
+    return n + 1
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> dict[Magic, tuple[Path, int]]:
+    """Return archives of large batches in either format, and the numbers of their records."""
+    root = tmp_path_factory.mktemp("large")
+    formats: tuple[Magic, ...] = (2, 3)
+    return {
+        magic: (root / f"v{magic}" / "archive", build_large(root / f"v{magic}" / "archive", magic)) for magic in formats
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job", ["inspect records", "verify", "compact", "compact v3", "splits", "profile", "rows", "keys", "erasure"]
+)
+def test_large_batches_take_no_more_than_the_bound_of_a_task(
+    job: str, measured: Measured, large: dict[Magic, tuple[Path, int]], tmp_path: Path
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(f'[defaults]\n"max.decompressed.batch.bytes" = {LARGE}\n')
+    healthy = build(tmp_path / "healthy" / "archive", None)
+
+    def peak(root: Path, n: int) -> int:
+        command_line = command(job, root, config)
+        if command_line[0] is _TASK:
+            command_line[3:] = [str(tmp_path / root.parent.name / "store"), str(LARGE), str(n)]
+        code, found, said = measured(*command_line)
+        assert code == 0, said
+        return found
+
+    least = peak(healthy, 13)
+    for magic, (root, n) in large.items():
+        found = peak(root, n)
+        # COMPACTION.md, "Costs": a chunk, decompressed batches, and three times one batch; four with magic 3. Rows of
+        # the data source stand in an Arrow batch too
+        batches = 3 + (magic == 3 or job == "compact v3") + (job == "rows")
+        bound = (8 + 32) * MIB + batches * LARGE
+        print(f"{job}, magic {magic}: {(found - least) / MIB:.0f} MiB more than a small archive, of {bound / MIB:.0f}")
+        assert found < least + bound

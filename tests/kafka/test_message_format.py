@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, RestoreOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
+from lastkey.jobs.convert import job as convert
 from lastkey.jobs.restore import job as restore
 from tests.builders.archives import put
 from tests.builders.formats import as_v3
@@ -20,6 +21,7 @@ from tests.kafka_lab.loading import (
     check_served,
     partition_dirs,
     recovered_by_broker,
+    served_by_broker,
     start_restored,
 )
 from tests.kafka_lab.oracle import dump
@@ -56,3 +58,42 @@ def test_a_broker_refuses_a_file_in_magic_3(cases: dict[str, Case], tmp_path: Pa
         dump([folder])
     with recovered_by_broker({partition: folder}) as data:
         assert sum(log.stat().st_size for log in (data / partition).glob("*.log")) == 0
+
+
+def test_a_broker_does_not_start_on_a_conversion_that_was_cut_off(
+    cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a partition that is not whole stops it by its name. Beside whole ones, the mark alone does not."""
+    for name in ("none-tomb", "lz4-append"):
+        for partition in cases[name].partitions:
+            as_v3(cases[name].input(partition), tmp_path / "archive" / partition)
+
+    def cut_off(step: str, at: int) -> Path:
+        """Convert back to magic 2, and end as by a signal before the given call of a step of the conversion."""
+        calls, real, output = [], getattr(convert, step), tmp_path / step
+
+        def interrupted(*given: object) -> object:
+            calls.append(given)
+            if len(calls) > at:
+                raise KeyboardInterrupt
+            return real(*given)
+
+        config = parse_config({"job": {"engine": "threads"}})
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(convert, step, interrupted)
+            convert.run(ConvertOptions(str(tmp_path / "archive"), str(output), "v2", config=config), Silent())
+        return output
+
+    half = cut_off("close_folder", 1)
+    (unfinished,) = half.glob("*-*.part")
+    given = {name: path for name, path in partition_dirs([half]).items() if path.name != unfinished.name}
+    assert len(given) == 1
+    message = rf"Found directory .*{unfinished.name}.* is not in the form of topic-partition"
+    with pytest.raises(LabError, match=message), served_by_broker(given, beside=[unfinished]):
+        pass
+    all_there = cut_off("unmark", 0)
+    given = partition_dirs([all_there])
+    assert len(given) == 2
+    with served_by_broker(given, beside=[all_there / "convert.part"]) as broker:
+        problems, _ = check_served(broker.bootstrap, given)
+        assert problems == []

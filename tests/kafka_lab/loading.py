@@ -107,14 +107,21 @@ def load_under_broker(
 
 
 @contextmanager
-def served_by_broker(parts: Mapping[str, Path], *, options: Mapping[str, object] | None = None) -> Iterator[Broker]:
-    """Run a broker on copies of partition directories, `<topic>-<n>` -> directory, which it takes as they are."""
+def served_by_broker(
+    parts: Mapping[str, Path], *, beside: Iterable[Path] = (), options: Mapping[str, object] | None = None
+) -> Iterator[Broker]:
+    """Run a broker on copies of partition directories, `<topic>-<n>` -> directory, which it takes as they are.
+
+    beside: files and folders to copy into its log directory too.
+    """
     with tempfile.TemporaryDirectory(prefix="kafka-serve-") as work:
         broker = _fresh_cluster(Path(work), parts, options)
         for name in (*_CHECKPOINTS[:2], _CHECKPOINTS[3]):
             (broker.data / name).unlink(missing_ok=True)
         for name, source in parts.items():
             _swap_in(source, broker.data / name)
+        for path in beside:
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, broker.data / path.name)
         with broker:
             yield broker
 

@@ -44,7 +44,7 @@ def load_kernels() -> None:
     cleaned = np.zeros(1, CLEANED)
     cleaned["outcome"] = EMPTIED
     raw = np.zeros(BATCH_OVERHEAD, np.uint8)
-    assemble_batches(raw, 0, header, cleaned, raw, offsets, raw)
+    assemble_batches(raw, 0, header, cleaned, raw, offsets, flags, raw, offsets, raw)
     batches = np.empty(1, BATCH)
     walk_batches(raw, len(raw), 0, -1, NO_END, True, batches)
     crc32c_extend(0, raw)
@@ -74,7 +74,7 @@ def load_kernels() -> None:
         batch_verdicts(run.batches, run.wanted, is_last, 0, flags, verdicts)
         mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, 0, is_last)
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
-        encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, out, offsets)
+        encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, flags, run.spans, kept, out, offsets)
         digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags)
 
     nobody = LastBatches(offsets[:0], offsets[:0], np.empty(0, np.int16))

@@ -16,10 +16,21 @@ from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
 from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
+from lastkey.logformat.writing.formats import Magic
 from lastkey.udfs.compact.clean.decide_kernels import decide
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
+from lastkey.udfs.compact.clean.store_format import Replaced, in_format, wanted_for
 from lastkey.udfs.compact.cleaner import Rules, batch_retention
-from lastkey.udfs.compact.verdicts import COPIED, DROPPED, EMPTIED, N_COUNTERS, REBUILT, RETAIN_EMPTY, UNKNOWN
+from lastkey.udfs.compact.verdicts import (
+    ALL_STAY,
+    COPIED,
+    DROPPED,
+    EMPTIED,
+    N_COUNTERS,
+    REBUILT,
+    RETAIN_EMPTY,
+    UNKNOWN,
+)
 
 _REENCODED_MORE = 20  # extra bytes that new varints of a record may need over the old ones
 # A dry run recompresses this much of each run (32 MiB decompressed): bytes, or batches if those are large. Tuned: sizes
@@ -85,9 +96,11 @@ def clean_chunk(
     backwards: bool,
     see: See | None = None,
     verdicts_of: VerdictsOf | None = None,
+    magic: Magic | None = None,
 ) -> Iterator[CleanedRun]:
     """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. A verdict of
-    `verdicts_of` replaces the body of its batch, which is not read then.
+    `verdicts_of` replaces the body of its batch, which is not read then unless its format changes. magic: of the
+    survivors (`store_format.format_for`).
     """
     batches = chunk.batches
     discardable = rules.discardable(batches)
@@ -98,11 +111,13 @@ def clean_chunk(
         retention[:] = RETAIN_EMPTY
     verdicts = verdicts_of(batches, drop) if verdicts_of is not None else np.zeros(len(batches), np.int8)
     wanted = ~drop & (verdicts == UNKNOWN)
+    if verdicts_of is not None:
+        wanted |= (verdicts == ALL_STAY) & wanted_for(magic, chunk.raw, chunk.position, batches)
     for run in loader.runs(chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before):
         part = slice(run.first, run.first + len(run.batches))
         is_last = np.empty(len(run.spans), np.bool_)
         mark_last(run, is_last)
-        kept = np.empty(len(run.spans), np.bool_)
+        kept = np.ones(len(run.spans), np.bool_)  # of a batch with a verdict all that are here
         cleaned = np.zeros(len(run.batches), CLEANED)
         decide(
             run.batches,
@@ -128,52 +143,64 @@ def clean_chunk(
         if see is not None:
             see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
-            yield _write(run, chunk.position, kept, cleaned, tally, rules.dry_run)
+            replaced = in_format(run, chunk.position, kept, cleaned, magic, loader.max_batch_bytes, path)
+            yield _write(run, chunk.position, kept, cleaned, replaced, tally, rules.dry_run)
 
 
 def _write(
-    run: Run, raw_position: int, kept: np.ndarray, cleaned: np.ndarray, tally: Tally, dry_run: bool
+    run: Run,
+    raw_position: int,
+    kept: np.ndarray,
+    cleaned: np.ndarray,
+    replaced: Replaced,
+    tally: Tally,
+    dry_run: bool,
 ) -> CleanedRun:
-    outcome = cleaned["outcome"]
+    outcome, which = cleaned["outcome"], replaced.which
     sizes = np.where(outcome == COPIED, run.batches["size"], np.where(outcome == DROPPED, 0, BATCH_OVERHEAD))
-    rebuilt = outcome == REBUILT
+    rebuilt = (outcome == REBUILT) & ~which
     payload, ends = np.empty(0, np.uint8), np.zeros(len(cleaned), np.int64)
     estimated = False
     if rebuilt.any():
-        payload, ends, estimated = _payload(run, kept, cleaned, tally, dry_run)
+        payload, ends, estimated = _payload(run, kept, cleaned, rebuilt, tally, dry_run)
         sizes = sizes + np.where(rebuilt, np.diff(ends, prepend=0), 0)
+    sizes = np.where(which, replaced.sizes, sizes)
+    tally.recompressed_bytes += int(sizes[which & (run.batches["attributes"] & CODEC_MASK != 0)].sum())
     stays = outcome != DROPPED
     rows = np.empty(int(stays.sum()), OUT_BATCH)
     rows["size"] = sizes[stays]
     for name in ("base_offset", "last_offset", "max_timestamp", "min_timestamp", "tombstones"):
         rows[name] = cleaned[name][stays]
     rows["n_records"] = cleaned["n_kept"][stays]
-    rows["rebuilt"] = rebuilt[stays]
+    again = rebuilt | which
+    rows["rebuilt"] = again[stays]
     rows["codec"] = np.where(outcome == EMPTIED, 0, run.batches["attributes"] & CODEC_MASK)[stays]
-    rows["magic"] = np.where(outcome == COPIED, run.batches["magic"], 2)[stays]
+    made = np.where(which, replaced.magic, 2)
+    rows["magic"] = np.where((outcome == COPIED) & ~which, run.batches["magic"], made)[stays]
     total = int(sizes.sum())
-    if (outcome == COPIED).all():
+    if (outcome == COPIED).all() and not which.any():
         return CleanedRun(rows, None, int(run.batches["position"][0]), total)
     if dry_run:
         return CleanedRun(rows, None, -1, total, estimated=estimated)
     data = np.empty(total, np.uint8)
-    assemble_batches(run.raw, raw_position, run.batches, cleaned, payload, ends, data)
-    digest = digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, rebuilt)
+    assemble_batches(
+        run.raw, raw_position, run.batches, cleaned, payload, ends, which, replaced.data, replaced.sizes, data
+    )
+    digest = digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, again)
     return CleanedRun(rows, data, -1, total, digest=int(digest))
 
 
 def _payload(
-    run: Run, kept: np.ndarray, cleaned: np.ndarray, tally: Tally, dry_run: bool
+    run: Run, kept: np.ndarray, cleaned: np.ndarray, rebuilt: np.ndarray, tally: Tally, dry_run: bool
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the final bodies of the rebuilt batches: (bytes, int64[n] end of each batch's body, whether the sizes are
-    estimates).
+    """Return the final bodies of the batches in `rebuilt`: (bytes, int64[n] end of each batch's body, whether the sizes
+    are estimates).
     """
-    rebuilt = cleaned["outcome"] == REBUILT
     old = run.bodies["end"] - run.bodies["start"]
     room = int(old[rebuilt].sum() + _REENCODED_MORE * cleaned["n_kept"][rebuilt].sum(dtype=np.int64))
     plain = np.empty(room, np.uint8)
     ends = np.empty(len(cleaned), np.int64)
-    encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, run.spans, kept, plain, ends)
+    encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, plain, ends)
     codecs = np.where(rebuilt, run.batches["attributes"] & CODEC_MASK, 0)
     if not codecs.any():
         return plain, ends, False

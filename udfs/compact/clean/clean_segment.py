@@ -9,7 +9,7 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Tally, VerdictsOf, clean_chunk
-from lastkey.udfs.compact.clean.store_format import converter_for, in_format
+from lastkey.udfs.compact.clean.store_format import format_for
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.scan.read_again import chunk_at
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
@@ -20,12 +20,14 @@ def clean_backwards(
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
     """Clean one source segment from its end; yield (piece, its chunk), last first."""
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    converter = converter_for(one.size, rules, loader.max_batch_bytes)
+    magic = format_for(one.size, rules)
     with one.open_log() as file:
         for scanned in reversed(one.chunks):
             chunk = chunk_at(file, one.path, scanned, buffer)
-            for piece in clean_chunk(chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True):
-                yield in_format(piece, chunk, converter, one.path), chunk
+            for piece in clean_chunk(
+                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True, magic=magic
+            ):
+                yield piece, chunk
 
 
 def clean_forwards(
@@ -43,14 +45,22 @@ def clean_forwards(
     bytes in a dry run if a batch changed).
     """
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    converter = converter_for(one.size, rules, loader.max_batch_bytes)
+    magic = format_for(one.size, rules)
     with one.open_log() as file:
         for scanned in one.chunks if chunks is None else chunks:
             chunk = chunk_at(file, one.path, scanned, buffer)
-            for cleaned in clean_chunk(
-                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=False, verdicts_of=verdicts_of
+            for piece in clean_chunk(
+                chunk,
+                one.path,
+                loader,
+                rules,
+                keep_legacy,
+                mark_last,
+                tally,
+                backwards=False,
+                verdicts_of=verdicts_of,
+                magic=magic,
             ):
-                piece = in_format(cleaned, chunk, converter, one.path)
                 if piece.data is not None:
                     yield piece, piece.data
                 elif piece.position >= 0:

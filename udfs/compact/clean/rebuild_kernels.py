@@ -36,12 +36,13 @@ def encode_bodies(
     batches: np.ndarray,
     bodies: np.ndarray,
     cleaned: np.ndarray,
+    rebuilt: np.ndarray,
     spans: np.ndarray,
     kept: np.ndarray,
     out: np.ndarray,
     out_ends: np.ndarray,
 ) -> int:
-    """Encode the kept records of the REBUILT batches, one body after the other, uncompressed.
+    """Encode the kept records of the batches in `rebuilt` (bool[n]), one body after the other, uncompressed.
 
     cleaned: CLEANED[n]; kept: bool[len(spans)]; out: uint8[] with room for every kept record and 20 bytes more for
     each; out_ends: int64[n], written: end of each batch's body in `out` (the end before it for the other batches).
@@ -49,7 +50,7 @@ def encode_bodies(
     """
     position = 0
     for i in range(batches.shape[0]):
-        if cleaned[i].outcome == REBUILT:
+        if rebuilt[i]:
             if bodies[i].in_scratch:
                 position = _encode_batch(scratch, bodies[i], cleaned[i], spans, kept, out, position)
             else:
@@ -138,17 +139,27 @@ def assemble_batches(
     cleaned: np.ndarray,
     payload: np.ndarray,
     payload_ends: np.ndarray,
+    which: np.ndarray,
+    replaced: np.ndarray,
+    sizes: np.ndarray,
     out: np.ndarray,
 ) -> int:
     """Write the surviving batches one after the other.
 
     raw: bytes of the file from `raw_position` on; payload: final (compressed) bodies of the REBUILT batches, ending at
-    payload_ends[i]; out: uint8[] with room for all. Returns the bytes written.
+    payload_ends[i]; which: bool[n], batches that lie in `replaced` as they are to be, one behind the other, with their
+    sizes (int64[n]); out: uint8[] with room for all. Returns the bytes written.
     """
     position = 0
+    taken = 0
     for i in range(batches.shape[0]):
         result = cleaned[i]
         if result.outcome == DROPPED:
+            continue
+        if which[i]:
+            copy_bytes(out, position, replaced, taken, sizes[i])
+            taken += sizes[i]
+            position += sizes[i]
             continue
         batch = batches[i]
         if result.outcome == COPIED:

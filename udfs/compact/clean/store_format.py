@@ -1,45 +1,71 @@
-"""Survivors in the message format of the store (`store.format`), just before they are written."""
+"""Survivors in the message format of the store (`store.format`), from the decoded records."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.chunks import NO_END, Chunk
-from lastkey.logformat.layout import BATCH
-from lastkey.logformat.writing.formats import Converter
-from lastkey.udfs.compact.clean.clean_batches import CleanedRun
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.layout import CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
+from lastkey.logformat.writing.formats import Magic, may_be_v3, to_v2, to_v3
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.plan import LARGEST_V3_BYTES
+from lastkey.udfs.compact.verdicts import COPIED, EMPTIED, REBUILT
+
+# Fields of a header that come from the decision about its batch
+_DECIDED = ("base_offset", "last_offset", "base_timestamp", "max_timestamp", "attributes")
 
 
-def converter_for(size: int, rules: Rules, max_batch_bytes: int) -> Converter | None:
-    """Return what converts the survivors of a segment of `size` bytes; None: they stay as they are."""
-    if rules.magic == 3 and size > LARGEST_V3_BYTES:
-        return None
-    return Converter(rules.magic, max_batch_bytes=max_batch_bytes)
+class Replaced(NamedTuple):
+    """Batches of a run in another format."""
+
+    which: np.ndarray  # bool[n]
+    data: np.ndarray  # uint8: they, one behind the other
+    sizes: np.ndarray  # int64[n], 0 for the others
+    magic: int
 
 
-def in_format(piece: CleanedRun, chunk: Chunk, converter: Converter | None, path: str) -> CleanedRun:
-    """Return a piece of a chunk with its batches in the converter's format, or as it is where none can change."""
-    if converter is None:
-        return piece
-    if converter.magic == 2 and not (chunk.batches["magic"] == 3).any():
-        return piece
-    data = piece.data
-    if data is None:
-        if piece.position < 0:  # a dry run
-            return piece
-        data = chunk.raw[piece.position - chunk.position :][: piece.size]
-    batches = np.empty(len(piece.rows), BATCH)
-    walk.walk_batches(data, len(data), 0, -1, NO_END, False, batches)
-    if not converter.candidates(data, 0, batches).any():
-        return piece
-    parts = list(converter.convert(data, 0, batches, path))
-    rows = piece.rows.copy()
-    rows["size"] = np.concatenate([part.sizes for part in parts])
-    rows["magic"][np.concatenate([part.changed for part in parts])] = converter.magic
-    data = np.concatenate([part.data for part in parts])
-    return replace(piece, rows=rows, data=data, position=-1, size=len(data))
+def format_for(size: int, rules: Rules) -> Magic | None:
+    """Return the magic that the survivors of a segment of `size` bytes get; None: as they are, and rebuilt ones 2."""
+    return None if rules.dry_run or (rules.magic == 3 and size > LARGEST_V3_BYTES) else rules.magic
+
+
+def wanted_for(magic: Magic | None, raw: np.ndarray, raw_position: int, batches: np.ndarray) -> np.ndarray:
+    """Return bool[n]: batches whose records must be there even where all stay, because their format changes."""
+    if magic == 3:
+        return may_be_v3(raw, raw_position, batches)
+    return np.asarray((batches["magic"] == 3) & (magic == 2))
+
+
+def in_format(
+    run: Run,
+    raw_position: int,
+    kept: np.ndarray,
+    cleaned: np.ndarray,
+    magic: Magic | None,
+    max_batch_bytes: int,
+    path: str,
+) -> Replaced:
+    """Return the surviving batches that get another format than the run's way of writing them gives (magic 2, or a
+    copy). kept: bool[len(run.spans)]; cleaned: CLEANED[n].
+    """
+    outcome = cleaned["outcome"]
+    which = (outcome == COPIED) & run.wanted & wanted_for(magic, run.raw, raw_position, run.batches)
+    if magic != 3:
+        return Replaced(which, *to_v2(run, which, path), 2) if which.any() else nothing(len(which))
+    changed = (outcome == REBUILT) | (outcome == EMPTIED)
+    which |= changed & (cleaned["attributes"] & (CONTROL_MASK | IGNORE_ATTRIBUTES_MASK) == 0)
+    if not which.any():
+        return nothing(len(which))
+    batches = run.batches.copy()
+    for name in _DECIDED:
+        batches[name][changed] = cleaned[name][changed]
+    batches["records_count"][changed] = cleaned["n_kept"][changed]
+    data, sizes = to_v3(run, batches, kept, changed, which, max_batch_bytes)
+    return Replaced(which, data, np.where(which, sizes, 0), 3)
+
+
+def nothing(n: int) -> Replaced:
+    """Return that none of n batches gets another format."""
+    return Replaced(np.zeros(n, np.bool_), np.empty(0, np.uint8), np.zeros(n, np.int64), 2)
