@@ -42,7 +42,7 @@ from lastkey.udfs.dump_files import (
     wanted_of,
 )
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import exists, normal_uri, open_root
+from lastkey.udfs.storage import exists, holds_segments, normal_uri, open_root
 
 _LOG = logging.getLogger("lastkey")
 _SEARCH_BYTES = 64 << 20  # a search of up to this takes one file after the other, unless the user names Spark
@@ -135,9 +135,22 @@ def _gaps(files: Sequence[DumpFile], options: InspectOptions, spec: DumpSpec) ->
     return out
 
 
+def _files(path: str, ignored: list[str]) -> list[DumpFile]:
+    """List the files of a path; those of tiered storage as a log directory has them."""
+    root = open_root(normal_uri(path))
+    files = [] if root.is_tiered else list(list_files([path], ignored=ignored))
+    found = {(file.path.rpartition("/")[0], file.path.rpartition("/")[2]) for file in files if not file.named}
+    if any(holds_segments(root, folder.removeprefix(root.base).strip("/"), (name,)) for folder, name in found):
+        root = root.as_tiered()
+    if root.is_tiered:
+        listed = list_files([root.base], root.filesystem, ignored)
+        files = [replace(file, shown=root.uri + file.path.removeprefix(root.base)) for file in listed]
+    return files
+
+
 def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     """List the files to show. MissingPathError: a path is missing, or there is no file. UsageError: unknown topics."""
-    files = list(list_files(options.paths, ignored=ignored))
+    files = [file for path in options.paths for file in _files(path, ignored)]
     for file in files:
         if file.size < 0:
             raise MissingPathError(path=file.shown, expected="a file or a folder", found="nothing")

@@ -33,6 +33,7 @@ _SECRET_NAME: Final = re.compile(
 _NAMED: Final = {"hdfs", "viewfs", "webhdfs", "abfs", "abfss", "wasb", "wasbs", "sftp"}
 _BUCKETS: Final = {"s3", "s3a", "s3n", "gs"}  # their authority is a bucket's name only, without a colon
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*(?=://)", re.IGNORECASE)
+TIERED: Final = "tiered+"  # before a path or URI: what is there is tiered storage, see logformat.tiered.view
 _RETRY_SECONDS: Final = 15  # Google's library would try for a quarter of an hour
 
 
@@ -62,7 +63,7 @@ def has_secret(text: str) -> bool:
     plain = unquote(text)
     found = plain != text and has_secret(plain)
     for uri in _URI.finditer(text):
-        scheme, authority = (uri["scheme"] or uri["store"]).lower(), unquote(uri["authority"])
+        scheme, authority = (uri["scheme"] or uri["store"]).lower().removeprefix(TIERED), unquote(uri["authority"])
         behind = _AFTER_SLASHES.match(text, uri.end()) if scheme in _BUCKETS and not authority else None
         found = found or (behind is not None and _is_secret(scheme, unquote(behind[1])))
         found = found or _is_secret(scheme, authority)

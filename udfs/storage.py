@@ -15,9 +15,11 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat import regular_files
 from lastkey.logformat.errors import readable
-from lastkey.logformat.locations import canonical, file_system, refuse_secrets
+from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
+from lastkey.logformat.tiered import objects as tiered
+from lastkey.logformat.tiered.view import TieredFileSystem
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,20 @@ class Root:
         return self.full(path) if self.is_local else f"{self.uri.partition('?')[0].rstrip('/')}/{path}"
 
     @property
+    def place(self) -> Root:
+        """The root itself, not a view of it."""
+        return Root(self.uri.removeprefix(TIERED), self.filesystem.filesystem, self.base) if self.is_tiered else self
+
+    def as_tiered(self) -> Root:
+        """Return the root as a view of the tiered storage that it holds."""
+        return self if self.is_tiered else open_root(TIERED + self.uri)
+
+    @property
+    def is_tiered(self) -> bool:
+        """True if it is a view of tiered storage."""
+        return isinstance(self.filesystem, TieredFileSystem)
+
+    @property
     def is_local(self) -> bool:
         """True if the files lie on a local file system (fsync, locks, file times)."""
         return isinstance(self.filesystem, pafs.LocalFileSystem)
@@ -45,11 +61,18 @@ class Root:
 def normal_uri(path_or_uri: str) -> str:
     """Return what a user typed as a URI or an absolute local path. Raises SecretInUriError if it holds credentials."""
     refuse_secrets(path_or_uri)
+    if path_or_uri.startswith(TIERED):
+        return TIERED + normal_uri(path_or_uri.removeprefix(TIERED))
     if "://" in path_or_uri:
         return canonical(path_or_uri).rstrip("/")
     if path_or_uri.startswith("file:/"):  # as Hadoop writes local paths
         path_or_uri = path_or_uri.removeprefix("file:")
     return str(Path(path_or_uri).expanduser().absolute())
+
+
+def same_kind(uri: str, before: str) -> str:
+    """Return where an archive is now as a URI of the kind that it had: a view of tiered storage, or none."""
+    return TIERED + uri.removeprefix(TIERED) if before.startswith(TIERED) else uri
 
 
 class UnknownRootError(ValueError):
@@ -58,6 +81,9 @@ class UnknownRootError(ValueError):
 
 def open_root(uri: str) -> Root:
     """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError."""
+    if uri.startswith(TIERED):
+        place = open_root(uri.removeprefix(TIERED))
+        return Root(uri, TieredFileSystem(place.filesystem, place.uri), place.base)
     try:
         filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:
@@ -67,7 +93,7 @@ def open_root(uri: str) -> Root:
 
 def cached_root(uri: str) -> Root:
     """Return `open_root(uri)`, made once a process; for S3 once for each endpoint and profile of the environment."""
-    return open_root(uri) if canonical(uri).startswith("s3://") else root_made_once(uri)
+    return open_root(uri) if canonical(uri.removeprefix(TIERED)).startswith("s3://") else root_made_once(uri)
 
 
 @cache
@@ -170,7 +196,7 @@ def no_files(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str
 
 def folder_identity(root: Root, path: str) -> tuple[int, int] | None:
     """Return device and inode of a local folder, whatever name leads to it; None elsewhere: there are no links."""
-    if not root.is_local:
+    if not root.place.is_local:
         return None
     found = Path(root.full(path)).stat()
     return found.st_dev, found.st_ino
@@ -178,7 +204,7 @@ def folder_identity(root: Root, path: str) -> tuple[int, int] | None:
 
 def is_link(root: Root, path: str) -> bool:
     """Return whether the name is a symbolic link."""
-    return root.is_local and Path(root.full(path)).is_symlink()
+    return root.place.is_local and Path(root.full(path)).is_symlink()
 
 
 def exists(root: Root, path: str) -> bool:
@@ -202,3 +228,22 @@ def absent(root: Root, wanted: Sequence[tuple[str, int]]) -> list[str]:
 def _info(root: Root, path: str) -> Any:
     with readable(path):
         return root.filesystem.get_file_info(root.full(path))
+
+
+def objects_of(root: Root, path: str) -> list[str]:
+    """Return the paths or URIs of what goes if a file goes: itself, or the objects of tiered storage."""
+    if not root.is_tiered:
+        return [root.full_uri(path)]
+    place = root.place
+    start = len(place.base) + 1
+    return [place.full_uri(found[start:]) for found in root.filesystem.objects(root.full(path))]
+
+
+def holds_segments(root: Root, path: str, files: Iterable[str]) -> bool:
+    """Return whether a folder with these files holds remote segments, and the root is not a view of them yet."""
+    return not root.is_tiered and tiered.holds_segments(root.full(path), files)
+
+
+def notes_on_copies(root: Root, path: str) -> tuple[str, ...]:
+    """Return what to say of the remote segments in a partition's folder."""
+    return tuple(root.filesystem.notes(root.full(path))) if root.is_tiered else ()

@@ -1,7 +1,8 @@
 """Contents of an archive: its partitions, their files, and what the small text files beside them say. No log is opened.
 
 An archive is a log directory of a broker, or a folder of such directories: every folder that is named and filled like a
-partition's counts, up to `_MAX_DEPTH` folders below the root.
+partition's counts, up to `_MAX_DEPTH` folders below the root. Where a folder holds segments of tiered storage, the
+archive is listed again as a view that shows them as log directories; `Archive.root` is then that view.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from lastkey.logformat.s3_access import check_bucket
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile, Traces
-from lastkey.udfs.storage import Root, folder_identity, is_link, no_files, open_root, read_file
+from lastkey.udfs.storage import (
+    Root,
+    folder_identity,
+    holds_segments,
+    is_link,
+    no_files,
+    notes_on_copies,
+    open_root,
+    read_file,
+)
 
 _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
@@ -96,6 +106,10 @@ class _LogDirectory:
     held_by_broker: bool = False
 
 
+class _TieredError(Exception):
+    """Error of a folder that holds remote segments: the archive must be listed as a view of them."""
+
+
 @dataclass(frozen=True)
 class _Link:
     path: str  # of the folder that holds the link
@@ -130,6 +144,11 @@ def listed(uri: str, topics: TopicFilter = EVERY_TOPIC) -> Archive:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
 
+def archive_root(uri: str) -> Root:
+    """Return the root of an archive: a view, if it holds tiered storage. Raise FileNotFoundError if it is gone."""
+    return list_archive(open_root(uri), lambda _: False).root
+
+
 def check_holds_partitions(archive: Archive) -> None:
     """Raise MissingPathError if the archive has no partition's folder: an unmounted disk or a wrong folder must not
     pass for a healthy archive. Do nothing if a folder could not be listed: that is a problem of its own.
@@ -150,11 +169,15 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
         check_bucket(root.uri, root.filesystem)
         raise FileNotFoundError(root.uri)
-    with ThreadPoolExecutor(16) as pool:
-        _walk(archive, "", 0, wanted, pool)
-        while archive.links:  # after all real folders, so that those keep their own names
-            archive.links.sort(key=lambda link: (link.depth, link.path, link.name))
-            _walk_link(archive, archive.links.pop(0), wanted, pool)
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            _walk(archive, "", 0, wanted, pool)
+            while archive.links:  # after all real folders, so that those keep their own names
+                archive.links.sort(key=lambda link: (link.depth, link.path, link.name))
+                _walk_link(archive, archive.links.pop(0), wanted, pool)
+    except _TieredError as found:
+        archive = list_archive(root.as_tiered(), wanted)
+        archive.notes.insert(0, f"{found}: segments of tiered storage; the archive is read as {archive.root.uri}")
     return archive
 
 
@@ -225,6 +248,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
     ]
     entries = sorted(listed, key=lambda e: e.base_name)
     files = frozenset(e.base_name for e in entries if e.type == pafs.FileType.File)
+    if holds_segments(archive.root, path, files):
+        raise _TieredError(path or archive.root.uri)
     if any(names.parse_segment_file(name) is not None for name in files):
         where = path or archive.root.uri
         archive.notes.append(f"{where}: files of a log, in a folder that is not named like a partition's; left out")
@@ -337,7 +362,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
         except LogFormatError as error:
             out.unread = out.unread or _unread(error)
             archive.notes.append(f"{error}; cluster id unknown")
-    if names.LOCK in files and archive.root.is_local:
+    if names.LOCK in files and archive.root.place.is_local:
         lock = f"{path}/{names.LOCK}" if path else names.LOCK
         out.held_by_broker = is_locked(archive.root.full(lock))
         if out.held_by_broker:
@@ -398,7 +423,7 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
         return
     out.notes += [f"{out.path}/{name}: {kind}; ignored" for name, kind in odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
-    out.notes.extend(f"{out.path}: {note}" for note in resolution.notes)
+    out.notes.extend(f"{out.path}: {note}" for note in (*resolution.notes, *notes_on_copies(root, out.path)))
     out.segments.extend(found.segments(root.uri, f"{out.path}/"))
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}

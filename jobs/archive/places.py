@@ -24,7 +24,7 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.errors import NotEmptyError, UsageError
-from lastkey.logformat.locations import canonical, first_of
+from lastkey.logformat.locations import TIERED, canonical, first_of
 from lastkey.udfs.storage import Root, normal_uri
 
 _ALIASES = {"gcs": "gs", "abfss": "abfs"}
@@ -67,16 +67,17 @@ def check_apart(written: Place, *others: Place) -> None:
 
 def check_outside(written: Place, archive: Archive) -> None:
     """Raise UsageError if the place to write to lies in a folder of the archive, even through a link or mount."""
-    if not archive.root.is_local:
+    root = archive.root.place
+    if not root.is_local:
         return
     above = {address[1] for address in _addresses(written.uri) if address[0] == _INODE}
     for folder in sorted({*archive.folders, *(found.path for found in archive.partitions.values())}):
         try:
-            stat = os.stat(archive.root.full(folder))  # noqa: PTH116 - one of very many
+            stat = os.stat(root.full(folder))  # noqa: PTH116 - one of very many
         except OSError:  # the folder has gone since the listing
             continue
         if (stat.st_dev, stat.st_ino) in above:
-            raise _nested(written, written, Place("the archive's folder", archive.root.full(folder)))
+            raise _nested(written, written, Place("the archive's folder", root.full(folder)))
 
 
 def check_empty(root: Root) -> None:
@@ -92,6 +93,7 @@ def check_empty(root: Root) -> None:
 
 def local_path(uri: str) -> str | None:
     """Return the path of a local file or folder, however it is spelled; None on another file system."""
+    uri = uri.removeprefix(TIERED)
     scheme, _, rest = uri.partition("://")
     if "://" not in uri:
         return normal_uri(uri)
@@ -124,7 +126,7 @@ def _addresses(uri: str) -> Iterator[_Address]:
 
 
 def _of_uri(uri: str) -> _Address:
-    scheme, _, rest = canonical(uri).partition("?")[0].partition("://")
+    scheme, _, rest = canonical(uri.removeprefix(TIERED)).partition("?")[0].partition("://")
     kind = _ALIASES.get(scheme, scheme)
     host, _, path = rest.partition("/")
     host = host.lower().removesuffix(_DEFAULT_PORT.get(kind, "/"))

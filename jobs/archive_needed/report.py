@@ -10,7 +10,7 @@ from lastkey.jobs.archive_needed.decide import Answer, Reason
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root
+from lastkey.udfs.storage import Root, objects_of
 
 
 @dataclass
@@ -66,13 +66,14 @@ class ArchiveNeededReport(JobReport):
                 }
                 for i, s in enumerate(a.archived.segments)
             ],
-            "files": [self.archive.full_uri(path) for path in a.files()],
+            "files": [found for path in a.files() for found in objects_of(self.archive, path)],
         }
 
     def to_text(self) -> str:
         """Return the report for people, or only the paths of files that may go."""
         if self.paths_only:
-            return "\n".join(self.archive.full_uri(path) for a in self.answers for path in a.files())
+            files = (path for a in self.answers for path in a.files())
+            return "\n".join(found for path in files for found in objects_of(self.archive, path))
         header = ("partition", "generation", "not needed", "", "needed", "", "from offset", "because")
         rows = [
             (

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from lastkey.jobs.archive.listing import archive_root
 from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
 from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
@@ -116,6 +117,7 @@ def list_places(
     if options.store is None:
         root = open_root(normal_uri(options.archive or ""))
         try:
+            root = archive_root(root.uri)
             add_archive(places, root, options.config, options.topics)
         except FileNotFoundError:
             raise MissingPathError(
@@ -179,6 +181,7 @@ def _archives(options: AuditErasureOptions, state: State, places: Places, report
     for uri in uris:
         root = open_root(uri)
         try:
+            root = archive_root(uri)
             add_archive(places, root, options.config, options.topics)
         except FileNotFoundError:
             if options.archive is not None:

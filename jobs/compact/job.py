@@ -79,6 +79,7 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     kind = ScheduleReport if options.only_schedule else CompactReport
     report = kind(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
     archive, settings, others = _listed(options, archive_uri, report)
+    archive_uri = report.archive = archive.root.uri
     if options.erased_keys:
         _add_of_store_alone(options, archive, settings, open_state(store_uri).checkpoints())
     report.seconds["list"] = time.perf_counter() - started

@@ -26,7 +26,7 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.data_source.pieces import SourcePartition
-from lastkey.udfs.storage import Root, absent, normal_uri
+from lastkey.udfs.storage import Root, absent, normal_uri, same_kind
 
 
 def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
@@ -83,7 +83,8 @@ def generation_partition(store: Root, one: Generation, manifest: list[Segment], 
             reason=f"its files are gone ({gone[0]})",
             expected="a generation that vacuum has not deleted",
         )
-    roots = {"store": store.uri, "archive": archive or normal_uri(one.archive_uri)}
+    before = normal_uri(one.archive_uri)
+    roots = {"store": store.uri, "archive": before if archive is None else same_kind(archive, before)}
     segments = [
         ListedSegment(
             roots[s.root],

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lastkey.jobs.archive.broker_lock import locked
@@ -50,6 +50,10 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     archive = listed(uri, options.topics)
     check_holds_partitions(archive)
     check_topics(options.topics, archive.topics, uri)
+    if archive.root.is_tiered:
+        if target.mode == "in_place":
+            raise UsageError(message=f"--in-place: {uri} holds tiered storage, which only Kafka writes: use --output")
+        target = replace(target, archive_uri=archive.root.uri)
     if target.mode == "output":
         check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes

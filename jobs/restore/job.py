@@ -49,7 +49,7 @@ from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.segments import cleaned_until, side_checksums
-from lastkey.udfs.storage import Root, normal_uri, open_root, write_file
+from lastkey.udfs.storage import Root, normal_uri, open_root, same_kind, write_file
 
 _THREADS = 2 * (os.cpu_count() or 1)
 
@@ -150,7 +150,10 @@ def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> Conver
 
 def _archives(options: RestoreOptions, targets: Sequence[Generation]) -> dict[str, Root]:
     """Open the archives that generations use, by their URIs then."""
-    return {t.archive_uri: open_root(normal_uri(options.archive or t.archive_uri)) for t in targets}
+    return {
+        t.archive_uri: open_root(same_kind(normal_uri(options.archive or t.archive_uri), t.archive_uri))
+        for t in targets
+    }
 
 
 def _restore_partition(

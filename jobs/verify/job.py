@@ -28,7 +28,7 @@ from lastkey.jobs.verify.report import VerifyReport
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, raise_access, unreadable
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, normal_uri
+from lastkey.udfs.storage import Root, normal_uri, same_kind
 from lastkey.udfs.verify.findings import CheckResult
 from lastkey.udfs.verify.generation import check_generation
 from lastkey.udfs.verify.partition import check_partition
@@ -179,7 +179,9 @@ def _made_of(store: Root, run: RunRow) -> RunRow:
 
 
 def _archive_of(options: VerifyOptions, run: RunRow) -> str:
-    return normal_uri(options.archive_moved) if options.archive_moved is not None else run.archive_uri
+    if options.archive_moved is None:
+        return run.archive_uri
+    return same_kind(normal_uri(options.archive_moved), run.archive_uri)
 
 
 def _archive_now(uri: str, options: VerifyOptions, report: VerifyReport) -> Archive | None:

@@ -29,6 +29,7 @@ from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.convert.unfinished import close_folder
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
+from tests.builders.remote import batches, put_aiven, put_kafka, segment
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in, files_of
@@ -95,6 +96,26 @@ def test_jobs_say_the_same(words):
     else:
         assert VARIES.sub("", found) == VARIES.sub("", expected)
     assert remote[2].replace(uri, str(EXAMPLE)) == local[2]
+
+
+@pytest.mark.parametrize("upload", [put_kafka, put_aiven])
+def test_tiered_storage_in_the_bucket_gives_what_it_gives_on_a_disk(upload, tmp_path):
+    for number in range(3):  # each segment begins inside of the one before
+        upload(tmp_path / "remote", "t-0", number, segment(batches(number * 50, number * 50 + 80)))
+    uri, settings = f"{BUCKET}/{upload.__name__}", ["--topics", "t", "--cleanup-policy", "compact", "--sealed"]
+    put(tmp_path / "remote", uri)
+    for name, archive in (("a", tmp_path / "remote"), ("b", uri)):
+        store = ["--store", tmp_path / f"store-{name}"]
+        code, said, _ = run("compact", archive, *store, *settings, "--engine", "threads", "--now", 1_800_000_000_000)
+        assert code == 0
+        assert re.search(r"\b180 +->", said), said
+        assert run("restore", *store, "--output", tmp_path / name)[0] == 0
+    ours = files_of(tmp_path / "a")
+    assert len(ours) > 5
+    assert files_of(tmp_path / "b") == ours
+    rows = read("kafka_log", uri)
+    assert rows["offset"].to_pylist() == list(range(180))
+    assert rows.equals(read("kafka_log", tmp_path / "remote"))
 
 
 def test_indexes_are_rebuilt_into_the_bucket(tmp_path):

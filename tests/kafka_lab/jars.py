@@ -19,6 +19,7 @@ from .errors import LabError
 NEW, OLD = "4.3.0", "2.8.2"  # the reference broker; the last line that still writes magic 0 and 1
 STREAMS = f"streams-{NEW}"  # Kafka Streams with its client, for golden data (tests/golden/make_clients.py)
 MIRROR = f"mirror-{NEW}"  # MirrorMaker 2 and the Connect that it runs in (mirror.py)
+TIERED = f"tiered-{NEW}"  # Kafka's LocalTieredStorage, which a broker loads by a class path of its own (own_topics)
 YARN = "yarn-3.5.0"  # Hadoop's servers (tests/yarn_lab), of the Hadoop whose client pyspark ships
 CENTRAL = "https://repo1.maven.org/maven2/"
 _ATTEMPTS = 3
@@ -37,6 +38,7 @@ _MODULES = {
         ("org.slf4j", "slf4j-reload4j", "1.7.36"),
     ],
     STREAMS: [("org.apache.kafka", "kafka-streams", NEW)],
+    TIERED: [("org.apache.kafka", "kafka-storage", NEW)],
     MIRROR: [
         ("org.apache.kafka", "connect-mirror", NEW),
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
@@ -53,6 +55,7 @@ _EXCLUDED = {
     OLD: [],
     STREAMS: [],
     MIRROR: [],
+    TIERED: [],
     YARN: [("org.apache.hadoop", "hadoop-client-api"), ("org.apache.hadoop", "hadoop-client-runtime")],  # pyspark's
 }
 
@@ -126,9 +129,16 @@ def _ivy_file(version: str) -> str:
     wanted = [
         f'<dependency org="{org}" name="{name}" rev="{rev}" force="true"/>' for org, name, rev in _MODULES[version]
     ]
+    if version == TIERED:  # the jar with the tests' classes alone, without what the broker has
+        jar = '<artifact name="kafka-storage" type="jar" ext="jar" e:classifier="test"/>'
+        wanted = [
+            f'<dependency org="org.apache.kafka" name="kafka-storage" rev="{NEW}" transitive="false">{jar}</dependency>'
+        ]
     excluded = [f'<exclude org="{org}" module="{name}"/>' for org, name in _EXCLUDED[version]]
     lines = [
-        '<ivy-module version="2.0">',
+        '<ivy-module version="2.0" xmlns:e="http://ant.apache.org/ivy/extra">'
+        if version == TIERED
+        else '<ivy-module version="2.0">',
         f'  <info organisation="lastkey" module="kafka-{version}"/>',
         '  <configurations><conf name="default"/></configurations>',
         '  <dependencies defaultconf="default->master,runtime(*)">',
@@ -166,7 +176,8 @@ def _fetch(version: str, ivy_file: str, work: Path) -> None:
             output = f"no end after {_FETCH_SECONDS} s"
             continue
         output = done.stdout + done.stderr
-        if done.returncode == 0 and (work / "libs" / "{1}-{2}.jar".format(*_MODULES[version][0])).is_file():
+        jar = "{1}-{2}{3}.jar".format(*_MODULES[version][0], "-test" if version == TIERED else "")
+        if done.returncode == 0 and (work / "libs" / jar).is_file():
             (work / "libs" / "ivy.xml").write_text(ivy_file)
             shutil.rmtree(cache_dir() / "ivy")
             return

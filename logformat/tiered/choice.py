@@ -1,0 +1,264 @@
+"""Choice among copies of segments: which of them make up the log, and how far each counts.
+
+After a change of leaders the new leader uploads the segment again that it was in, with borders of its own, so copies
+overlap. An offset may also be there twice with different records, if an unclean election cut the log. Kafka decides
+by leader epochs: at each offset the epoch counts that the newest leader has there. So here:
+
+1. The *lineage* is the leader epochs of the copy with the highest last epoch (of these the one that ends last).
+2. A copy counts up to the first offset where its own epochs differ from the lineage. Records behind that were lost
+   by the cluster, not here. Two copies that end in the same epoch and disagree about earlier ones cannot be decided.
+3. From the first offset on, the oldest copy that holds the offset is taken up to its end: the one with the lowest last
+   epoch. What follows comes from the oldest copy that holds the next offset, and so on; copies that lack objects come
+   last. So files once shown stay as they are when a new leader uploads, as in a log directory, and a later run goes
+   on. Offsets that no copy holds are a gap, which the listing's readers find as in any log.
+4. Where a copy continues another one in its middle, both must hold the same batch before that: the same header, which
+   is offset, epoch and checksum, means the same log up to there. Else it cannot be decided.
+
+Source: RemoteLogManager and RemoteLogLeaderEpochState (Kafka 4.3.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
+from lastkey.logformat.layout import BATCH_HEADER
+from lastkey.logformat.side_files import checkpoints, offset_index
+from lastkey.logformat.tiered.contents import Contents
+from lastkey.logformat.tiered.objects import EPOCHS, Copy
+
+_AT_ONCE: Final = 16
+_CHUNK_BYTES: Final = 64 << 10
+_HINT: Final = "keep the objects of the copy that the cluster reads, and move those of the other one out of the archive"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A copy, and the offsets that it holds."""
+
+    contents: Contents
+    last: int  # offset; of an empty log the one before its start
+    epochs: tuple[tuple[int, int], ...]  # (epoch, start offset), of its leader up to its end; () unknown
+
+    @property
+    def start(self) -> int:
+        """Its first offset."""
+        return self.contents.copy.start
+
+    @property
+    def whole(self) -> bool:
+        """True if it lacks no object."""
+        return not self.contents.copy.lacks
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A copy as far as it counts."""
+
+    extent: Extent
+    begin: int  # first offset that is taken from it
+    stop: int  # first offset that is not any more
+    position: int  # of `begin` in its log
+    size: int  # bytes of its log that count
+
+    @property
+    def cut(self) -> bool:
+        """True if a part of it does not count: its indexes then describe more than that."""
+        return self.position > 0 or self.stop <= self.extent.last
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The copies that make up a partition's log."""
+
+    pieces: tuple[Piece, ...]  # by offset
+    lineage: Extent | None  # the copy whose leader epochs count
+    left_out: tuple[Contents, ...]  # with a log that does not count, or not all of it
+    orphans: tuple[Contents, ...]  # without a log, where no other copy has their first offset
+    notes: tuple[str, ...]
+
+
+def choose(contents: Sequence[Contents]) -> Choice:
+    """Choose among the copies of a partition. Raise LogFormatError if an object cannot be read, or the choice cannot be
+    made.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        logs = [
+            c for c, sizes in zip(contents, pool.map(lambda c: c.sizes, contents), strict=True) if names.LOG in sizes
+        ]
+        extents = list(pool.map(_extent, logs))
+    lineage = max((e for e in extents if e.epochs), key=lambda e: (e.epochs[-1][0], e.last, e.whole), default=None)
+    valid = {id(e): _valid_until(e, lineage) for e in extents}
+    pieces = list(_chain(extents, valid))
+    notes = list(_notes(contents, [p.extent for p in pieces], extents, valid))
+    held = [(p.begin, p.stop) for p in pieces]
+    whole = {id(p.extent.contents) for p in pieces if not p.cut}
+    left_out = tuple(c for c in logs if id(c) not in whole)
+    orphans = [
+        c
+        for c in contents
+        if names.LOG not in c.sizes
+        and names.INDEX in c.sizes
+        and not any(start <= c.copy.start < stop for start, stop in held)
+    ]
+    return Choice(tuple(pieces), lineage, left_out, tuple({c.copy.start: c for c in orphans}.values()), tuple(notes))
+
+
+def _extent(contents: Contents) -> Extent:
+    epochs: tuple[tuple[int, int], ...] = ()
+    if EPOCHS in contents.sizes:
+        try:
+            epochs = tuple(checkpoints.read_leader_epochs(contents.read(EPOCHS), f"{contents.copy.name}.{EPOCHS}"))
+        except LogFormatError as error:
+            if error.kind != "side_file":
+                raise
+    manifest = contents.manifest
+    last = manifest.end_offset if manifest is not None else None
+    return Extent(contents, _last_offset(contents) if last is None else last, epochs)
+
+
+def _last_offset(contents: Contents) -> int:
+    """Return the last offset of a log, from its last index entry on; of a damaged one, the last before the damage."""
+    last = contents.copy.start - 1
+    for position in dict.fromkeys((_position_before(contents, names.MAX_OFFSET), 0)):
+        try:
+            for _, base, until in _batches(contents, position):
+                last = max(last, base, until)
+        except LogFormatError as error:
+            if error.kind == "unreadable":
+                raise
+            continue  # an index that points nowhere: from the beginning; a damaged log ends here
+        break
+    return last
+
+
+def _position_before(contents: Contents, offset: int) -> int:
+    """Return the position of a batch that begins before an offset, by the index; 0 without one."""
+    if names.INDEX not in contents.sizes:
+        return 0
+    path = f"{contents.copy.name}.{names.INDEX}"
+    try:
+        entries = offset_index.read(contents.read(names.INDEX), contents.copy.start, path)
+    except LogFormatError as error:
+        if error.kind == "unreadable":
+            raise
+        return 0
+    before = entries["position"][(entries["offset"] < offset) & (entries["position"] < contents.sizes[names.LOG])]
+    return int(before[-1]) if len(before) else 0
+
+
+def _batches(contents: Contents, position: int) -> Iterable[tuple[int, int, int]]:
+    """Yield (position, base offset, last offset) of the batches from a position on."""
+    path, size = f"{contents.copy.name}.{names.LOG}", contents.sizes[names.LOG]
+    with readable(path), contents.open(names.LOG) as file:
+        for headers in read_headers(file, path, position, size, ChunkBuffer(_CHUNK_BYTES), Tail()):
+            rows = headers.batches
+            yield from zip(
+                rows["position"].tolist(), rows["base_offset"].tolist(), rows["last_offset"].tolist(), strict=True
+            )
+
+
+def _epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
+    return max((epoch for epoch, start in epochs if start <= offset), default=None)
+
+
+def _valid_until(extent: Extent, lineage: Extent | None) -> int:
+    """Return the last offset up to which the epochs of a copy are those of the lineage."""
+    if lineage is None or not extent.epochs or extent is lineage:
+        return extent.last
+    borders = {start for _, start in (*extent.epochs, *lineage.epochs) if extent.start < start <= extent.last}
+    for offset in sorted({extent.start, *borders}):
+        own, other = _epoch_at(extent.epochs, offset), _epoch_at(lineage.epochs, offset)
+        if other is not None and own is not None and own != other:
+            if extent.epochs[-1][0] == lineage.epochs[-1][0] and extent.whole:
+                raise _undecided(extent, lineage, f"leader epoch {other} at offset {offset}", f"leader epoch {own}")
+            return offset - 1
+    return extent.last
+
+
+def _chain(extents: Sequence[Extent], valid: dict[int, int]) -> Iterable[Piece]:
+    left = [e for e in extents if valid[id(e)] >= e.start]
+    following = 0  # first offset that is not held yet
+    before: Piece | None = None
+    while left := [e for e in left if valid[id(e)] >= following]:
+        begin = min(max(e.start, following) for e in left)
+        here = [e for e in left if e.start <= begin]
+        taken = min(
+            here, key=lambda e: (not e.whole, e.epochs[-1][0] if e.epochs else -1, e.last, e.contents.copy.name)
+        )
+        stop, size = valid[id(taken)] + 1, taken.contents.sizes[names.LOG]
+        position, _ = _border(taken, begin) if begin > taken.start else (0, 0)
+        end, _ = _border(taken, stop) if stop <= taken.last else (size, 0)
+        if position and before is not None and before.stop == begin:
+            _check_continues(before, taken)
+        before = Piece(taken, begin, stop, position, end - position)
+        yield before
+        following = stop
+
+
+def _border(extent: Extent, offset: int) -> tuple[int, int]:
+    """Return the position of the first batch that reaches an offset, and that of the batch before it. Raise kind
+    "overlap" if no batch begins there.
+    """
+    before = 0
+    for at, base, last in _batches(extent.contents, _position_before(extent.contents, offset)):
+        if last >= offset:
+            if base < offset:
+                expected, found = f"a batch that begins at offset {offset}", f"one of offsets {base} to {last}"
+                raise _undecided(extent, None, expected, found)
+            return at, before
+        before = at
+    return extent.contents.sizes[names.LOG], before
+
+
+def _check_continues(piece: Piece, after: Extent) -> None:
+    """Raise kind "overlap" unless a copy holds the last batch of the piece before it."""
+    _, one = _border(piece.extent, piece.stop)
+    _, other = _border(after, piece.stop)
+    if _header(piece.extent.contents, one) != _header(after.contents, other):
+        expected, found = f"the same batch before offset {piece.stop} in both copies", "two different ones"
+        raise _undecided(after, piece.extent, expected, found)
+
+
+def _header(contents: Contents, position: int) -> bytes:
+    with readable(f"{contents.copy.name}.{names.LOG}"), contents.open(names.LOG) as file:
+        file.seek(position)
+        return bytes(file.read(BATCH_HEADER.itemsize))
+
+
+def _undecided(extent: Extent, other: Extent | None, expected: str, found: str) -> LogFormatError:
+    path = f"{extent.contents.copy.name}.{names.LOG}"
+    beside = f", beside {other.contents.copy.name}.{names.LOG}" if other is not None else ""
+    return LogFormatError("overlap", path, NO_POSITION, expected, f"{found}{beside}", hint=_HINT)
+
+
+def _notes(
+    contents: Sequence[Contents], taken: Sequence[Extent], extents: Sequence[Extent], valid: dict[int, int]
+) -> Iterable[str]:
+    def named(copy: Copy) -> str:
+        return copy.name.rpartition("/")[2]
+
+    for c in contents:
+        if c.copy.lacks:
+            used = "its log is used" if any(e.contents is c for e in taken) else "left out"
+            lost = ", ".join(f".{kind}" for kind in c.copy.lacks)
+            yield f"{named(c.copy)}: no {lost}: an upload that did not end, or lost objects; {used}"
+    for e in extents:
+        if valid[id(e)] < e.last:
+            epoch, first = _epoch_at(e.epochs, e.last), valid[id(e)] + 1
+            yield (
+                f"{named(e.contents.copy)}: offsets {first:,} to {e.last:,} of leader epoch {epoch} left out: later "
+                "leaders replaced them"
+            )
+    again = [e for e in extents if all(e is not other for other in taken) and e.whole]
+    if again:
+        yield (
+            f"{len(again):,} copies of segments left out, the first {named(again[0].contents.copy)}: after a change of "
+            "leaders the others hold the same offsets"
+        )

@@ -1,0 +1,106 @@
+"""Objects of tiered storage, by their names: the copies of segments in a partition's remote folder.
+
+| written by | folder | objects |
+|---|---|---|
+| Kafka's LocalTieredStorage | `<topic>-<partition>-<topic id>` | `<offset>-<segment id>.log`, `.index`, ... |
+| Aiven's plugin | `<topic>-<topic id>/<partition>` | `<offset>-<segment id>.log`, `.indexes`, `.rsm-manifest` |
+
+Source: RemoteTopicPartitionDirectory and RemoteLogSegmentFileset (Kafka 4.3.0); ObjectKeyFactory (Aiven 1.1.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lastkey.logformat import names
+
+EPOCHS: Final = "leader_epoch_checkpoint"
+INDEXES: Final = "indexes"  # all side files of a segment in one object
+MANIFEST: Final = "rsm-manifest"
+# without one of these an upload has not ended, or objects were lost; a .txnindex exists only where it is needed
+COMPLETE: Final = {
+    False: (names.LOG, names.INDEX, names.TIME_INDEX, EPOCHS, names.SNAPSHOT),  # each uploaded after the one before
+    True: (names.LOG, INDEXES, MANIFEST),  # in Aiven's layout
+}
+
+_ID = "[a-zA-Z0-9_-]{21}[AQgw]"  # 16 bytes in base64: the last character holds 2 bits, so no name ends in a number
+_FOLDER = re.compile(rf"(?P<topic>.+)-(?P<partition>[0-9]{{1,10}})-(?P<id>{_ID})")
+_TOPIC = re.compile(rf"(?P<topic>.+)-(?P<id>{_ID})")
+_NUMBER = re.compile("[0-9]{1,10}")
+_OBJECT = re.compile(
+    rf"(?P<start>[0-9]{{1,20}})-(?P<id>{_ID})\."
+    rf"(?P<kind>{'|'.join((*names.KINDS, EPOCHS, INDEXES, MANIFEST))})"
+)
+
+
+@dataclass(frozen=True)
+class RemotePartition:
+    """A partition, by the path of the folder that holds its remote segments."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    in_one: bool  # its indexes lie in one object a segment, described by a manifest: Aiven's layout
+
+    @property
+    def folder(self) -> str:
+        """Name of the partition's folder in a log directory."""
+        return names.partition_folder(self.topic, self.partition)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The objects of one uploaded copy of a segment."""
+
+    start: int  # its first offset, by the name
+    segment_id: str
+    in_one: bool
+    objects: dict[str, Any] = field(compare=False)  # kind -> pyarrow.fs.FileInfo
+
+    @property
+    def name(self) -> str:
+        """Path of its objects, without the kind."""
+        path: str = next(iter(self.objects.values())).path
+        return path.rpartition(".")[0]
+
+    @property
+    def lacks(self) -> list[str]:
+        """Kinds of objects that a finished upload has, and this one does not."""
+        return [kind for kind in COMPLETE[self.in_one] if kind not in self.objects]
+
+
+def remote_partition(path: str) -> RemotePartition | None:
+    """Return the partition whose remote segments a folder holds, by its path; None for any other folder."""
+    above, _, name = path.rpartition("/")
+    if found := _FOLDER.fullmatch(name):
+        topic, number, in_one = found["topic"], found["partition"], False
+    elif _NUMBER.fullmatch(name) and (found := _TOPIC.fullmatch(above.rpartition("/")[2])):
+        topic, number, in_one = found["topic"], name, True
+    else:
+        return None
+    if not names.is_topic(topic) or int(number) > names.MAX_PARTITION:
+        return None
+    return RemotePartition(topic, int(number), found["id"], in_one)
+
+
+def is_object(name: str) -> bool:
+    """Return whether a file is an object of a remote segment, by its name."""
+    found = _OBJECT.fullmatch(name)
+    return found is not None and int(found["start"]) <= names.MAX_OFFSET
+
+
+def holds_segments(path: str, files: Iterable[str]) -> bool:
+    """Return whether a folder with these files holds a partition's remote segments."""
+    return remote_partition(path) is not None and any(map(is_object, files))
+
+
+def copies_of(partition: RemotePartition, files: Iterable[Any]) -> list[Copy]:
+    """Return the copies of segments that these files (pyarrow.fs.FileInfo) make up, by offset and id."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for info in files:
+        if is_object(info.base_name) and (name := _OBJECT.fullmatch(info.base_name)):
+            found.setdefault((int(name["start"]), name["id"]), {})[name["kind"]] = info
+    return [Copy(start, name, partition.in_one, objects) for (start, name), objects in sorted(found.items())]

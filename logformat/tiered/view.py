@@ -1,0 +1,308 @@
+"""A file system that shows tiered storage as a plain log directory. It only reads.
+
+Inside each folder X of remote segments it shows one folder `<topic>-<partition>` with the files that a broker had:
+
+| shown | is |
+|---|---|
+| `X/<topic>-<partition>/<20 digits>.log`, `.index`, ... | objects of the copy that counts (`choice`) |
+| `X/<topic>-<partition>/<20 digits>.snapshot` | the snapshot of the copy that *ends* before this offset |
+| `X/<topic>-<partition>/leader-epoch-checkpoint` | that of the newest leader |
+| `X/<topic>-<partition>/partition.metadata` | made of the topic id in X's name |
+| `X/<topic>-<partition>.<segment id>-stray/<20 digits>.log` | a copy of which not all counts; in recursive listings |
+
+So the path of a file says which folder holds its object. Everything else is shown as it is. A copy that is cut is
+shown without indexes of offsets and times, which describe more than what counts: they are rebuilt, as missing ones are
+in any log. Its transaction index has the entries that count.
+
+What copies hold is read once a process and remembered, since the objects never change. A listing always asks for the
+objects anew; opening a file does so where what is known does not have it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from lastkey.logformat import names
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.locations import text_entries
+from lastkey.logformat.regular_files import open_input
+from lastkey.logformat.side_files import checkpoints, transaction_index
+from lastkey.logformat.tiered.choice import Choice, Piece, choose
+from lastkey.logformat.tiered.contents import Contents
+from lastkey.logformat.tiered.objects import EPOCHS, Copy, RemotePartition, copies_of, holds_segments, remote_partition
+
+_KNOWN: Final[dict[tuple[str, str], _Folder]] = {}  # (URI, path) -> folder, for a process
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A file of a partition's folder: a kind of file of a copy, or bytes made here."""
+
+    size: int
+    mtime_ns: int
+    contents: Contents | None = None
+    kind: str = ""
+    made: bytes = b""
+    position: int = 0  # of its first byte in the copy's file
+
+
+class _Folder:
+    """A folder of remote segments, as listed."""
+
+    def __init__(self, partition: RemotePartition, contents: list[Contents]) -> None:
+        self.partition, self.contents = partition, contents  # of one file system
+
+    @cached_property
+    def choice(self) -> Choice:
+        return choose(self.contents)
+
+    @cached_property
+    def shown(self) -> dict[str, _Shown]:
+        """Files of the partition's folder by name."""
+        out: dict[str, _Shown] = {}
+
+        def show(name: str, contents: Contents, kind: str) -> None:
+            if kind in contents.sizes:
+                info = contents.copy.objects.get(kind) or next(iter(contents.copy.objects.values()))
+                out[name] = _Shown(contents.sizes[kind], info.mtime_ns, contents, kind)
+
+        for piece in self.choice.pieces:
+            contents = piece.extent.contents
+            log = replace(_log_of(contents), size=piece.size, position=piece.position)
+            out[names.segment_file(piece.begin, names.LOG)] = log
+            for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX) if not piece.cut else ():
+                show(names.segment_file(piece.begin, kind), contents, kind)
+            if piece.cut and (aborts := _aborts(piece)):
+                made = _Shown(len(aborts), log.mtime_ns, made=aborts)
+                out[names.segment_file(piece.begin, names.TXN_INDEX)] = made
+            if piece.stop > piece.extent.last:
+                show(names.segment_file(piece.stop, names.SNAPSHOT), contents, names.SNAPSHOT)
+        for contents in self.choice.orphans:
+            show(names.segment_file(contents.copy.start, names.INDEX), contents, names.INDEX)
+        if self.choice.lineage is not None:
+            show(names.LEADER_EPOCH_CHECKPOINT, self.choice.lineage.contents, EPOCHS)
+        metadata = checkpoints.write_partition_metadata(
+            checkpoints.parse_uuid(self.partition.topic_id, "a folder's name")
+        )
+        out[names.PARTITION_METADATA] = _Shown(len(metadata), 0, made=metadata)
+        return out
+
+
+class TieredFileSystem:
+    """A file system, as far as our readers need one of pyarrow.fs, over another one. uri: of a place on that one."""
+
+    type_name: Final = "tiered"
+
+    def __init__(self, filesystem: Any, uri: str) -> None:
+        self.filesystem, self._uri = filesystem, uri
+
+    def get_file_info(self, asked: Any) -> Any:
+        """Return the entries that a selector, a path or a list of paths asks for."""
+        if isinstance(asked, pafs.FileSelector):
+            return self._below(asked) if asked.recursive else self._entries(asked)
+        return self._info(asked) if isinstance(asked, str) else [self._info(path) for path in asked]
+
+    def open_input_file(self, path: str) -> Any:
+        """Open a file for reading."""
+        above, _, name = path.rpartition("/")
+        if (at := _partition_of(above)) is None:
+            return open_input(self.filesystem, path)
+        found = self._file(*at, name)
+        if found is None:
+            raise FileNotFoundError(f"{path}: no such file among the remote segments")
+        if found.contents is None:
+            return pa.BufferReader(found.made)
+        file = found.contents.open(found.kind)
+        return file if not found.position else pa.PythonFile(_From(file, found.position), "r")
+
+    def objects(self, path: str) -> list[str]:
+        """Return the paths of the objects that go if a file goes: all of its copy for a log, the log last; none for a
+        file beside it.
+        """
+        at = _partition_of(path.rpartition("/")[0])
+        if at is None:
+            return [path]
+        found = self._file(*at, path.rpartition("/")[2])
+        if found is None or found.contents is None or found.kind != names.LOG:
+            return []
+        objects = found.contents.copy.objects
+        return [objects[kind].path for kind in sorted(objects, key=lambda kind: (kind == names.LOG, kind))]
+
+    def notes(self, path: str) -> tuple[str, ...]:
+        """Return what to say of a partition's folder: copies that were left out, and why."""
+        at = _partition_of(path)
+        return () if at is None else self._folder(at[0], at[1]).choice.notes
+
+    def _file(self, folder: str, partition: RemotePartition, stray: str, name: str) -> _Shown | None:
+        found = _by_name(self._folder(folder, partition), stray, name)
+        if found is None:  # perhaps uploaded since
+            found = _by_name(self._folder(folder, partition, again=True), stray, name)
+        return found
+
+    def _folder(self, folder: str, partition: RemotePartition, *, again: bool = False) -> _Folder:
+        known = _KNOWN.get((self._uri, folder))
+        if known is not None and not all(c.filesystem.equals(self.filesystem) for c in known.contents[:1]):
+            known = None  # another endpoint since
+        if known is not None and not again:
+            return known
+        listed, _ = text_entries(self.filesystem.get_file_info(pafs.FileSelector(folder)))
+        copies = copies_of(partition, (info for info in listed if info.type == pafs.FileType.File))
+        before = {c.copy: c for c in known.contents} if known is not None else {}
+        same = {copy: before[copy] for copy in copies if copy in before and _equal(before[copy].copy, copy)}
+        found = _Folder(partition, [same.get(copy) or Contents(self.filesystem, copy) for copy in copies])
+        if known is not None and len(same) == len(copies) == len(before):
+            return known
+        _KNOWN[self._uri, folder] = found
+        return found
+
+    def _entries(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
+        path = asked.base_dir.rstrip("/")
+        at = _partition_of(path)
+        if at is not None:
+            shown = self._folder(at[0], at[1], again=True).shown
+            return [_file_info(f"{path}/{name}", file) for name, file in sorted(shown.items())]
+        listed = self.filesystem.get_file_info(asked)
+        partition = remote_partition(path)
+        texts, _ = text_entries(listed)
+        if partition is None or not holds_segments(path, (e.base_name for e in texts if e.type == pafs.FileType.File)):
+            return list(listed)
+        kept = [info for info in listed if not any(info is e for e in texts) or not _is_hidden(partition, info)]
+        return [*kept, pafs.FileInfo(f"{path}/{partition.folder}", pafs.FileType.Directory)]
+
+    def _below(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
+        out: list[pafs.FileInfo] = []
+        todo = [asked.base_dir]
+        while todo:
+            path = todo.pop()
+            try:
+                listed = self._entries(pafs.FileSelector(path, allow_not_found=asked.allow_not_found))
+            except LogFormatError:  # no choice can be made: every log is shown as a stray
+                listed = []
+            out += listed
+            if (at := _partition_of(path)) is not None:
+                known = self._folder(at[0], at[1])
+                out += _strays(at[0], at[1], known.choice.left_out if listed else known.contents)
+            todo += [info.path for info in text_entries(listed)[0] if info.type == pafs.FileType.Directory]
+        return out
+
+    def _info(self, path: str) -> pafs.FileInfo:
+        path = path.rstrip("/") or path
+        if (at := _partition_of(path)) is not None:
+            kind = pafs.FileType.Directory if self._folder(at[0], at[1]).contents else pafs.FileType.NotFound
+            return pafs.FileInfo(path, kind)
+        if (at := _partition_of(path.rpartition("/")[0])) is not None:
+            found = self._file(*at, path.rpartition("/")[2])
+            return pafs.FileInfo(path, pafs.FileType.NotFound) if found is None else _file_info(path, found)
+        return self.filesystem.get_file_info(path)
+
+
+class _From(io.RawIOBase):
+    """A file from a position on."""
+
+    def __init__(self, file: Any, position: int) -> None:
+        super().__init__()
+        self._file, self._position = file, position
+        file.seek(position)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._file.tell()) - self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._file.seek(offset + self._position if whence == io.SEEK_SET else offset, whence)
+        return self.tell()
+
+    def readinto(self, buffer: Any, /) -> int:
+        return int(self._file.readinto(buffer))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _aborts(piece: Piece) -> bytes:
+    """Return the transaction index of a copy that is cut: the aborts whose markers count."""
+    contents = piece.extent.contents
+    if names.TXN_INDEX not in contents.sizes:
+        return b""
+    path = f"{contents.copy.name}.{names.TXN_INDEX}"
+    entries = transaction_index.read(contents.read(names.TXN_INDEX), path)
+    return transaction_index.write(
+        entries[(entries["last_offset"] >= piece.begin) & (entries["last_offset"] < piece.stop)]
+    )
+
+
+def _partition_of(path: str) -> tuple[str, RemotePartition, str] | None:
+    """Return the folder of remote segments that a shown partition's folder lies in, the partition, and the id of a
+    stray segment.
+    """
+    folder, _, name = path.rpartition("/")
+    partition = remote_partition(folder)
+    if partition is None:
+        return None
+    if name == partition.folder:
+        return folder, partition, ""
+    parsed = names.parse_partition_folder(name)
+    stray = parsed.mark_id if parsed is not None and parsed.mark == names.STRAY else ""
+    return (folder, partition, stray) if stray and name == _stray_folder(partition, stray) else None
+
+
+def _stray_folder(partition: RemotePartition, segment_id: str) -> str:
+    return names.partition_folder(partition.topic, partition.partition, names.STRAY, segment_id)
+
+
+def _strays(folder: str, partition: RemotePartition, copies: Iterable[Contents]) -> Iterator[pafs.FileInfo]:
+    for contents in copies:
+        if names.LOG not in contents.copy.objects:
+            continue
+        path = f"{folder}/{_stray_folder(partition, contents.copy.segment_id)}"
+        name = names.segment_file(contents.copy.start, names.LOG)
+        try:
+            log = _log_of(contents)
+        except LogFormatError:  # of its manifest: raised again by whoever opens it
+            log = _Shown(contents.copy.objects[names.LOG].size, 0, contents, names.LOG)
+        yield _file_info(f"{path}/{name}", log)
+
+
+def _log_of(contents: Contents) -> _Shown:
+    info = contents.copy.objects[names.LOG]
+    return _Shown(contents.sizes[names.LOG], info.mtime_ns, contents, names.LOG)
+
+
+def _by_name(folder: _Folder, stray: str, name: str) -> _Shown | None:
+    """Return a file of a partition's folder; a log up to the end of its copy, as an older generation may need it."""
+    if stray:
+        logs = (c for c in folder.contents if c.copy.segment_id == stray and names.LOG in c.copy.objects)
+        return next((_log_of(c) for c in logs if name == names.segment_file(c.copy.start, names.LOG)), None)
+    found = folder.shown.get(name)
+    if found is None or found.contents is None or found.kind != names.LOG:
+        return found
+    return replace(found, size=found.contents.sizes[names.LOG] - found.position)
+
+
+def _is_hidden(partition: RemotePartition, info: pafs.FileInfo) -> bool:
+    return info.type == pafs.FileType.File and bool(copies_of(partition, [info]))
+
+
+def _equal(one: Copy, other: Copy) -> bool:
+    """Return whether two listings of a copy found the same objects."""
+    return {k: (i.path, i.size, i.mtime_ns) for k, i in one.objects.items()} == {
+        k: (i.path, i.size, i.mtime_ns) for k, i in other.objects.items()
+    }
+
+
+def _file_info(path: str, shown: _Shown) -> pafs.FileInfo:
+    return pafs.FileInfo(path, pafs.FileType.File, mtime_ns=shown.mtime_ns, size=shown.size)
