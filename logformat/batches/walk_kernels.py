@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from lastkey.logformat.batches.control_kernels import control_record
 from lastkey.logformat.batches.header_kernels import (
     ATTRIBUTES_OFFSET,
     BASE_SEQUENCE,
@@ -46,7 +47,6 @@ from lastkey.logformat.layout import (
 from lastkey.logformat.primitives.crc32 import crc32_kernel
 from lastkey.logformat.primitives.crc32c import crc32c_range
 from lastkey.logformat.primitives.memory_kernels import load_i16, load_i32, load_i64
-from lastkey.logformat.primitives.varint_kernels import read_varint
 
 CHECK_ALL: Final = 1  # for check_crc, the same as True
 CHECK_MARKERS: Final = 2  # for check_crc: only control batches, and batches that have the size of a marker
@@ -205,7 +205,7 @@ def _read_kafka(
         row.base_timestamp = load_i64(buf, position + BASE_TIMESTAMP_OFFSET)
         row.max_timestamp = load_i64(buf, position + MAX_TIMESTAMP_OFFSET)
         if attributes & CONTROL_MASK and count > 0:
-            kind, epoch = _control_record(buf, position + BATCH_OVERHEAD, end)
+            kind, epoch = control_record(buf, position + BATCH_OVERHEAD, end)
             if kind < 0 or attributes & CODEC_MASK:
                 return BAD_CONTROL, 0, kind
             row.control_type = min(kind, 127)
@@ -324,39 +324,6 @@ def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
     if first > MAX_LAST_OFFSET - last_delta:
         return BAD_LAST_OFFSET, np.int64(MAX_LAST_OFFSET - last_delta), first
     return FRAMED, np.int64(0), np.int64(0)
-
-
-@kernel
-def _control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """Read (type, coordinator epoch) of the one record of a control batch; (-1, -1) if it is not valid.
-
-    The key is i16 version and i16 type; the value of ABORT and COMMIT is i16 version and i32 coordinator epoch
-    (FORMAT.md, "Records").
-    """
-    length, position = read_varint(buf, start, end)
-    if position < 0 or length < 0 or position + length > end:
-        return -1, -1
-    end = position + length
-    position += 1  # attributes
-    while position < end and buf[position] & 0x80:  # timestamp delta
-        position += 1
-    position += 1
-    _, position = read_varint(buf, position, end)  # offset delta
-    if position < 0:
-        return -1, -1
-    key_length, position = read_varint(buf, position, end)
-    if position < 0 or key_length < 4 or position + key_length > end or load_i16(buf, position) < 0:
-        return -1, -1
-    kind = np.int64(load_i16(buf, position + 2))
-    if kind < 0:
-        kind = np.int64(127)  # unknown to Kafka too, so ignored
-    position += key_length
-    value_length, position = read_varint(buf, position, end)
-    if kind > 1:
-        return kind, -1
-    if position < 0 or value_length < 6 or position + value_length > end:
-        return -1, -1
-    return kind, np.int64(load_i32(buf, position + 2))
 
 
 @kernel
