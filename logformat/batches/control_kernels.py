@@ -30,13 +30,13 @@ def control_record(buf: np.ndarray, start: int, end: int) -> tuple[int, int]:
     key_length, position = read_varint(buf, position, end)
     if position < 0 or key_length < 4 or position + key_length > end or load_i16(buf, position) < 0:
         return -1, -1
-    kind = np.int64(load_i16(buf, position + 2))
+    kind: int = load_i16(buf, position + 2)
     if kind < 0:
-        kind = np.int64(127)  # unknown to Kafka too, so ignored
+        kind = 127  # unknown to Kafka too, so ignored
     position += key_length
     value_length, position = read_varint(buf, position, end)
     if kind > 1:
         return kind, -1
     if position < 0 or value_length < 6 or position + value_length > end:
         return -1, -1
-    return kind, np.int64(load_i32(buf, position + 2))
+    return kind, load_i32(buf, position + 2)

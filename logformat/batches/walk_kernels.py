@@ -67,7 +67,6 @@ BAD_TRAIL: Final = 11  # magic 3: a number in the header's trail that is too lon
 BAD_SECTION: Final = 12  # magic 3: a first section that does not fit the batch, or is stored plain without a codec
 
 
-@kernel
 def walk_batches(
     buf: np.ndarray,
     length: int,
@@ -84,38 +83,24 @@ def walk_batches(
     BATCH[capacity], written.
     Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is its start.
     """
-    n, position, previous = 0, 0, previous_last_offset
-    while True:
-        n, position, previous, status, expected, found = _walk_kafka(
-            buf, position, length, file_position, n, previous, end_offset, check_crc, out
-        )
-        if status != IS_V3:
-            return n, position, status, expected, found
-        row, size = out[n], expected
-        row.position = file_position + position
-        status, expected, found = _read_v3(buf, position, position + size, previous, end_offset, check_crc, row)
-        if status != FRAMED:
-            return n, position, status, expected, found
-        n, position, previous = n + 1, position + size, row.last_offset
+    given, rest = buf[:length], (file_position, end_offset, check_crc)
+    n, position, previous, status, expected, found = _walk_kafka(given, previous_last_offset, *rest, out)
+    if status == IS_V3:
+        more, position, status, expected, found = _walk_any(given, position, previous, *rest, out[n:])
+        n += more
+    return n, position, status, expected, found
 
 
-@inline
+@kernel
 def _walk_kafka(
-    buf: np.ndarray,
-    position: int,
-    length: int,
-    file_position: int,
-    n: int,
-    previous: int,
-    end_offset: int,
-    check_crc: int,
-    out: np.ndarray,
+    buf: np.ndarray, previous: int, file_position: int, end_offset: int, check_crc: int, out: np.ndarray
 ) -> tuple[int, int, int, int, int, int]:
-    """Walk from buf[position] and row n on, up to the first batch of magic 3: a loop without the code for those, which
-    would take a tenth more time, because it needs the registers.
+    """Walk up to the first batch of magic 3: a kernel without the code for those, which alone would make it a tenth
+    slower, because it needs the registers.
 
-    Returns (n, position, last offset, status, expected, found); IS_V3 expects the bytes of that batch.
+    Returns (n, position, last offset, status, expected, found), with IS_V3 at that batch.
     """
+    position, n, length = 0, 0, buf.shape[0]
     while n < out.shape[0]:
         status, expected, found, size = frame_batch(buf, position, length)
         if status != FRAMED:
@@ -123,7 +108,7 @@ def _walk_kafka(
         if length - position < size:
             return n, position, previous, MORE, size, length - position
         if buf[position + MAGIC_OFFSET] == 3:
-            return n, position, previous, IS_V3, size, np.int64(0)
+            return n, position, previous, IS_V3, size, 0
         row = out[n]
         row.position = file_position + position
         status, expected, found = _read_kafka(buf, position, position + size, previous, end_offset, check_crc, row)
@@ -132,7 +117,30 @@ def _walk_kafka(
         previous = row.last_offset
         position += size
         n += 1
-    return n, position, previous, MORE, np.int64(0), np.int64(0)
+    return n, position, previous, MORE, 0, 0
+
+
+@kernel
+def _walk_any(
+    buf: np.ndarray, position: int, previous: int, file_position: int, end_offset: int, check_crc: int, out: np.ndarray
+) -> tuple[int, int, int, int, int]:
+    """Walk on from buf[position] over batches of every magic. Returns as `walk_batches`."""
+    n, length = 0, buf.shape[0]
+    while n < out.shape[0]:
+        status, expected, found, size = frame_batch(buf, position, length)
+        if status != FRAMED:
+            return n, position, status, expected, found
+        if length - position < size:
+            return n, position, MORE, size, length - position
+        row = out[n]
+        row.position = file_position + position
+        status, expected, found = read_header(buf, position, position + size, previous, end_offset, check_crc, row)
+        if status != FRAMED:
+            return n, position, status, expected, found
+        previous = row.last_offset
+        position += size
+        n += 1
+    return n, position, MORE, 0, 0
 
 
 @inline
