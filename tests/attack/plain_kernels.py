@@ -144,6 +144,12 @@ def _pread(descriptor: int, address: int, count: int, position: int) -> int:
     return len(data)
 
 
+def _of_library(function: Any) -> Callable[..., int]:
+    """Return a C function of sizes and addresses that yields a signed number."""
+    function.restype = ctypes.c_int64
+    return lambda *given: int(function(*(ctypes.c_size_t(int(number)) for number in given)))
+
+
 def install() -> None:
     """Make all later imports of kernels yield plain functions."""
     assert os.environ.get("NUMBA_DISABLE_JIT") == "1", "NUMBA_DISABLE_JIT=1"
@@ -157,6 +163,9 @@ def install() -> None:
     memory.store_i64, memory.store_i32, memory.store_i16 = map(_store, (8, 4, 2))
     memory.copy_bytes, memory.prefetch = _copy, lambda array, i: None
     from lastkey.logformat.batches import pread_kernels
-    from lastkey.logformat.primitives import crc32c
+    from lastkey.logformat.primitives import crc32c, zstd_kernels
 
     crc32c._extend, pread_kernels._pread = _crc32c, _pread
+    named = ("_decompress", "_bound", "_compress", "_most")
+    for name, symbol in zip(named, zstd_kernels._SYMBOLS, strict=True):
+        setattr(zstd_kernels, name, _of_library(zstd_kernels._LIBRARY[symbol]))
