@@ -10,7 +10,8 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import NO_END, Chunk
 from lastkey.logformat.batches.walk_kernels import walk_batches
-from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD
+from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_ZSTD
+from lastkey.logformat.primitives.codec import Scratch, pack_bodies, unpack_zstd
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
@@ -48,6 +49,9 @@ def load_kernels() -> None:
     batches = np.empty(1, BATCH)
     walk_batches(raw, len(raw), 0, -1, NO_END, True, batches)
     crc32c_extend(0, raw)
+    packed = Scratch()
+    ends = pack_bodies(np.array([CODEC_ZSTD]), raw, np.array([0, len(raw)]), packed, 0)
+    unpack_zstd(packed.array, offsets, ends, Scratch(), 0, 1, len(raw), offsets.copy())
     indexes = IndexBuilder(0, 4096, 1 << 20)
     indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
     indexes.finish()
