@@ -83,24 +83,24 @@ def walk_batches(
     BATCH[capacity], written.
     Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is its start.
     """
-    given, rest = buf[:length], (file_position, end_offset, check_crc)
-    n, position, previous, status, expected, found = _walk_kafka(given, previous_last_offset, *rest, out)
+    given = file_position, end_offset, check_crc
+    n, position, previous, status, expected, found = _walk_kafka(buf, 0, length, 0, previous_last_offset, given, out)
     if status == IS_V3:
-        more, position, status, expected, found = _walk_any(given, position, previous, *rest, out[n:])
-        n += more
+        n, position, status, expected, found = _walk_any(buf, position, length, n, previous, given, out)
     return n, position, status, expected, found
 
 
 @kernel
 def _walk_kafka(
-    buf: np.ndarray, previous: int, file_position: int, end_offset: int, check_crc: int, out: np.ndarray
+    buf: np.ndarray, position: int, length: int, n: int, previous: int, given: tuple[int, int, int], out: np.ndarray
 ) -> tuple[int, int, int, int, int, int]:
-    """Walk up to the first batch of magic 3: a kernel without the code for those, which alone would make it a tenth
-    slower, because it needs the registers.
+    """Walk from buf[position] and row n on, up to the first batch of magic 3: a kernel without the code for those,
+    which alone would make it slower, because it needs the registers.
 
-    Returns (n, position, last offset, status, expected, found), with IS_V3 at that batch.
+    given: file_position, end_offset and check_crc. Returns (n, position, last offset, status, expected, found), with
+    IS_V3 at that batch.
     """
-    position, n, length = 0, 0, buf.shape[0]
+    file_position, end_offset, check_crc = given
     while n < out.shape[0]:
         status, expected, found, size = frame_batch(buf, position, length)
         if status != FRAMED:
@@ -108,7 +108,7 @@ def _walk_kafka(
         if length - position < size:
             return n, position, previous, MORE, size, length - position
         if buf[position + MAGIC_OFFSET] == 3:
-            return n, position, previous, IS_V3, size, 0
+            return n, position, previous, IS_V3, size, np.int64(0)
         row = out[n]
         row.position = file_position + position
         status, expected, found = _read_kafka(buf, position, position + size, previous, end_offset, check_crc, row)
@@ -117,15 +117,15 @@ def _walk_kafka(
         previous = row.last_offset
         position += size
         n += 1
-    return n, position, previous, MORE, 0, 0
+    return n, position, previous, MORE, np.int64(0), np.int64(0)
 
 
 @kernel
 def _walk_any(
-    buf: np.ndarray, position: int, previous: int, file_position: int, end_offset: int, check_crc: int, out: np.ndarray
+    buf: np.ndarray, position: int, length: int, n: int, previous: int, given: tuple[int, int, int], out: np.ndarray
 ) -> tuple[int, int, int, int, int]:
-    """Walk on from buf[position] over batches of every magic. Returns as `walk_batches`."""
-    n, length = 0, buf.shape[0]
+    """Walk on over batches of every magic. Returns as `walk_batches`."""
+    file_position, end_offset, check_crc = given
     while n < out.shape[0]:
         status, expected, found, size = frame_batch(buf, position, length)
         if status != FRAMED:
@@ -140,7 +140,7 @@ def _walk_any(
         previous = row.last_offset
         position += size
         n += 1
-    return n, position, MORE, 0, 0
+    return n, position, MORE, np.int64(0), np.int64(0)
 
 
 @inline
