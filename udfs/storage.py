@@ -19,7 +19,6 @@ from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_s
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.tiered import objects as tiered
-from lastkey.logformat.tiered.view import TieredFileSystem
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Root:
     @property
     def is_tiered(self) -> bool:
         """True if it is a view of tiered storage."""
-        return isinstance(self.filesystem, TieredFileSystem)
+        return self.uri.startswith(TIERED)
 
     @property
     def is_local(self) -> bool:
@@ -82,6 +81,8 @@ class UnknownRootError(ValueError):
 def open_root(uri: str) -> Root:
     """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError."""
     if uri.startswith(TIERED):
+        from lastkey.logformat.tiered.view import TieredFileSystem  # noqa: PLC0415 - only the view needs kernels
+
         place = open_root(uri.removeprefix(TIERED))
         return Root(uri, TieredFileSystem(place.filesystem, place.uri), place.base)
     try:
