@@ -93,8 +93,8 @@ def write_proof(
     options: AuditErasureOptions,
     at_ms: int,
     earlier: EarlierProof | None,
-) -> dict[str, Any]:
-    """Write the proof, and sign its last line. Return what the report says of it."""
+) -> None:
+    """Write the proof, sign its last line, and put both into the report."""
     places = sought.places
     kinds = {(file.root, file.path): file.kind for file in (*places.files, *places.passed_over)}
     before = {(file.root, file.path) for file in places.passed_over}
@@ -127,7 +127,8 @@ def write_proof(
         proof.write("footer", rows=dict(proof.counts), summary=summary, result=result)
     if signer is not None:
         Path(f"{path}.sig").write_bytes(signer.sign(proof.last_line))
-    return {
+    report.notes.append(f"proof: {path}" + (f", signed in {path}.sig" if signer else ", not signed"))
+    report.details["proof"] = {
         "path": str(path), "sha256": proof.digest.decode(), "lines": proof.counts.total(), "result": result,
         "signed_with": None if signer is None else signer.fingerprint,
     }  # fmt: skip

@@ -27,7 +27,14 @@ from lastkey.jobs.command.options import (
 )
 from lastkey.jobs.command.parse import parse_counts, parse_topics
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.shared_options import Jobs, audit_options, audited_options, talking
+from lastkey.jobs.command.shared_options import (
+    Jobs,
+    audit_options,
+    audited_options,
+    key_format_option,
+    proof_options,
+    talking,
+)
 from lastkey.jobs.errors import UsageError
 
 T = TypeVar("T")
@@ -111,13 +118,9 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
     @click.option("--no-archive", is_flag=True, help="With --store: search the store alone.")
     @click.option("--keys", metavar="FILE", help="Look for the keys in this file, one a line.")
     @click.option("--key", metavar="KEY", multiple=True, help="Look for this key too; repeatable.")
-    @click.option(
-        "--key-format", type=click.Choice(KEY_FORMATS), default="text", show_default=True, help="How keys are written."
-    )
+    @key_format_option
     @click.option("--hmac-key", metavar="FILE", help="With --hide-keys: name keys by HMAC-SHA256 with this key.")
-    @click.option("--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256.")
-    @click.option("--sign-with", metavar="KEY.pem", help="Sign the proof with this Ed25519 key, in FILE.sig.")
-    @click.option("--password-env", metavar="NAME", help="The environment variable with the password of KEY.pem.")
+    @proof_options
     @click.option("--since", metavar="PROOF", help="Pass over files that are as this earlier proof saw them.")
     @click.option("--since-key", metavar="PUB.pem", help="With --since: check that this key has signed it.")
     @audit_options

@@ -9,8 +9,7 @@ import click
 
 from lastkey.jobs.command.ending import monitoring_options
 from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import KEY_FORMATS
-from lastkey.jobs.command.shared_options import engine_option, gaps_option, shared
+from lastkey.jobs.command.shared_options import engine_option, gaps_option, key_format_option, proof_options, shared
 
 
 def add_erase(group: click.Group, run: Callable[..., None]) -> None:
@@ -20,9 +19,7 @@ def add_erase(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--store", metavar="STORE", required=True, help="The store to erase from.")
     @click.option("--keys", metavar="FILE", help="Erase the keys in this file, one a line.")
     @click.option("--key", metavar="KEY", multiple=True, help="Erase this key too; repeatable.")
-    @click.option(
-        "--key-format", type=click.Choice(KEY_FORMATS), default="text", show_default=True, help="How keys are written."
-    )
+    @key_format_option
     @click.option("--hmac-key", metavar="FILE", required=True, help="Your key, by which the store names erased keys.")
     @click.option("--by", metavar="TEXT", default="", help="Who asked for it: a text for the table erasures.")
     @click.option("--no-archive", is_flag=True, help="The archive is gone: go on with the store alone.")
@@ -30,9 +27,7 @@ def add_erase(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--check", is_flag=True, help="Erase nothing: show where the keys still are, as audit erasure does.")
     @click.option("--dry-run", is_flag=True, help="Show what would be erased; write nothing.")
     @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
-    @click.option("--proof", metavar="FILE", help="Write a proof of the search to this new file.")
-    @click.option("--sign-with", metavar="KEY.pem", help="Sign the proof with this Ed25519 key, in FILE.sig.")
-    @click.option("--password-env", metavar="NAME", help="The environment variable with the password of KEY.pem.")
+    @proof_options
     @click.option("--all", "show_all", is_flag=True, help="Also list partitions that hold none of the keys.")
     @engine_option("spark")
     @monitoring_options

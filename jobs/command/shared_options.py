@@ -14,6 +14,7 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command.config import ENGINES, GAPS, NULL_KEYS, Engine
+from lastkey.jobs.command.options import KEY_FORMATS
 from lastkey.jobs.command.parse import parse_globs
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
@@ -198,3 +199,17 @@ def _check_given_once(ctx: click.Context, params: Sequence[click.Parameter], arg
 command_config_option = click.option(
     "--command-config", metavar="FILE", help="Properties of the connection, as Kafka's tools take them."
 )
+key_format_option = click.option(
+    "--key-format", type=click.Choice(KEY_FORMATS), default="text", show_default=True, help="How keys are written."
+)
+
+
+def proof_options(command: Command) -> Command:
+    """Add the proof of a search for keys."""
+    for option in (
+        click.option("--password-env", metavar="NAME", help="The environment variable with the password of KEY.pem."),
+        click.option("--sign-with", metavar="KEY.pem", help="Sign the proof with this Ed25519 key, in FILE.sig."),
+        click.option("--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256."),
+    ):
+        command = option(command)
+    return command

@@ -78,8 +78,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         sought = audit.search_places(keys, state, places, roots, made, found, progress)
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
-        found.details["proof"] = write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
-        found.notes.append(f"proof: {proof}" + (f", signed in {proof}.sig" if signer else ", not signed"))
+        write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
     report.searched, report.remains = found, Remains.of(sought, state.root.uri)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     add_row(state, _row(options, report, shown, at_ms))

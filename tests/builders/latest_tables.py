@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
+
+import pytest
 
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
@@ -115,3 +118,16 @@ def grow(log: Log, pids: set[int], rng: random.Random) -> None:
         else:
             log.append(text, pid)
             pids.update(() if pid is None else [pid])
+
+
+def each_drawn(
+    request: pytest.FixtureRequest, root: Path, draw: Callable[[Path, random.Random, int], None], nights: int
+) -> None:
+    """Draw the cases that --attack-cases asks for, of so many nights; without it one of two nights."""
+    cases, seed = (request.config.getoption(f"--attack-{name}") for name in ("cases", "seed"))
+    for case in range(cases or 1):
+        try:
+            draw(root / str(case), random.Random(f"{seed} {case}"), nights if cases else 2)
+        except BaseException as error:
+            error.add_note(f"case {case} of seed {seed}")
+            raise

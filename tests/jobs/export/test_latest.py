@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from lastkey.jobs.export.report import ExportReport
 from lastkey.logformat.names import segment_file
 from tests.builders.archives import borders, offset_checkpoint
 from tests.builders.damage import flip
-from tests.builders.latest_tables import OTHER_ID, Log, Place, grow
+from tests.builders.latest_tables import OTHER_ID, Log, Place, each_drawn, grow
 from tests.reference.log import ABORT, COMMIT
 
 pytestmark = pytest.mark.spark
@@ -31,13 +32,7 @@ def test_drawn_nights(spark, tmp_path, request):
     """Appends, tombstones, transactions that commit, abort, stay open; retention, damage that is repaired, kills, a
     topic that is made again.
     """
-    cases, seed = (request.config.getoption(f"--attack-{name}") for name in ("cases", "seed"))
-    for case in range(cases or 1):
-        try:
-            drawn(spark, tmp_path / str(case), random.Random(f"{seed} {case}"), nights=12 if cases else 2)
-        except BaseException as error:
-            error.add_note(f"case {case} of seed {seed}")
-            raise
+    each_drawn(request, tmp_path, partial(drawn, spark), nights=12)
 
 
 def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:

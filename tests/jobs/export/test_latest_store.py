@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from lastkey.jobs.export.report import ExportReport
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import COMPACT, Lab, offset_checkpoint
 from tests.builders.damage import START_MS, flip
-from tests.builders.latest_tables import OTHER_ID, Log, Place, grow
+from tests.builders.latest_tables import OTHER_ID, Log, Place, each_drawn, grow
 from tests.builders.trees import make_older
 
 pytestmark = pytest.mark.spark
@@ -167,13 +168,7 @@ def test_a_store_that_began_again_and_one_that_is_damaged(spark, tmp_path):
 @pytest.mark.slow
 def test_drawn_nights_of_a_store(spark, tmp_path, request):
     """Appends, tombstones, transactions, retention, resets; one to three compactions a run."""
-    cases, seed = (request.config.getoption(f"--attack-{name}") for name in ("cases", "seed"))
-    for case in range(cases or 1):
-        try:
-            drawn(spark, tmp_path / str(case), random.Random(f"{seed} {case}"), nights=10 if cases else 2)
-        except BaseException as error:
-            error.add_note(f"case {case} of seed {seed}")
-            raise
+    each_drawn(request, tmp_path, partial(drawn, spark), nights=10)
 
 
 def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:

@@ -1,4 +1,4 @@
-"""Which copies of segments make up a log: leader changes, unclean elections, uploads that did not end."""
+"""Choice of the copies of segments that make up a log: leader changes, unclean elections, uploads that did not end."""
 
 from __future__ import annotations
 
