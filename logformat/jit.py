@@ -87,10 +87,15 @@ class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Locator,)
 
 
-@functools.cache
-def _say_that_it_compiles() -> None:
+_compiled_here: list[str] = []
+
+
+def _say_that_it_compiles(kernel: str) -> None:
     """Log once in a process that kernels are compiled, because nothing else happens for a while."""
-    logging.getLogger("lastkey").info("compiling kernels: once for this installation, up to two minutes")
+    if not _compiled_here:
+        said = "compiling kernels, %s first: once for this installation, up to two minutes"
+        logging.getLogger("lastkey").info(said, kernel)
+    _compiled_here.append(kernel)
 
 
 class _Cache(_caching.FunctionCache):  # type: ignore[misc]
@@ -99,7 +104,7 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = super().load_overload(sig, target_context)
         if found is None:
-            _say_that_it_compiles()
+            _say_that_it_compiles(self._py_func.__qualname__)
         return found
 
     def save_overload(self, sig: Any, data: Any) -> None:

@@ -3,7 +3,7 @@
 100 million records, 10 million keys of 16 bytes, values of 100 bytes, zstd, in two partitions (make_log.py; kept in
 FOLDER if that is given), and a group that committed nine tenths of each. Each kind is audited three times: everything,
 nothing new, and 1 % more (a third partition). `mirror` and `failover` compare the archive with a copy that lacks the
-newest tenth of each partition; `compaction` its first generation with it. The kinds share one table of records, so the
+newest segment of every ten; `compaction` its first generation with it. The kinds share one table of records, so the
 first row of a kind reads only what no kind before it has read; `--apart` gives each kind tables of its own.
 
 Each audit is a process as users start it; its memory is the sum over the process, its JVM and Spark's workers, shared
@@ -19,17 +19,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 
 from tests.bench import make_log
+from tests.bench.memory import watched
 from tests.builders.groups import commit, write_log
 
 KINDS = ("keys", "delivery", "mirror", "failover", "compaction")
 RECORDS, KEYS, PARTITIONS = 100_000_000, 10_000_000, 2
 STEPS = ("everything", "nothing new", "1 % more")
-_EACH_S = 0.5
 
 
 def main() -> None:
@@ -82,12 +80,12 @@ def _arguments(kind: str, archive: Path, root: Path, scratch: Path) -> list[str]
     if kind in ("mirror", "failover"):
         copy = root / "copy"
         if not copy.exists():
-            shutil.copytree(archive, copy, ignore=lambda folder, names: _newest_tenth(names))
+            shutil.copytree(archive, copy, ignore=lambda folder, names: _newest_of_ten(names))
         return [str(archive), str(copy), "--topics", "t", *(("--group", "g") if kind == "failover" else ())]
     return [str(archive), "--topics", "t", *(("--group", "g") if kind == "delivery" else ())]
 
 
-def _newest_tenth(names: list[str]) -> list[str]:
+def _newest_of_ten(names: list[str]) -> list[str]:
     logs = sorted(name for name in names if name.endswith(".log"))
     gone = {name[: -len(".log")] for name in logs[len(logs) - len(logs) // 10 :]} if len(logs) > 1 else set()
     return [name for name in names if name.partition(".")[0] in gone]
@@ -106,51 +104,14 @@ def _compact(archive: Path, store: Path) -> None:
 def _measured(kind: str, what: str, arguments: list[str], audits: Path) -> None:
     """Run an audit, and print its row."""
     command = [sys.executable, "-m", "lastkey", "audit", kind, *arguments, "--audits", str(audits), "--json"]
-    began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        peak = [0]
-        watcher = threading.Thread(target=_watch, args=(process, peak))
-        watcher.start()
-        out, _ = process.communicate()
-        watcher.join()
-    report = json.loads(out)
-    seconds = time.perf_counter() - began
+    process, seconds, peak = watched(command)
+    report = json.loads(process.stdout)
     tables = sum(path.stat().st_size for path in audits.rglob("*.parquet"))
     result = f"{process.returncode} {report.get('summary', report)} {report.get('seconds')}"
     print(
-        f"| {kind}, {what} | {seconds:.1f} | {report['bytes_read']:,} | {tables:,} | {peak[0]:,} | {result} |",
+        f"| {kind}, {what} | {seconds:.1f} | {report['bytes_read']:,} | {tables:,} | {peak:,} | {result} |",
         flush=True,
     )
-
-
-def _watch(process: subprocess.Popen[bytes], peak: list[int]) -> None:
-    while process.poll() is None:
-        peak[0] = max(peak[0], sum(map(_pss, _tree(process.pid))))
-        time.sleep(_EACH_S)
-
-
-def _tree(pid: int) -> list[int]:
-    """Return a process and all below it."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found = [pid]
-    for one in found:
-        found += parents.get(one, [])
-    return found
-
-
-def _pss(pid: int) -> int:
-    """Return a process's memory in bytes, each shared page divided by its users."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
 
 
 if __name__ == "__main__":
