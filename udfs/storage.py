@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import fs as pafs
@@ -19,6 +20,8 @@ from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_s
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.tiered import objects as tiered
+
+_FLUSHES: Final = 4  # of a process: more cost processor time, and no file is there sooner
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,15 @@ def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
     return read_small_file(root.filesystem, root.full(path), path, log_bytes)
 
 
-def write_file(root: Root, path: str, data: bytes | memoryview) -> None:
-    """Write a small file and flush it to the disk."""
+def put_file(root: Root, path: str, data: bytes | memoryview) -> None:
+    """Write a small file, for a later `flush_all` or `flush_whole`."""
     with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
         stream.write(data)
+
+
+def write_file(root: Root, path: str, data: bytes | memoryview) -> None:
+    """Write a small file and flush it to the disk."""
+    put_file(root, path, data)
     flush(root, path)
 
 
@@ -156,6 +164,29 @@ def flush(root: Root, path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def flush_all(root: Root, paths: Iterable[str]) -> None:
+    """Flush files and folders, many at once: a file system's journal commits them together. On ext4 a dozen small files
+    take 3 ms so, and 40 ms one after the other.
+    """
+    if root.is_local:
+        list(_flushers(os.getpid()).map(lambda path: flush(root, path), paths))
+
+
+@cache
+def _flushers(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads: a fork does not inherit them, and to start them for each folder takes 1 ms."""
+    return ThreadPoolExecutor(_FLUSHES, thread_name_prefix=f"flush-{process}")
+
+
+def flush_whole(root: Root, folder: str) -> None:
+    """Flush all files of a folder, its names, and the names above it up to the root."""
+    if root.is_local:
+        with os.scandir(root.full(folder)) as entries:
+            files = [f"{folder}/{entry.name}" for entry in entries if entry.is_file()]
+        parts = folder.split("/")
+        flush_all(root, [*files, *("/".join(parts[:n]) for n in range(len(parts), -1, -1))])
 
 
 def set_time(root: Root, path: str, mtime_ns: int) -> None:

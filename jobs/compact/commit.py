@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import platform
@@ -124,6 +125,7 @@ def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str)
     return Segment(topic=r.topic, partition=r.partition, generation=generation, run_id=run_id, **given)
 
 
+@functools.cache  # reading them takes 3 ms, as long as a small partition
 def _versions() -> dict[str, str]:
     packages = ("pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "cramjam")
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}

@@ -34,6 +34,7 @@ from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_spli
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.storage import exists, flush_whole, open_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,8 +120,12 @@ def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[A
     """Delete expired records in one task: no keys are looked up, and few segments change."""
 
     def work() -> tuple[Analysis, list[OutputSegment], Tally]:
-        tally = Tally()
-        return *expire_records(in_own_folder(plan), analysis, tally, chunk_buffer(plan)), tally
+        tally, own = Tally(), in_own_folder(plan)
+        done = expire_records(own, analysis, tally, chunk_buffer(plan))
+        store = open_root(plan.store_uri)
+        if exists(store, own.folder):
+            flush_whole(store, own.folder)  # here: the driver may be elsewhere
+        return *done, tally
 
     analysis_of, segments, tally = _one(workers, plan, work)
     return analysis_of, place(plan, segments), tally

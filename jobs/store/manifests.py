@@ -30,7 +30,7 @@ from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root, flush, write_file
+from lastkey.udfs.storage import Root, flush, flush_all, put_file
 
 _AT_ONCE: Final = 8
 
@@ -68,20 +68,21 @@ def from_json(data: bytes, path: str) -> Commit:
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
-    """Write the manifests of a wave, each into its generation's folder, and flush them. Raise ConflictError if a folder
+    """Write the manifests of a wave, each into its generation's folder, and flush all. Raise ConflictError if a folder
     is gone: a vacuum without grace deleted it.
     """
 
     def write(commit: Commit) -> None:
-        try:
-            write_file(store, f"{commit.folder}/{MANIFEST}", to_json(commit))
-            flush(store, commit.folder)
-        except FileNotFoundError as error:
-            expected = "the folder that this run wrote"
-            raise ConflictError(path=f"{store.uri}/{commit.folder}", expected=expected, found="none") from error
+        put_file(store, f"{commit.folder}/{MANIFEST}", to_json(commit))
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(write, commits))
+    try:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(write, commits))
+        flush_all(store, [path for one in commits for path in (f"{one.folder}/{MANIFEST}", one.folder)])
+    except FileNotFoundError as error:
+        path = min((one.folder for one in commits if one.folder in str(error)), default="")
+        expected = "the folder that this run wrote"
+        raise ConflictError(path=f"{store.uri}/{path}", expected=expected, found="none") from error
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
@@ -96,14 +97,15 @@ def say_committed(store: Root, folders: Collection[str]) -> None:
 
     def write(folder: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # a folder that is gone cannot be taken for current
-            write_file(store, f"{folder}/{COMMITTED}", b"")
-            flush(store, folder)
+            put_file(store, f"{folder}/{COMMITTED}", b"")
 
     paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
     infos = store.filesystem.get_file_info(paths) if paths else []
     missing = [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(write, missing))
+    with contextlib.suppress(FileNotFoundError):
+        flush_all(store, [path for folder in missing for path in (f"{folder}/{COMMITTED}", folder)])
 
 
 def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:

@@ -160,7 +160,7 @@ def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Pla
 def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
     place.compact()
     write_partition(place.archive / "u-0", "a=1||a=2||")
-    step = "before lastkey.udfs.compact.output.generation:flush_folder"
+    step = "before lastkey.udfs.compact.output.generation:flush_whole"
     run = start(tmp_path / "run", place.arguments(), step)
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGTERM)

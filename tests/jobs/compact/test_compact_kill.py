@@ -38,7 +38,7 @@ STEPS = [
     (SCANNED, 1, False),  # nothing written
     ("before lastkey.udfs.compact.output.generation:write_indexes", 1, False),  # a log without its indexes
     ("before lastkey.udfs.compact.output.generation:read_whole", 1, False),
-    ("before lastkey.udfs.compact.output.generation:flush_folder", 1, False),  # all files there, folders not flushed
+    ("before lastkey.udfs.compact.output.generation:flush_whole", 1, False),  # all files there, none flushed
 ]
 OF_COMMIT = [
     ("before lastkey.jobs.store.writing:commit_wave", 1, False),
@@ -309,7 +309,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine=engine)
     run = start(
-        tmp_path / "run", arguments, "before lastkey.udfs.compact.output.generation:flush_folder", nth=nth, cores=1
+        tmp_path / "run", arguments, "before lastkey.udfs.compact.output.generation:flush_whole", nth=nth, cores=1
     )
     run.wait_until_reached()
     if asked == signal.SIGINT:

@@ -21,7 +21,7 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.slot_kernels import SLOT
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import make_private, open_root, opened, write_file
+from lastkey.udfs.storage import make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
 _KEYS: Final = ".keys"
@@ -39,12 +39,12 @@ class PendingKeys:
 
 
 def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) -> PendingKeys:
-    """Write SLOT[n], flush it, and read it back."""
+    """Write SLOT[n], and read it back."""
     store = open_root(plan.store_uri)
     store.filesystem.create_dir(store.full(plan.folder), recursive=True)
     path, raw = f"{plan.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
     make_private(store, path)
-    write_file(store, path, raw.data)
+    put_file(store, path, raw.data)
     written = PendingKeys(first, until, path, len(keys), crc32c_extend(_seed(plan), raw))
     read_keys(plan, written)
     return written

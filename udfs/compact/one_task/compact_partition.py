@@ -1,7 +1,7 @@
 """The whole compaction of one partition in one task: scan, decide, rewrite, read back.
 
 The steps run in an order that survives a crash: read and check all input; decide; write new segments with their side
-files into a folder that nobody knows; flush; read back. The driver makes the folder visible (`jobs.store.tables`). The
+files into a folder that nobody knows; read back; flush. The driver makes the folder visible (`jobs.store.tables`). The
 task reads each input byte twice (headers and checksums; records) and decompresses it once; it writes each output byte
 once and reads it once.
 """

@@ -40,7 +40,7 @@ from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, exists, file_size, flush, flush_folder, make_private, open_root
+from lastkey.udfs.storage import Root, exists, file_size, flush_whole, make_private, open_root
 
 
 def remove_folder(plan: PartitionPlan) -> None:
@@ -59,7 +59,7 @@ def remove_folder_at(store: Root, folder: str) -> None:
 def write_group(
     plan: PartitionPlan, analysis: Analysis, group: Group, stack: PieceStack, buffer: ChunkBuffer
 ) -> OutputSegment:
-    """Write one cleaned segment with its indexes, flush it, and read it back. A dry run returns only the manifest's
+    """Write one cleaned segment with its indexes, and read it back. A dry run returns only the manifest's
     row.
     """
     if plan.dry_run:
@@ -158,8 +158,7 @@ def write_generation(
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.folder, side_files)), pending)
     if plan.by_yield:
         write_secret(store, plan)
-    if store.is_local:
-        flush_folder(store, plan.folder)
+    flush_whole(store, plan.folder)
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
 
 
@@ -279,8 +278,8 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Outpu
 
 
 def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
-    """Copy the rest of an archived segment whose beginning is already in the generation into a file of ours; flush it
-    and read it back.
+    """Copy the rest of an archived segment whose beginning is already in the generation into a file of ours; read it
+    back.
     """
     make_private(store, path)
     with (
@@ -291,7 +290,6 @@ def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
             part = np.empty(chunk.size, np.uint8)
             read_again(file, source.path, chunk, part)
             stream.write(part.data)
-    flush(store, path)
     check_written(store, path, source.size, source.checksum)
 
 

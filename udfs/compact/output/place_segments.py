@@ -17,7 +17,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, make_private, open_root, read_file, write_file
+from lastkey.udfs.storage import Root, make_private, open_root, put_file, read_file
 
 S = TypeVar("S", Group, OutputSegment)
 
@@ -33,9 +33,9 @@ def make_folder(plan: PartitionPlan) -> Root:
 
 
 def write_side_files(store: Root, folder: str, files: Mapping[str, bytes]) -> dict[str, int]:
-    """Write files of a generation beside its logs; return their CRC-32C by name."""
+    """Write files of a generation beside its logs; return their CRC-32C by name. They are flushed with their folder."""
     for name, data in files.items():
-        write_file(store, f"{folder}/{name}", data)
+        put_file(store, f"{folder}/{name}", data)
     return {name: int(google_crc32c.value(data)) for name, data in files.items()}
 
 
@@ -101,7 +101,7 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
     if not segment.size_bytes:
         make_private(store, path)
-        write_file(store, path, b"")
+        put_file(store, path, b"")
         checksums = write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
         return replace(segment, path=path, side_files=json.dumps(checksums))
     written, placed = segment.path.removesuffix(".log"), path.removesuffix(".log")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import Root, flush, make_private, opened
+
+_SMALL: Final = 8 << 20
 
 
 class SegmentOutput:
@@ -51,11 +54,12 @@ class SegmentOutput:
         self.size += len(data)
 
     def close(self) -> tuple[np.ndarray, bytes, bytes]:
-        """Flush the log and return (all rows, offset index, time index). The log is on disk before its indexes are
-        written.
+        """Return (all rows, offset index, time index). A large log is flushed at once, so that a task does not end with
+        all of them; a small one with its folder.
         """
         self._stream.close()
-        flush(self.root, self.path)
+        if self.size > _SMALL:
+            flush(self.root, self.path)
         offset_index, time_index = self._indexes.finish()
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, OUT_BATCH)
         return rows, offset_index, time_index

@@ -30,7 +30,7 @@ from lastkey.logformat.side_files.producer_state import ProducerSummary
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan, scan_segment
 from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, files_beside
-from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, write_file
+from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import FILTER_BLOCK, filter_of, hash_key_id
 
 SECRET: Final = "hash.key"
@@ -141,7 +141,7 @@ def _checksum(data: bytes, path: str, bound: bytes) -> bytes:
 
 def _write(store: Root, path: str, data: bytes, bound: bytes) -> None:
     make_private(store, path)
-    write_file(store, path, data + _checksum(data, path, bound))
+    put_file(store, path, data + _checksum(data, path, bound))
 
 
 def _read(store: Root, path: str, bound: bytes) -> bytes | None:

@@ -30,7 +30,7 @@ from lastkey.udfs.compact.split.splits import Part, Split
 from lastkey.udfs.compact.split.survivors import Survivors
 from lastkey.udfs.compact.split.walk_split import WalkedSplit
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.storage import flush_whole, open_root, opened
 
 _COPY_BYTES = 8 << 20
 
@@ -177,4 +177,6 @@ class _Output:
         if self._made is None:
             return manifest_row(self._group, "", np.concatenate(self._rows), 0, (0, 0, 0))
         plan, output = self._plan, self._made
-        return finish_segment(plan, kept_aborts, output.root, output, self._group, digest, chunk_buffer(plan))
+        row = finish_segment(plan, kept_aborts, output.root, output, self._group, digest, chunk_buffer(plan))
+        flush_whole(output.root, plan.folder)  # here: the driver may be elsewhere
+        return row
