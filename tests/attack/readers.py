@@ -159,20 +159,23 @@ def _reindexed(root: Path, options: ReindexOptions) -> Seen:
 
 
 def convert_and_back(root: Path, work: Path) -> Seen:
-    """Convert to magic 3, and that to magic 2. Raises Failed if a log that was read does not come back."""
+    """Convert to magic 3, and that to magic 2. Raises Failed if a log that was read does not come back. One that has
+    magic 3 is only copied on the way there, so what is wrong in it shows on the way back.
+    """
     for name in ("there", "back"):
         shutil.rmtree(work / name, ignore_errors=True)
     there = convert(ConvertOptions(str(root), str(work / "there"), "v3", config=CONFIG), Silent())
     back = convert(ConvertOptions(str(work / "there"), str(work / "back"), "v2", config=CONFIG), Silent())
-    if back.problems and not there.problems:
-        raise Failed(f"on the way back: {back.problems[:3]}")
+    new = [p for p in back.problems if (work / "there" / p.path).read_bytes() != (root / p.path).read_bytes()]
+    if new and not there.problems:
+        raise Failed(f"on the way back: {new[:3]}")
     rows = []
     for log in sorted((work / "back").rglob("*.log")):
         before, after = (decoded_log(path) for path in (root / log.relative_to(work / "back"), log))
         if after != before:
             raise Failed(f"{log.name}: {after[:3]} came back, of {before[:3]}")
         rows += after
-    return Seen(list(there.problems), rows)
+    return Seen([*there.problems, *back.problems], rows)
 
 
 def decoded_log(path: Path) -> list[Any]:
