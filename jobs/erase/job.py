@@ -24,6 +24,7 @@ from lastkey.jobs.command.erase_options import EraseOptions
 from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.compact import job as compact
+from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.erase.report import EraseReport, Remains
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
@@ -49,19 +50,21 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of the table erasures")
     searched = AuditErasureOptions(
         store=options.store, no_archive=options.no_archive, keys=options.keys, key=options.key,
-        key_format=options.key_format, hide_keys=True, hmac_key=options.hmac_key, proof=options.proof,
+        key_format=options.key_format, hide_keys=True, proof=options.proof,
         sign_with=options.sign_with, password_env=options.password_env, config=options.config, topics=options.topics,
         gaps=options.gaps, engine=options.engine,
     )  # fmt: skip
     keys = key_set(options.keys, options.key, options.key_format)
-    shown, signer = shown_keys(keys, searched), signer_of(searched)
+    key = read_key(options.hmac_key)  # once: it may be a pipe
+    shown, signer = shown_keys(keys, key), signer_of(searched)
     state = open_store(options.store)
     proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
-    data = _digests(keys, read_key(options.hmac_key))
+    data = _digests(keys, key)
     report = EraseReport(state.root.uri, id_of(data), len(keys), options.dry_run, options.check)
     if not options.check:
         try:
-            report.erased = compact.run_in_turn(_as_compaction(options, state, data, at_ms), progress)
+            erasures = Erasures(key, data, no_archive=options.no_archive)
+            report.erased = compact.run_in_turn(_as_compaction(options, state, at_ms), erasures, progress)
         except MissingPathError as error:
             error.add_note("--no-archive erases from the store alone")
             raise
@@ -91,7 +94,7 @@ def _digests(keys: KeySet, key: bytes) -> bytes:
     return key_id(key) + np.ascontiguousarray(digests[np.lexsort(digests.T)]).tobytes()
 
 
-def _as_compaction(options: EraseOptions, state: State, data: bytes, now_ms: int) -> CompactOptions:
+def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactOptions:
     """Return the options of the run that erases."""
     archives = sorted({normal_uri(row.archive_uri) for row in state.checkpoints().values()})
     if not archives:
@@ -100,8 +103,7 @@ def _as_compaction(options: EraseOptions, state: State, data: bytes, now_ms: int
         raise UsageError(message=f"{state.root.uri}: expected a store of one archive, found {', '.join(archives)}")
     return CompactOptions(
         archive=archives[0], store=options.store, now_ms=now_ms, config=options.config, topics=of_users(options.topics),
-        engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait, hmac_key=options.hmac_key,
-        erased_keys=data, no_archive=options.no_archive,
+        engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait,
     )  # fmt: skip
 
 

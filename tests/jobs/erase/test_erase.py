@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,30 @@ def test_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
     assert [r.status for r in again.erased.results] == ["not_due"]
     assert world.lab.state().checkpoints()["t", 0].generation == 2
     assert len(list((world.lab.store / "erasures").iterdir())) == 1
+
+
+def test_the_key_is_read_once(tmp_path: Path) -> None:
+    """So it may be a pipe, as of a program that fetches it."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    with piped(SECRET) as pipe:
+        assert world.erase("ann", hmac_key=pipe).exit_code == 0
+    world.topic_id = UUID(int=5)
+    world.write()
+    with piped(SECRET) as pipe:
+        assert world.compact(reset=T, hmac_key=pipe).exit_code == 0
+    assert world.judge() == ""
+
+
+@contextmanager
+def piped(data: bytes) -> Iterator[str]:
+    """Yield a path of which data can be read once."""
+    read, write = os.pipe()
+    os.write(write, data)
+    os.close(write)
+    try:
+        yield f"/dev/fd/{read}"
+    finally:
+        os.close(read)
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
