@@ -43,7 +43,8 @@ class ErasureRow:
     who: str  # who asked, in the user's words
     topics: str  # JSON: globs that were given
     keys: str  # JSON: HMAC-SHA256 of each key by the user's key, in hex, as proofs name keys
-    partitions: str  # JSON [[topic, partition, generation before, generation after, bound, records that went], ...]
+    partitions: str  # JSON [[topic, partition, generation before, generation after, bound, records that went, ranges of
+    # their offsets as [first, last]], ...], of earlier runs of the same erasure too
     not_erased: str  # JSON: partitions that were set aside, and why
     found_current: int  # places in current generations
     found_older: int  # in older generations, and in what dead runs left

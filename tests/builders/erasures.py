@@ -14,11 +14,14 @@ from uuid import UUID
 
 import pyarrow.parquet as pq
 
+from lastkey.jobs import vacuum
 from lastkey.jobs.command.config import Config, parse_config
 from lastkey.jobs.command.erase_options import EraseOptions
+from lastkey.jobs.command.options import VacuumOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.erase.report import EraseReport
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.logs import START_MS, TOPIC_ID, write_partition
 from tests.reference.log import Record, decode_log
@@ -114,6 +117,30 @@ class Erasures:
         """Return the keys of which nothing may be anywhere in the store: erased, and not written since."""
         last = {r.key: r.offset for r in self.archived()}
         return {key for key, until in self.bounds.items() if last.get(key, -1) < until}
+
+
+def made(root: Path, *segments: str, defaults: dict[str, Any] | None = None) -> Erasures:
+    """Return an archive and a store with one generation."""
+    world = Erasures(root, COMPACT | (defaults or {}))
+    for segment in segments:
+        world.grow(segment, roll=True)
+    assert world.compact().exit_code == 0
+    return world
+
+
+def vacuumed(world: Erasures, **options: Any) -> Any:
+    return vacuum.run(VacuumOptions(str(world.lab.store), erased=True, **options), Silent())
+
+
+def verified(world: Erasures) -> list[Any]:
+    report = verify.run(VerifyOptions(store=str(world.lab.store), config=world.config), Silent())
+    assert not report.not_checked
+    return report.problems
+
+
+def table_of(store: Path) -> list[dict[str, Any]]:
+    files = (store / "state" / "erasures").glob("*.parquet")
+    return sorted((row for path in files for row in pq.read_table(path).to_pylist()), key=lambda row: row["at_ms"])
 
 
 def records_of(paths: Iterable[Path]) -> Iterator[Record]:
