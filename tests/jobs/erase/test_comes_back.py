@@ -1,0 +1,128 @@
+"""Attempts to bring erased records back, to lose others, and to find what was erased, by every other job."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastkey
+from lastkey.jobs import rollback
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import RunningError
+from lastkey.jobs.restore import job as restore
+from tests.builders.erasures import NOW, made, places_of, records_of, vacuumed, verified
+from tests.builders.stopping import start
+
+pytestmark = pytest.mark.slow
+
+
+def keys_in(folder: Path) -> list[bytes | None]:
+    return [r.key for r in records_of(sorted(folder.rglob("*.log")))]
+
+
+def test_a_key_that_is_a_tombstone_alone(tmp_path: Path) -> None:
+    world = made(tmp_path, "ann=- bob=1", "cem=1 | ann=-")
+    assert world.erase("ann").result == "older"
+    assert [r.key for r in world.current()] == [b"bob", b"cem"]
+    vacuumed(world)
+    assert places_of([b"ann"], world.lab.store) == []
+
+
+def test_the_empty_key_is_none_of_those_without_key(tmp_path: Path) -> None:
+    world = made(tmp_path, "-=1 =1 bob=1", "=2 | -=2", defaults={"null.keys": "keep"})
+    assert [r.key for r in world.current()] == [None, b"", b"bob", b"", None]
+    assert world.erase("").erased.results[0].counters["dropped_erased"] == 2
+    assert [r.key for r in world.current()] == [None, b"bob", None]
+    assert verified(world) == []
+
+
+def test_a_key_of_16_mib(tmp_path: Path) -> None:
+    long = "k" * (16 << 20)
+    world = made(tmp_path, f"{{codec=zstd}} {long}=1 bob=1", f"cem=1 | {long[:-1]}=1")
+    (tmp_path / "keys").write_text(f"{long}\r\n{long}\r\n")
+    report = world.erase(keys=str(tmp_path / "keys"))
+    assert (report.exit_code, report.n_keys) == (0, 1)
+    assert [len(r.key or b"") for r in world.current()] == [3, 3, len(long) - 1]
+
+
+def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_path: Path) -> None:
+    world = made(tmp_path, "ann=1 bob=1 | {pid=1 txn} ann=2 cem=1 | {pid=1 commit}", "dan=1 | ann=-", "eve=1")
+    assert world.erase("ann").exit_code == 0
+    store, kept = str(world.lab.store), [b"bob", b"cem", b"dan", b"eve"]
+    restore.run(RestoreOptions(store, str(tmp_path / "restored")), Silent())
+    assert keys_in(tmp_path / "restored") == kept
+    lastkey.convert(store=store, to="v3", output=tmp_path / "converted", config=world.config, engine="threads")
+    assert not any(b"ann" in path.read_bytes() for path in (tmp_path / "converted").rglob("*.log"))
+    assert main(["export", "--store", store, "--format", "ndjson", "--output", str(tmp_path / "exported")]) == 0
+    assert places_of([b"ann", b"YW5u"], tmp_path / "exported") == []
+    assert main(["audit", "compaction", "--store", store]) == 0
+    vacuumed(world)
+    assert verified(world) == []
+    assert main(["audit", "compaction", "--store", store]) == 0
+    assert main(["archive-needed", str(world.lab.archive), "--store", store]) == 0
+
+
+def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
+    """It has nothing of its own to say about erased records."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.erase("ann")
+    world.grow("bob=2", roll=True)
+    world.compact()
+    rollback.run(RollbackOptions(str(world.lab.store), 2), Silent())
+    assert verified(world) == []
+    assert world.judge() == ""
+    report = world.erase("cem")
+    assert report.exit_code == 0
+    assert verified(world) == []
+    assert world.judge() == ""
+    world.compact()
+    assert world.judge() == ""
+    assert verified(world) == []
+
+
+def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
+    """What the page says: restored partitions replace those of the archive."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 | dan=1", "eve=1")
+    world.erase("ann")
+    vacuumed(world)
+    restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "restored")), Silent())
+    (world.lab.archive / "t-0").rename(tmp_path / "old")
+    (tmp_path / "restored" / "t-0").rename(world.lab.archive / "t-0")
+    assert world.compact().exit_code == 0
+    assert [r.key for r in world.current()] == [b"bob", b"cem", b"dan", b"eve"]
+    assert world.erase("ann", check=True).result == "gone"
+    assert world.erase("ann").remains.archive == 0
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: bool) -> None:
+    """It erases from what that run committed, or says who is at work and erases nothing."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.grow("ann=2 bob=2", roll=True)
+    world.grow("dan=1", roll=True)
+    config = tmp_path / "cleaner.toml"
+    config.write_text('[defaults]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "threads"\n')
+    words = ("compact", world.lab.archive, "--store", world.lab.store, "--config", config, "--force")
+    step = "before lastkey.jobs.store.writing:commit_wave"
+    other = start(tmp_path / "other", [*map(str, words), "--now", str(NOW)], step, held=True)
+    other.wait_until_reached()
+    if wait:
+        with ThreadPoolExecutor(1) as pool:
+            erased = pool.submit(world.erase, "ann", wait=True)
+            other.let_go()
+            assert other.finish()[0] == 0
+            assert erased.result().exit_code == 0
+        assert world.lab.state().checkpoints()["t", 0].generation == 3
+        assert b"ann" not in {r.key for r in world.current()}
+    else:
+        with pytest.raises(RunningError):
+            world.erase("ann")
+        other.let_go()
+        assert other.finish()[0] == 0
+        assert not (world.lab.store / "state" / "erasures").exists()
+    assert world.judge() == ""
