@@ -15,6 +15,7 @@ from lastkey.jobs.store.erasures import (
     bounds_of,
     check_key,
     erasure_path,
+    is_another_log,
     secret_of,
     to_text,
     write_erasure,
@@ -67,7 +68,8 @@ class Erasures:
         if not self.key:
             raise NotPlanned(_no_key(plan, again))
         ours = self.id
-        files = {erasure_path(one): until for one, until in again.items()}
+        apart = plan.anew and before is not None and is_another_log(plan.topic_id, before.topic_id)
+        files = {erasure_path(one): MAX_OFFSET if apart else until for one, until in again.items()}
         if self.new and not plan.dry_run:
             files[erasure_path(ours)] = MAX_OFFSET
         erasing = Erasing(
@@ -84,12 +86,12 @@ class Erasures:
     def bounds_after(
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
     ) -> str | None:
-        """Return the column `erased` of a partition's new generation. A topic that was made anew is another log: what
-        was erased of the one before ends where this one ends now.
+        """Return the column `erased` of a partition's new generation. A topic that was made anew is another log: its
+        keys went up to where it ends now.
         """
         bounds: Bounds = bounds_of(before)
-        if anew and before is not None and archived.topic_id not in (None, before.topic_id) and before.topic_id:
-            bounds = {one: max(min(until, next_offset), 1) for one, until in bounds.items()}
+        if anew and before is not None and is_another_log(archived.topic_id, before.topic_id):
+            bounds = dict.fromkeys(bounds, max(next_offset, 1))
         if self.new:
             bounds[self.id] = max(next_offset, bounds.get(self.id, 0))
         return to_text(bounds)

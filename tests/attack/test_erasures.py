@@ -115,7 +115,7 @@ class World(Erasures):
         assert report.exit_code == 0, report.to_text()
         self.tally["resets"] += 1
         if other_log:
-            self.bounds = {key: min(until, self.end()) for key, until in self.bounds.items()}
+            self.bounds = dict.fromkeys(self.bounds, self.end())
 
     def do_vacuum(self) -> None:
         erased = bool(self.bounds) and self.draw.random() < 0.7

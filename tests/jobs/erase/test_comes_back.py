@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -15,10 +16,14 @@ from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import RunningError
 from lastkey.jobs.restore import job as restore
+from lastkey.jobs.store.erasures import ErasedError
+from lastkey.jobs.topics import TopicFilter
 from tests.builders.erasures import NOW, made, places_of, records_of, vacuumed, verified
 from tests.builders.stopping import start
 
 pytestmark = pytest.mark.slow
+
+T = TopicFilter(("t",))
 
 
 def keys_in(folder: Path) -> list[bytes | None]:
@@ -126,3 +131,28 @@ def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: b
         assert other.finish()[0] == 0
         assert not (world.lab.store / "state" / "erasures").exists()
     assert world.judge() == ""
+
+
+def test_logs_that_take_turns(tmp_path: Path) -> None:
+    """A topic is made again, shorter, and then the archive has the first log once more. Offsets of one log are no
+    bounds in the other: all that a reset reads is searched, and no generation of before an erasure comes back.
+    """
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.erase("ann")
+    world.grow("ann=2 | dan=1", roll=True)
+    world.grow("eve=1", roll=True)
+    world.compact()  # generation 3: what was written after the erasure
+    world.erase("ann")
+    first, world.topic_id, world.segments = (world.topic_id, world.segments), UUID(int=5), ["bob=8", "cem=8"]
+    world.write()
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    for refused in (1, 3):
+        with pytest.raises(ErasedError):
+            restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out"), generation=refused), Silent())
+    third = UUID(int=6), ["y=1", *["ann=9 | z=1"] * 9]
+    for world.topic_id, world.segments in (first, third, first):
+        world.write()
+        assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+        assert b"ann" not in {r.key for r in world.current()}
+    vacuumed(world, give_up=T)
+    assert places_of([b"ann"], world.lab.store) == []
