@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lastkey.jobs import installation
-from lastkey.jobs.archive.places import Place
+from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit import erasure as audit
 from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.key_files import key_set
@@ -58,6 +58,8 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     )  # fmt: skip
     key = read_key(options.hmac_key)  # once: it may be a pipe
     hashes, signer, state = hashes_of(options), signer_of(searched), open_store(options.store)
+    # beside the digests it would tell them
+    check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     given = [] if hashes and not (options.keys or options.key) else _given(options)
     proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
     report = EraseReport(state.root.uri, options.dry_run, options.check)
@@ -123,7 +125,7 @@ def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
     for _, chain in sorted(state.histories().items()):
         for run, before in zip(chain, [*chain[1:], None], strict=True):
             bound = bounds_of(run).get(erasure, 0)
-            if bound > bounds_of(before).get(erasure, 0):
+            if bound > bounds_of(before).get(erasure, 0) and not run.back_to:
                 ranges = json.loads(run.erased_offsets or "[]")
                 numbers = run.generation_before, run.generation_after, bound, run.dropped_erased
                 out.append((run.topic, run.partition, *numbers, ranges))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,17 @@ from uuid import UUID
 import pytest
 
 import lastkey
-from lastkey.jobs import rollback
+from lastkey.jobs import rebuild_state, rollback
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
+from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import RunningError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store.erasures import ErasedError
 from lastkey.jobs.topics import TopicFilter
-from tests.builders.erasures import NOW, made, places_of, records_of, vacuumed, verified
+from lastkey.jobs.verify import job as verify
+from tests.builders.erasures import NOW, made, places_of, records_of, table_of, vacuumed, verified
+from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 
 pytestmark = pytest.mark.slow
@@ -156,3 +160,40 @@ def test_logs_that_take_turns(tmp_path: Path) -> None:
         assert b"ann" not in {r.key for r in world.current()}
     vacuumed(world, give_up=T)
     assert places_of([b"ann"], world.lab.store) == []
+
+
+def test_what_is_left_is_nothing(tmp_path: Path) -> None:
+    """A partition of which every key went, and one that compact does not take, with records that have no key."""
+    world = made(tmp_path, "ann=1 bob=1 | {pid=1} ann=2", "ann=3 | cem=1")
+    write_partition(world.lab.archive / "plain-0", "-=1 ann=1 || {pid=2} -=2 ann=2 | bob=1")
+    assert world.erase("ann", "bob", "cem").exit_code == 0
+    assert world.current() == []
+    plain = [r for row in world.lab.state().current()[1]["plain", 0] for r in records_of([world.lab.path(row)])]
+    assert [(r.offset, r.key) for r in plain] == [(0, None), (2, None)]
+    assert verified(world) == []
+    restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "restored")), Silent())
+    assert verify.run(VerifyOptions(str(tmp_path / "restored")), Silent()).problems == []
+    world.grow("ann=4", roll=True)
+    world.grow("dan=1", roll=True)
+    assert world.compact(sealed=True, topics=T).exit_code == 0
+    assert [r.key for r in world.current()] == [b"ann", b"dan"]
+    assert verified(world) == []
+
+
+def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
+    """The table erasures is gone with them; the same command again adds a row with all that went."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 | ann=2")
+    world.erase("ann")
+    before = table_of(world.lab.store)[0]["partitions"]
+    shutil.rmtree(world.lab.store / "state")
+    rebuild_state.run(RebuildStateOptions(str(world.lab.store)), Silent())
+    assert world.erase("ann").exit_code == 0
+    assert table_of(world.lab.store)[0]["partitions"] == before
+    assert world.judge() == ""
+
+
+def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
+    world = made(tmp_path, " | ".join(f"ann{n}=1 bob{n}=1" for n in range(1500)), "cem=1")
+    assert world.erase(*(f"ann{n}" for n in range(1500))).exit_code == 0
+    ((*_, went, ranges),) = json.loads(table_of(world.lab.store)[0]["partitions"])
+    assert (went, len(ranges), ranges[:2], ranges[-1]) == (1500, 1000, [[0, 0], [2, 2]], [1998, 1998])

@@ -94,3 +94,12 @@ def test_the_python_api(tmp_path: Path) -> None:
     assert lastkey.erase(world.lab.store, world.hmac_key, key="ann", check=True, config=world.config).exit_code == 3
     with pytest.raises(TypeError, match="key: expected keys as text, or several of them"):
         lastkey.erase(world.lab.store, world.hmac_key, key=[b"ann"])
+
+
+def test_a_key_in_the_store(tmp_path: Path) -> None:
+    """There it would tell everybody what the digests hide."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    (world.lab.store / "hmac.key").write_bytes(SECRET)
+    with pytest.raises(UsageError, match="--hmac-key"):
+        world.erase("ann", hmac_key=str(world.lab.store / "hmac.key"))
+    assert not (world.lab.store / "erasures").exists()

@@ -273,6 +273,8 @@ def _results(output: Path, store: Path) -> dict[str, Any]:
     for name, data in files_of(output).items():
         text = data.decode("latin-1").replace(str(output), "OUTPUT").replace(str(store), "STORE")
         found[name] = _timeless(json.loads(text)) if text.startswith("{\n") else text
+    told = ("exit_code", "erasure", "result", "remains")  # without ids of runs
+    found["erase"] = {name: found["erase"][name] for name in told}
     return found
 
 
