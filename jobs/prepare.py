@@ -22,13 +22,15 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.spark import jvm, session
 from lastkey.jobs.spark.submit import user_options
 from lastkey.jobs.store.minutes import minute_table, replace_segments
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.cache_folder import folders, processor
 from lastkey.logformat.jit import state_of_sources
-from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
+from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS, TimedSegment, time_index_rows
+from lastkey.udfs.storage import open_root
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
 _WITHOUT_SPARK = (
@@ -78,14 +80,24 @@ def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
     warm_up = "import lastkey.udfs.compact.warm_up"
     python = partial(subprocess.run, check=False, env=environment)
     python([sys.executable, "-c", warm_up])
-    with tempfile.TemporaryDirectory() as folder:
-        for job, *words in _WITHOUT_SPARK if EXAMPLE.is_dir() else ():
-            command = [sys.executable, "-m", "lastkey", job, str(EXAMPLE), *(w.format(folder=folder) for w in words)]
-            python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if EXAMPLE.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            for job, *words in _WITHOUT_SPARK:
+                options = (word.format(folder=folder) for word in words)
+                command = [sys.executable, "-m", "lastkey", job, str(EXAMPLE), *options]
+                python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        python([sys.executable, "-c", "from lastkey.jobs.prepare import note_minutes; note_minutes()"])
     for cache in kept:
         if EXAMPLE.is_dir() and (cache / mark).parent.is_dir():
             with suppress(OSError):
                 (cache / mark).touch()
+
+
+def note_minutes() -> None:
+    """Find the minutes of the example's records, as `lookup --at` does in Spark's tasks."""
+    archive = list_archive(open_root(str(EXAMPLE)), lambda _: True)
+    for one in archive.partitions.values():
+        time_index_rows([TimedSegment(one.topic, one.partition, segment) for segment in one.segments])
 
 
 def train(part: str) -> None:
