@@ -95,7 +95,7 @@ def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
 
 
 def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
-    """What the page says: restored partitions replace those of the archive."""
+    """Advice of the page: restored partitions replace those of the archive."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1 | dan=1", "eve=1")
     world.erase("ann")
     vacuumed(world)
