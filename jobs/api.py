@@ -29,9 +29,18 @@ from lastkey.jobs.command.config import (
     load_config,
     parse_config,
 )
+from lastkey.jobs.command.erase_options import EraseOptions
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.job_modules import imported
-from lastkey.jobs.command.options import CompactOptions, ConvertOptions, ReindexOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import (
+    KEY_FORMATS,
+    CompactOptions,
+    ConvertOptions,
+    KeyFormat,
+    ReindexOptions,
+    RestoreOptions,
+    VerifyOptions,
+)
 from lastkey.jobs.command.parse import (
     check_location,
     parse_duration,
@@ -49,6 +58,7 @@ from lastkey.jobs.topics import TopicFilter
 if TYPE_CHECKING:
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.convert.report import ConvertReport
+    from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.reindex.report import ReindexReport
     from lastkey.jobs.restore.report import RestoreReport
     from lastkey.jobs.verify.report import VerifyReport
@@ -124,6 +134,66 @@ def compact(
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
     report: CompactReport = _run("compact", options, progress)
+    return report
+
+
+@raises_job_errors
+def erase(
+    store: Location,
+    hmac_key: Location,
+    *,
+    keys: Location | None = None,
+    key: str | Iterable[str] = (),
+    key_hash: str | Iterable[str] = (),
+    key_format: KeyFormat = "text",
+    by: str = "",
+    no_archive: bool = False,
+    gaps: Gaps | None = None,
+    check: bool = False,
+    dry_run: bool = False,
+    wait: bool = False,
+    proof: Location | None = None,
+    sign_with: Location | None = None,
+    password_env: str | None = None,
+    topics: Globs = (),
+    exclude: Globs = (),
+    topics_from: Location | Iterable[Location] = (),
+    config: Settings | None = None,
+    engine: Engine | None = None,
+    progress: Progress | bool = False,
+) -> EraseReport:
+    """Erase every record of some keys from a store, so that they stay out, and search all its files for what is left.
+
+    hmac_key: a file of yours, by which the store names erased keys. keys: a file with a key a line; key: one or
+    several; key_hash: HMAC-SHA256 of keys by hmac_key, in hex; key_format: "text", "hex" or "base64". by: who asked.
+    no_archive: there is none any more. check: search only. dry_run: write nothing. proof: a new file for a
+    proof of the search; sign_with, password_env: a private key to sign it with, and the variable with its password.
+    gaps, wait, topics, exclude, topics_from, config, engine, progress: as of `compact`.
+
+    `result` of the report is gone, older (what `vacuum --erased` deletes), held or unknown. Partitions that were set
+    aside are in it, with exit code 3. Raises a JobError if the job stops, and TypeError for an argument of another
+    type.
+    """
+    options = EraseOptions(
+        store=check_location("store", store),
+        hmac_key=check_location("hmac_key", hmac_key),
+        **_shared(topics, exclude, topics_from, config),
+        keys=_location_or_none("keys", keys),
+        key=_texts("key", key, "keys"),
+        key_hash=_texts("key_hash", key_hash, "hashes"),
+        key_format=_one_of("key_format", key_format, KEY_FORMATS),  # type: ignore[arg-type]  # one of these
+        by=_text("by", by),
+        no_archive=_flag("no_archive", no_archive),
+        gaps=_one_of("gaps", gaps, GAPS),
+        check=_flag("check", check),
+        dry_run=_flag("dry_run", dry_run),
+        wait=_flag("wait", wait),
+        proof=_location_or_none("proof", proof),
+        sign_with=_location_or_none("sign_with", sign_with),
+        password_env=None if password_env is None else _text("password_env", password_env),
+        engine=_engine(engine),
+    )
+    report: EraseReport = _run("erase", options, progress)
     return report
 
 
@@ -364,24 +434,29 @@ def _share(name: str, value: object) -> float | None:
     return float(value)
 
 
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(name, "text", value)
+    return value
+
+
 def _one_of(name: str, value: object, allowed: Iterable[str]) -> str | None:
     if value is None:
         return None
-    if not isinstance(value, str):
-        raise wrong_type(name, "text", value)
-    if value not in allowed:
-        raise UsageError(message=f"{_option(name)}: expected {' or '.join(allowed)}, found {value!r}")
-    return value
+    text = _text(name, value)
+    if text not in allowed:
+        raise UsageError(message=f"{_option(name)}: expected {' or '.join(allowed)}, found {text!r}")
+    return text
 
 
 def _engine(value: object) -> Engine | None:
     return _one_of("engine", value, ENGINES)  # type: ignore[return-value]  # one of these
 
 
-def _texts(name: str, value: object) -> tuple[str, ...]:
+def _texts(name: str, value: object, what: str = "globs of topics") -> tuple[str, ...]:
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
     if found is None or not all(isinstance(text, str) for text in found):
-        raise wrong_type(name, "globs of topics as text, or several of them", value)
+        raise wrong_type(name, f"{what} as text, or several of them", value)
     return found
 
 

@@ -33,10 +33,13 @@ from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS, TimedSegment, time_inde
 from lastkey.udfs.storage import open_root
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
+_ERASE = ("erase", "--store", "{folder}/store", "--hmac-key", "{archive}/../topics.toml", "--engine", "threads")
 _WITHOUT_SPARK = (
-    ("reindex", "--check"), ("lookup", "--offset", "0", "--time", "0"), ("inspect", "--print-data-log", "--json"),
-    ("lookup", "--sizing"), ("verify",), ("report", "--output", "{folder}/page.html"),
-    ("compact", "--store", "{folder}/store", "--topics", "*", "--cleanup-policy", "compact"),
+    ("reindex", "{archive}", "--check"), ("lookup", "{archive}", "--offset", "0", "--time", "0"),
+    ("inspect", "{archive}", "--print-data-log", "--json"), ("lookup", "{archive}", "--sizing"),
+    ("verify", "{archive}"), ("report", "{archive}", "--output", "{folder}/page.html"),
+    ("compact", "{archive}", "--store", "{folder}/store", "--topics", "*", "--cleanup-policy", "compact"),
+    (*_ERASE, "--key-hash", "0" * 64), (*_ERASE, "--key", "user-000058"),
 )  # fmt: skip
 
 
@@ -82,9 +85,9 @@ def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
     python([sys.executable, "-c", warm_up])
     if EXAMPLE.is_dir():
         with tempfile.TemporaryDirectory() as folder:
-            for job, *words in _WITHOUT_SPARK:
-                options = (word.format(folder=folder) for word in words)
-                command = [sys.executable, "-m", "lastkey", job, str(EXAMPLE), *options]
+            for words in _WITHOUT_SPARK:
+                options = (word.format(archive=EXAMPLE, folder=folder) for word in words)
+                command = [sys.executable, "-m", "lastkey", *options]
                 python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         python([sys.executable, "-c", "from lastkey.jobs.prepare import note_minutes; note_minutes()"])
     for cache in kept:

@@ -228,7 +228,8 @@ def _chosen(
     bounds: of erasures that were committed; has_erasures: in the store. Raises UsageError if erased records may return.
     """
     chosen = next(c.commit for c in candidates if c.folder.run_id == run_id and c.commit is not None)
-    check_nothing_comes_back(chosen.checkpoint, bounds)
+    now = next((c.commit for c in candidates if c.committed and c.commit is not None), chosen)  # the highest
+    check_nothing_comes_back(chosen.checkpoint, now.checkpoint, bounds)
     unknown = [c.folder for c in candidates if c.committed and c.commit is None]
     if has_erasures and any(folder.generation > chosen.run.generation_after for folder in unknown):
         what = f"generation {unknown[0].generation}, whose {MANIFEST} cannot be read, may have erased records"

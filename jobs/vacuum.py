@@ -41,7 +41,7 @@ from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
-from lastkey.jobs.store.erasures import bounds_of, brought_back
+from lastkey.jobs.store.erasures import brought_back
 from lastkey.jobs.store.folders import Run, RunFolder, each_once, run_folders
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
@@ -308,7 +308,7 @@ def _erased(folders: Sequence[RunFolder], told: Mapping[str, Commit], current: M
         if row is None or not row.erased or (f.generation, f.run_id) == (row.generation, row.run_id):
             continue
         made = told.get(f.path)
-        if COMMITTED not in f.names or (made and brought_back(made.checkpoint, bounds_of(row))):
+        if COMMITTED not in f.names or (made and brought_back(made.checkpoint, row)):
             out.add(f.run)
     return out
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lastkey.jobs.api import compact, convert, reindex, restore, verify
+    from lastkey.jobs.api import compact, convert, erase, reindex, restore, verify
     from lastkey.jobs.api_audit import audit
     from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.data_source.source import register
+    from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.errors import JobError
     from lastkey.jobs.lookup.open_partition import open_partition
     from lastkey.jobs.notebook import open_archive
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from lastkey.logformat.writing.segment_writer import SegmentWriter
 
 __all__ = [
-    "AuditReport", "CompactReport", "ConvertReport", "JobError", "LogFormatError", "ReindexReport", "RestoreReport",
-    "SegmentWriter", "VerifyReport", "audit", "compact", "convert", "open_archive", "open_partition", "open_segment",
-    "register", "reindex", "restore", "verify",
+    "AuditReport", "CompactReport", "ConvertReport", "EraseReport", "JobError", "LogFormatError", "ReindexReport",
+    "RestoreReport", "SegmentWriter", "VerifyReport", "audit", "compact", "convert", "erase", "open_archive",
+    "open_partition", "open_segment", "register", "reindex", "restore", "verify",
 ]  # fmt: skip
 
 _HERE = Path(__file__).resolve().parent
@@ -38,11 +39,12 @@ if not (_HERE / "jobs").is_dir():  # a checkout: its folders lie beside this one
     __path__.append(str(_HERE.parent))
 
 _HOMES = {
-    **dict.fromkeys(("compact", "convert", "reindex", "restore", "verify"), "lastkey.jobs.api"),
+    **dict.fromkeys(("compact", "convert", "erase", "reindex", "restore", "verify"), "lastkey.jobs.api"),
     "audit": "lastkey.jobs.api_audit",
     "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",
     "ConvertReport": "lastkey.jobs.convert.report",
+    "EraseReport": "lastkey.jobs.erase.report",
     "ReindexReport": "lastkey.jobs.reindex.report",
     "RestoreReport": "lastkey.jobs.restore.report",
     "VerifyReport": "lastkey.jobs.verify.report",

@@ -147,7 +147,8 @@ FLOORS: dict[str, set[str]] = {
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "udfs.audit", "udfs.erased_keys"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
-    "jobs.api": _SHELL | {"jobs.compact", "jobs.verify", "jobs.reindex", "jobs.restore", "jobs.convert"},  # reports
+    "jobs.api": _SHELL
+    | {"jobs.compact", "jobs.convert", "jobs.erase", "jobs.reindex", "jobs.restore", "jobs.verify"},  # reports
     "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
     "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
     "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files

@@ -20,7 +20,7 @@ from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
 from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
 from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, appeared_since
-from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, hiding_key, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.erasure_search import Sought, search
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
@@ -54,7 +54,7 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     """Search, and report; write the proof, the table and the page."""
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     keys = key_set(options.keys, options.key, options.key_format)
-    shown = shown_keys(keys, options)
+    shown = shown_keys(keys, hiding_key(options))
     signer = signer_of(options)
     earlier = _earlier(options, shown, progress)
     audits = options.audits or options.store

@@ -40,17 +40,23 @@ class Shown:
     hidden: bool
 
 
-def shown_keys(keys: KeySet, options: AuditErasureOptions) -> Shown:
-    """Return the names of keys. Raise UsageError unless the options about hidden keys go together."""
+def hiding_key(options: AuditErasureOptions) -> bytes | None:
+    """Return the key by which proofs name keys; None: they show them. Raise UsageError unless the options about hidden
+    keys go together.
+    """
     if options.hide_keys != (options.hmac_key is not None):
         raise UsageError(
             message="--hide-keys and --hmac-key FILE need each other: proofs name keys by HMACs with your key"
         )
-    if options.hmac_key is None:
+    return None if options.hmac_key is None else read_key(options.hmac_key)
+
+
+def shown_keys(keys: KeySet, hiding: bytes | None) -> Shown:
+    """Return the names of keys: HMACs by the key `hiding`, or the keys themselves."""
+    if hiding is None:
         return Shown(pa.array((key.hex() for key in keys.keys.to_pylist()), pa.string()), False)
-    secret = read_key(options.hmac_key)
     # hashlib takes one value a call: this is the one loop over keys
-    return Shown(pa.array((hmac.digest(secret, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string()), True)
+    return Shown(pa.array((hmac.digest(hiding, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string()), True)
 
 
 def signer_of(options: AuditErasureOptions) -> Signer | None:

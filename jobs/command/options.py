@@ -35,8 +35,6 @@ class CompactOptions:
     max_runtime: float | None = None  # seconds, after which no more work begins; None: as long as it takes
     only_schedule: bool = False  # with dry_run: what would be rewritten, without reading any of that
     hmac_key: str | None = None  # a file: the key of the digests of erased keys
-    erased_keys: bytes = field(default=b"", repr=False)  # of a new erasure: erase these, and do not compact
-    no_archive: bool = False  # to erase: go on with the store alone
 
 
 @dataclass(frozen=True)

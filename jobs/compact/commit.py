@@ -97,6 +97,7 @@ def commit_of(
             compacted=r.compacted,
             expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
             erased=erased,
+            erased_offsets=json.dumps(r.erased_offsets, separators=(",", ":")) if r.erased_offsets else None,
             **identity,
             **counters,
         ),

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.compact.plan_partition import NotPlanned
 from lastkey.jobs.store.erasures import (
     Bounds,
     bounds_of,
     check_key,
     erasure_path,
-    read_key,
+    is_another_log,
     secret_of,
     to_text,
     write_erasure,
@@ -38,23 +37,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Erasures:
-    """Knowledge of a run about erasures: the secret of their digests, and the keys that it erases itself."""
+    """Knowledge of a run about erasures: the user's key, and the keys that it erases itself."""
 
-    secret: tuple[int, int] | None = field(default=None, repr=False)
+    key: bytes = field(default=b"", repr=False)  # b"": none was given
     new: bytes = field(default=b"", repr=False)  # the file of a new erasure; b"": the run compacts
+    no_archive: bool = False  # of a new erasure: there is no archive any more
 
-    @classmethod
-    def of(cls, options: CompactOptions, store: str, checkpoints: Mapping[Key, Checkpoint]) -> Erasures:
-        """Return what the options say, and write the file of a new erasure. Raise UsageError for another key than that
-        of the store's erasures.
-        """
-        if options.hmac_key is None:
-            return cls()
-        key, root = read_key(options.hmac_key), open_root(store)
-        check_key(root, (one for row in checkpoints.values() for one in bounds_of(row)), key)
-        if options.erased_keys and not options.dry_run:
-            write_erasure(root, options.erased_keys)
-        return cls(secret_of(key), options.erased_keys)
+    def begin(self, store: str, checkpoints: Mapping[Key, Checkpoint], *, dry_run: bool) -> None:
+        """Write the file of a new erasure. Raise UsageError for another key than that of the store's erasures."""
+        if not self.key:
+            return
+        root = open_root(store)
+        check_key(root, (one for row in checkpoints.values() for one in bounds_of(row)), self.key)
+        if self.new and not dry_run:
+            write_erasure(root, self.new)
 
     @property
     def id(self) -> str:
@@ -69,14 +65,15 @@ class Erasures:
         again = {one: until for one, until in bounds.items() if until > known}
         if not again and not self.new:
             return plan
-        if self.secret is None:
+        if not self.key:
             raise NotPlanned(_no_key(plan, again))
         ours = self.id
-        files = {erasure_path(one): until for one, until in again.items()}
+        apart = plan.anew and before is not None and is_another_log(plan.topic_id, before.topic_id)
+        files = {erasure_path(one): MAX_OFFSET if apart else until for one, until in again.items()}
         if self.new and not plan.dry_run:
             files[erasure_path(ours)] = MAX_OFFSET
         erasing = Erasing(
-            self.secret,
+            secret_of(self.key),
             tuple(sorted(files.items())),
             self.new if plan.dry_run else b"",
             noted=not plan.anew and (not self.new or bounds.get(ours, 0) >= known),
@@ -89,12 +86,12 @@ class Erasures:
     def bounds_after(
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
     ) -> str | None:
-        """Return the column `erased` of a partition's new generation. A topic that was made anew is another log: what
-        was erased of the one before ends where this one ends now.
+        """Return the column `erased` of a partition's new generation. A topic that was made anew is another log: its
+        keys went up to where it ends now.
         """
         bounds: Bounds = bounds_of(before)
-        if anew and before is not None and archived.topic_id not in (None, before.topic_id) and before.topic_id:
-            bounds = {one: max(min(until, next_offset), 1) for one, until in bounds.items()}
+        if anew and before is not None and is_another_log(archived.topic_id, before.topic_id):
+            bounds = dict.fromkeys(bounds, max(next_offset, 1))
         if self.new:
             bounds[self.id] = max(next_offset, bounds.get(self.id, 0))
         return to_text(bounds)

@@ -35,6 +35,7 @@ from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
+from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
 from lastkey.jobs.store.paths import PARTITIONS
 from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -53,15 +54,16 @@ class _Overtaken(Exception):
 
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
-    return recorded("compact", options.store, lambda: run_in_turn(options, progress), dry_run=options.dry_run)
+    erasures = Erasures() if options.hmac_key is None else Erasures(read_key(options.hmac_key))
+    return recorded("compact", options.store, lambda: run_in_turn(options, erasures, progress), dry_run=options.dry_run)
 
 
-def run_in_turn(options: CompactOptions, progress: Progress) -> CompactReport:
+def run_in_turn(options: CompactOptions, erasures: Erasures, progress: Progress) -> CompactReport:
     """Compact, after another run on the same partitions if there is one, and the options say so."""
     ends_at = None if options.max_runtime is None else time.monotonic() + options.max_runtime
     while True:
         try:
-            return _run(options, progress, ends_at)
+            return _run(options, erasures, progress, ends_at)
         except _Overtaken:
             continue  # with a new plan
         except RunningError as error:
@@ -71,16 +73,16 @@ def run_in_turn(options: CompactOptions, progress: Progress) -> CompactReport:
             wait_until_gone(open_root(normal_uri(options.store)), str(error.fields["run_id"]), ends_at)
 
 
-def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> CompactReport:
+def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_at: float | None) -> CompactReport:
     started = time.perf_counter()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
     engine = chosen_engine(options, writes=not options.only_schedule)
     kind = ScheduleReport if options.only_schedule else CompactReport
     report = kind(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
-    archive, settings, others = _listed(options, archive_uri, report)
+    archive, settings, others = _listed(options, erasures, archive_uri, report)
     archive_uri = report.archive = archive.root.uri
-    if options.erased_keys:
+    if erasures.new:
         _add_of_store_alone(options, archive, settings, open_state(store_uri).checkpoints())
     report.seconds["list"] = time.perf_counter() - started
     unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
@@ -106,7 +108,7 @@ def _run(options: CompactOptions, progress: Progress, ends_at: float | None) -> 
     }
     manifests = state.manifests(known) if known else {}
     turns = None if ends_at is None else _turns(state, checkpoints)
-    erasures = Erasures.of(options, store_uri, checkpoints)
+    erasures.begin(store_uri, checkpoints, dry_run=options.dry_run)
     start = Start(options, archive, settings, checkpoints, manifests, report, ends_at, turns, erasures)
     plans = list(plans_of(start))
     if options.only_schedule:
@@ -242,14 +244,14 @@ def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: d
 
 
 def _listed(
-    options: CompactOptions, archive_uri: str, report: CompactReport
+    options: CompactOptions, erasures: Erasures, archive_uri: str, report: CompactReport
 ) -> tuple[Archive, dict[str, TopicSettings], list[str]]:
     """List the archive; keep the selected partitions whose cleanup policy leaves something to do. Return the archive,
     the settings by topic, and a note on the other topics.
     """
-    archive = Archive(open_root(archive_uri)) if options.no_archive else listed(archive_uri, options.topics)
+    archive = Archive(open_root(archive_uri)) if erasures.no_archive else listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
-    others = sorted(topic for topic, s in settings.items() if not (s.acts or options.erased_keys))
+    others = sorted(topic for topic, s in settings.items() if not (s.acts or erasures.new))
     archive.partitions = {k: p for k, p in archive.partitions.items() if k[0] not in others}
     report.not_compacted = sorted({*others, *archive.not_wanted})
     report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import NoGenerationError, UsageError
-from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back
+from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import (
     Generation,
     generation_of,
@@ -66,7 +66,7 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
             expected=f"one of {', '.join(map(str, known))}",
         )
     for key, run in runs.items():
-        check_nothing_comes_back(run, bounds_of(wanted[key]))
+        check_nothing_comes_back(run, wanted[key])
     return [generation_of(run) for run in runs.values()]
 
 

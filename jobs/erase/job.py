@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from lastkey.jobs import installation
-from lastkey.jobs.archive.places import Place
+from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit import erasure as audit
 from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.key_files import key_set
@@ -24,11 +25,13 @@ from lastkey.jobs.command.erase_options import EraseOptions
 from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.compact import job as compact
+from lastkey.jobs.compact.erasing import Erasures
+from lastkey.jobs.erase.hashes import hashes_of, keys_with
 from lastkey.jobs.erase.report import EraseReport, Remains
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.erasures import ErasureRow, add_row, key_id, read_key, secret_of
+from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, key_id, read_key, secret_of
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import of_users
@@ -49,19 +52,26 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of the table erasures")
     searched = AuditErasureOptions(
         store=options.store, no_archive=options.no_archive, keys=options.keys, key=options.key,
-        key_format=options.key_format, hide_keys=True, hmac_key=options.hmac_key, proof=options.proof,
+        key_format=options.key_format, hide_keys=True, proof=options.proof,
         sign_with=options.sign_with, password_env=options.password_env, config=options.config, topics=options.topics,
         gaps=options.gaps, engine=options.engine,
     )  # fmt: skip
-    keys = key_set(options.keys, options.key, options.key_format)
-    shown, signer = shown_keys(keys, searched), signer_of(searched)
-    state = open_store(options.store)
+    key = read_key(options.hmac_key)  # once: it may be a pipe
+    hashes, signer, state = hashes_of(options), signer_of(searched), open_store(options.store)
+    # beside the digests it would tell them
+    check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
+    given = [] if hashes and not (options.keys or options.key) else _given(options)
     proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
-    data = _digests(keys, read_key(options.hmac_key))
-    report = EraseReport(state.root.uri, id_of(data), len(keys), options.dry_run, options.check)
+    report = EraseReport(state.root.uri, options.dry_run, options.check)
+    if hashes:
+        given += keys_with(hashes, key, searched, state, report, progress)
+    keys = KeySet.of(given)
+    shown, data = shown_keys(keys, key), _digests(keys, key)
+    report.erasure, report.n_keys = id_of(data), len(keys)
     if not options.check:
         try:
-            report.erased = compact.run_in_turn(_as_compaction(options, state, data, at_ms), progress)
+            erasures = Erasures(key, data, no_archive=options.no_archive)
+            report.erased = compact.run_in_turn(_as_compaction(options, state, at_ms), erasures, progress)
         except MissingPathError as error:
             error.add_note("--no-archive erases from the store alone")
             raise
@@ -81,8 +91,13 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
     report.searched, report.remains = found, Remains.of(sought, state.root.uri)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
-    add_row(state, _row(options, report, shown, at_ms))
+    add_row(state, _row(options, state, report, shown, at_ms))
     return report
+
+
+def _given(options: EraseOptions) -> list[bytes]:
+    keys: list[bytes] = key_set(options.keys, options.key, options.key_format).keys.to_pylist()
+    return keys
 
 
 def _digests(keys: KeySet, key: bytes) -> bytes:
@@ -91,7 +106,7 @@ def _digests(keys: KeySet, key: bytes) -> bytes:
     return key_id(key) + np.ascontiguousarray(digests[np.lexsort(digests.T)]).tobytes()
 
 
-def _as_compaction(options: EraseOptions, state: State, data: bytes, now_ms: int) -> CompactOptions:
+def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactOptions:
     """Return the options of the run that erases."""
     archives = sorted({normal_uri(row.archive_uri) for row in state.checkpoints().values()})
     if not archives:
@@ -100,15 +115,26 @@ def _as_compaction(options: EraseOptions, state: State, data: bytes, now_ms: int
         raise UsageError(message=f"{state.root.uri}: expected a store of one archive, found {', '.join(archives)}")
     return CompactOptions(
         archive=archives[0], store=options.store, now_ms=now_ms, config=options.config, topics=of_users(options.topics),
-        engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait, hmac_key=options.hmac_key,
-        erased_keys=data, no_archive=options.no_archive,
+        engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait,
     )  # fmt: skip
 
 
-def _row(options: EraseOptions, report: EraseReport, shown: Shown, at_ms: int) -> ErasureRow:
+def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
+    """Return what went from each partition, by the runs that raised its bound: one that was killed told nobody."""
+    out = []
+    for _, chain in sorted(state.histories().items()):
+        for run, before in zip(chain, [*chain[1:], None], strict=True):
+            bound = bounds_of(run).get(erasure, 0)
+            if bound > bounds_of(before).get(erasure, 0) and not run.back_to:
+                ranges = json.loads(run.erased_offsets or "[]")
+                numbers = run.generation_before, run.generation_after, bound, run.dropped_erased
+                out.append((run.topic, run.partition, *numbers, ranges))
+    return out
+
+
+def _row(options: EraseOptions, state: State, report: EraseReport, shown: Shown, at_ms: int) -> ErasureRow:
     erased, remains = report.erased, report.remains
     results = [] if erased is None else erased.results
-    made = [] if erased is None else [(r, n) for r in results if (n := erased.generations.get((r.topic, r.partition)))]
     return ErasureRow(
         erasure=report.erasure,
         action="check" if report.check else "erase",
@@ -116,9 +142,7 @@ def _row(options: EraseOptions, report: EraseReport, shown: Shown, at_ms: int) -
         who=options.by,
         topics=json.dumps(asdict(options.topics)),
         keys=json.dumps(shown.names.to_pylist()),
-        partitions=json.dumps(
-            [(r.topic, r.partition, n - 1, n, r.next_offset, r.counters["dropped_erased"]) for r, n in made]
-        ),
+        partitions=json.dumps([] if report.check else _went(state, report.erasure)),
         not_erased=json.dumps([f"{r.name()}: {r.problem}" for r in results if r.problem is not None]),
         found_current=remains.current,
         found_older=remains.older,

@@ -58,10 +58,10 @@ class EraseReport(JobReport):
     """Report of an erasure, or of a check."""
 
     store: str
-    erasure: str
-    n_keys: int
     dry_run: bool
     check: bool
+    erasure: str = ""
+    n_keys: int = 0
     erased: CompactReport | None = None
     searched: AuditReport | None = None
     remains: Remains = field(default_factory=Remains)
@@ -95,7 +95,7 @@ class EraseReport(JobReport):
         """Result of the search of the store: gone, older (only what `vacuum --erased` deletes), held, unknown."""
         if self.remains.current or (self.erased is not None and self.erased.problems):
             return "held"
-        if self.searched is None or self.searched.problems:
+        if self.searched is None or self.searched.problems or self.other_problems:
             return "unknown"
         return "older" if self.remains.older or self.remains.elsewhere else "gone"
 
@@ -127,6 +127,7 @@ class EraseReport(JobReport):
             out += ["", self.erased.to_text()]
         if self.searched is not None:
             out += ["", self.searched.to_text(), *self._what_is_left()]
+        out += labelled("problem", self.other_problems)
         out += labelled("note", self.notes)
         return "\n".join(out)
 
@@ -146,6 +147,6 @@ class EraseReport(JobReport):
             "older": "not gone yet: no current generation holds these keys, but other files of the store do: run "
             "vacuum --erased, then erase --check",
             "held": "not erased everywhere: see the problems",
-            "unknown": "not known: some places could not be searched, see the problems",
+            "unknown": "not known: some places could not be searched, or keys not found by hashes: see the problems",
         }
         return [*out, f"result: {said[self.result]}"]

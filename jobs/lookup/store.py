@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import check_topics
-from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back
+from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import (
     generation_of,
     manifests_of,
@@ -36,7 +36,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
         chains = tables.histories({topic for topic, _ in wanted})
         runs = runs_at(wanted, chains, options.generation)
         for key, run in runs.items():
-            check_nothing_comes_back(run, bounds_of(wanted[key]))
+            check_nothing_comes_back(run, wanted[key])
         found = {key: generation_of(run) for key, run in runs.items()}
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"

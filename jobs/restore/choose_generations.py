@@ -12,7 +12,7 @@ from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.errors import MissingFileError, NoGenerationError, UsageError
-from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back
+from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import Generation, check_runs, generation_of, runs_at
 from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
 from lastkey.jobs.store.tables import State
@@ -41,7 +41,7 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
                 expected=_listed(_still_there(tables, chains[key])),
             )
     for key, run in sorted(runs.items()):
-        check_nothing_comes_back(run, bounds_of(current[key]))
+        check_nothing_comes_back(run, current[key])
     return [generation_of(run) for _, run in sorted(runs.items())]
 
 
@@ -74,7 +74,7 @@ def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str
             left = {run.generation_after: run for run in chain if run.generation_after in there}
             if then is None or then.generation_after not in left:
                 raise _gone_since(name, then, chain, left, at)
-            check_nothing_comes_back(then, bounds_of(row))
+            check_nothing_comes_back(then, row)
             chosen.append(generation_of(then))
     if not chosen:
         first = min((chain[-1] for chain in chains.values()), key=lambda run: run.started_ms)

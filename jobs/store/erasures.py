@@ -43,7 +43,8 @@ class ErasureRow:
     who: str  # who asked, in the user's words
     topics: str  # JSON: globs that were given
     keys: str  # JSON: HMAC-SHA256 of each key by the user's key, in hex, as proofs name keys
-    partitions: str  # JSON [[topic, partition, generation before, generation after, bound, records that went], ...]
+    partitions: str  # JSON [[topic, partition, generation before, generation after, bound, records that went, ranges of
+    # their offsets as [first, last]], ...], of earlier runs of the same erasure too
     not_erased: str  # JSON: partitions that were set aside, and why
     found_current: int  # places in current generations
     found_older: int  # in older generations, and in what dead runs left
@@ -140,16 +141,27 @@ def merged(*several: Mapping[str, int]) -> Bounds:
     return out
 
 
-def brought_back(old: Checkpoint | RunRow, bounds: Mapping[str, int]) -> str | None:
-    """Return an erasure of which a generation may hold records, given the bounds that hold now; None: it holds none."""
-    had = bounds_of(old)
-    lost = [one for one, until in sorted(bounds.items()) if had.get(one, 0) < min(until, old.next_offset)]
+def is_another_log(topic_id: str | None, other: str | None) -> bool:
+    """Return whether a topic was made again, so that offsets of one log mean nothing in the other."""
+    return None not in (topic_id, other) and topic_id != other
+
+
+def brought_back(old: Checkpoint | RunRow, now: Checkpoint, bounds: Mapping[str, int] | None = None) -> str | None:
+    """Return an erasure of which a generation may hold records, given the current one, and the bounds that hold if they
+    are not its own; None: it holds none. One of another log must have been searched up to its end.
+    """
+    had, end = bounds_of(old), old.next_offset
+    apart = is_another_log(old.topic_id, now.topic_id)
+    wanted = sorted((bounds_of(now) if bounds is None else bounds).items())
+    lost = [one for one, until in wanted if had.get(one, 0) < (end if apart else min(until, end))]
     return lost[0] if lost else None
 
 
-def check_nothing_comes_back(old: Checkpoint | RunRow, bounds: Mapping[str, int]) -> None:
-    """Raise ErasedError if a generation may hold records that were erased."""
-    erasure = brought_back(old, bounds)
+def check_nothing_comes_back(
+    old: Checkpoint | RunRow, now: Checkpoint, bounds: Mapping[str, int] | None = None
+) -> None:
+    """Raise ErasedError if a generation may hold records that were erased (`brought_back`)."""
+    erasure = brought_back(old, now, bounds)
     if erasure is not None:
         number = old.generation if isinstance(old, Checkpoint) else old.generation_after
         name = names.partition_folder(old.topic, old.partition)

@@ -69,6 +69,7 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
     made: dict[str, Any] = {f.name: 0 for f in fields(RunRow) if f.name.startswith(did)} | files
     made |= {"run_id": run_id, "parent_run_id": parent_run_id, "now_ms": now_ms, "started_ms": now_ms}
     made |= {"generation_before": number - 1, "generation_after": number, "erased": erased}
+    made |= {"erased_offsets": None}
     return replace(
         old,
         checkpoint=replace(old.checkpoint, **new, **files, erased=erased),

@@ -162,6 +162,7 @@ class RunRow:
     back_to_run_id: str | None = None
     dropped_erased: int = 0  # records of erased keys
     erased: str | None = None  # as in Checkpoint
+    erased_offsets: str | None = None  # JSON [[first, last], ...] of the records that the run erased: the first 1,000
 
     @property
     def folder(self) -> str:

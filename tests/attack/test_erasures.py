@@ -73,7 +73,10 @@ class World(Erasures):
     def do_erase(self) -> None:
         if ("t", 0) not in self.lab.state().checkpoints():
             return
-        report = self.erase(*self.draw.sample(KEYS, self.draw.randint(1, 2)))
+        keys = self.draw.sample(KEYS, self.draw.randint(1, 2))
+        by_hash = self.draw.random() < 0.3 and {r.key for r in self.archived()}.issuperset(map(str.encode, keys))
+        self.tally["by hash"] += by_hash
+        report = self.erase(*keys, by_hash=by_hash)
         if report.exit_code:  # after a reset to another log, and a rollback to before that: it is never said to be done
             assert report.erased is not None
             assert [r.problem.state for r in report.erased.results if r.problem] == ["diverged"], report.to_text()
@@ -115,7 +118,7 @@ class World(Erasures):
         assert report.exit_code == 0, report.to_text()
         self.tally["resets"] += 1
         if other_log:
-            self.bounds = {key: min(until, self.end()) for key, until in self.bounds.items()}
+            self.bounds = dict.fromkeys(self.bounds, self.end())
 
     def do_vacuum(self) -> None:
         erased = bool(self.bounds) and self.draw.random() < 0.7

@@ -5,6 +5,7 @@ Records are what a plain decoder (`tests.reference.log`) finds in the files that
 
 from __future__ import annotations
 
+import hmac
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ from uuid import UUID
 
 import pyarrow.parquet as pq
 
+from lastkey.jobs import vacuum
 from lastkey.jobs.command.config import Config, parse_config
 from lastkey.jobs.command.erase_options import EraseOptions
+from lastkey.jobs.command.options import VacuumOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.erase.report import EraseReport
+from lastkey.jobs.verify import job as verify
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.logs import START_MS, TOPIC_ID, write_partition
 from tests.reference.log import Record, decode_log
@@ -70,9 +74,11 @@ class Erasures:
     def compact(self, **options: Any) -> Any:
         return self.lab.run(NOW, **{"force": True} | options)
 
-    def erase(self, *keys: str, **options: Any) -> EraseReport:
+    def erase(self, *keys: str, by_hash: bool = False, **options: Any) -> EraseReport:
         """Erase keys, and note where they are gone."""
-        report = erase.run(self.options(*keys, **options), Silent())
+        hashes = tuple(hmac.digest(SECRET, key.encode(), "sha256").hex() for key in keys)
+        given = self.options(key_hash=hashes, **options) if by_hash else self.options(*keys, **options)
+        report = erase.run(given, Silent())
         if not (report.exit_code or options.get("dry_run") or options.get("check")):
             self.bounds |= dict.fromkeys(map(str.encode, keys), self.end())
         return report
@@ -114,6 +120,30 @@ class Erasures:
         """Return the keys of which nothing may be anywhere in the store: erased, and not written since."""
         last = {r.key: r.offset for r in self.archived()}
         return {key for key, until in self.bounds.items() if last.get(key, -1) < until}
+
+
+def made(root: Path, *segments: str, defaults: dict[str, Any] | None = None) -> Erasures:
+    """Return an archive and a store with one generation."""
+    world = Erasures(root, COMPACT | (defaults or {}))
+    for segment in segments:
+        world.grow(segment, roll=True)
+    assert world.compact().exit_code == 0
+    return world
+
+
+def vacuumed(world: Erasures, **options: Any) -> Any:
+    return vacuum.run(VacuumOptions(str(world.lab.store), erased=True, **options), Silent())
+
+
+def verified(world: Erasures) -> list[Any]:
+    report = verify.run(VerifyOptions(store=str(world.lab.store), config=world.config), Silent())
+    assert not report.not_checked
+    return report.problems
+
+
+def table_of(store: Path) -> list[dict[str, Any]]:
+    files = (store / "state" / "erasures").glob("*.parquet")
+    return sorted((row for path in files for row in pq.read_table(path).to_pylist()), key=lambda row: row["at_ms"])
 
 
 def records_of(paths: Iterable[Path]) -> Iterator[Record]:

@@ -19,6 +19,7 @@ Schedule = Literal["full", "yield"]
 StoreFormat = Literal["v2", "v3"]
 
 ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
+MOST_RANGES: Final = 1_000  # of erased offsets that a run names, of each partition; it counts all
 # Most bytes of a segment that becomes magic 3: `restore` makes magic 2 of it again, and no log may have 2 GiB. Several
 # become one up to half of this, because the smallest records take 2.7 times as much in magic 2 (FORMAT.md's table)
 LARGEST_V3_BYTES: Final = 1 << 30
@@ -242,6 +243,7 @@ class PartitionResult:
     gaps: tuple[Gap, ...] = ()  # gaps that the new generation passes over
     compacted: bool = True  # False: retention alone removed segments, or the run erased
     erases: bool = False  # records of erased keys went, and nothing else
+    erased_offsets: tuple[tuple[int, int], ...] = ()  # first and last of each range of theirs; the first MOST_RANGES
     expired: tuple[Expired, ...] = ()  # whole segments that retention removed
     segments_before: int = 0
     counters: dict[str, int] = field(default_factory=dict)

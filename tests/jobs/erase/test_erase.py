@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import pyarrow.parquet as pq
 import pytest
 
 from lastkey.jobs import rebuild_state, rollback, vacuum
@@ -22,7 +21,6 @@ from lastkey.jobs.command.options import (
     RestoreOptions,
     RollbackOptions,
     VacuumOptions,
-    VerifyOptions,
 )
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
@@ -34,13 +32,12 @@ from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store.erasures import ErasedError, bounds_of, secret_of
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.topics import TopicFilter
-from lastkey.jobs.verify import job as verify
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.compact.clean import erased
 from lastkey.udfs.compact.clean.erased_kernels import mark_others
 from lastkey.udfs.storage import open_root, write_file
 from tests.builders.archives import COMPACT, offset_checkpoint
-from tests.builders.erasures import NOW, SECRET, Erasures, places_of, records_of
+from tests.builders.erasures import NOW, SECRET, Erasures, made, places_of, records_of, table_of, vacuumed, verified
 from tests.builders.logs import START_MS, log_text, write_partition
 from tests.builders.nights import keep_by_yield
 from tests.builders.s3_server import BUCKET, put, s3_server
@@ -52,32 +49,8 @@ pytestmark = pytest.mark.slow
 T = TopicFilter(("t",))
 
 
-def made(root: Path, *segments: str, defaults: dict[str, Any] | None = None) -> Erasures:
-    """Return an archive and a store with one generation."""
-    world = Erasures(root, COMPACT | (defaults or {}))
-    for segment in segments:
-        world.grow(segment, roll=True)
-    assert world.compact().exit_code == 0
-    return world
-
-
 def texts(world: Erasures) -> str:
     return log_text(*(world.lab.path(row) for row in world.lab.state().current()[1]["t", 0]))
-
-
-def vacuumed(world: Erasures, **options: Any) -> Any:
-    return vacuum.run(VacuumOptions(str(world.lab.store), erased=True, **options), Silent())
-
-
-def verified(world: Erasures) -> list[Any]:
-    report = verify.run(VerifyOptions(store=str(world.lab.store), config=world.config), Silent())
-    assert not report.not_checked
-    return report.problems
-
-
-def table_of(store: Path) -> list[dict[str, Any]]:
-    files = (store / "state" / "erasures").glob("*.parquet")
-    return sorted((row for path in files for row in pq.read_table(path).to_pylist()), key=lambda row: row["at_ms"])
 
 
 def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
@@ -113,7 +86,7 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
         input=b"ann", capture_output=True, check=True,
     ).stdout.decode().split()[-1]  # fmt: skip
     assert json.loads(row["keys"]) == [hmac]
-    assert json.loads(row["partitions"]) == [["t", 0, 1, 2, 12, 2]]
+    assert json.loads(row["partitions"]) == [["t", 0, 1, 2, 12, 2, [[8, 9]]]]
     assert vacuumed(world).exit_code == 0
     assert places_of([b"ann"], world.lab.store) == []
     assert world.erase("ann", check=True, no_archive=True).result == "gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -12,7 +13,7 @@ from lastkey.jobs import vacuum
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from tests.builders.archives import COMPACT
-from tests.builders.erasures import Erasures, places_of, records_of
+from tests.builders.erasures import Erasures, places_of, records_of, table_of
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 from tests.builders.trees import tree
@@ -70,6 +71,9 @@ def test_a_killed_erasure(begun: Path, tmp_path: Path, step: str, nth: int, done
     report = world.erase("ann")
     assert (report.exit_code, report.result) == (0, "older"), report.to_text()
     assert held(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}
+    (row,) = table_of(store)
+    went = [["t", 0, 1, 2, 4, 2, [[0, 0], [3, 3]]], ["u", 0, 1, 2, 4, 2, [[0, 0], [3, 3]]]]
+    assert json.loads(row["partitions"]) == went  # what the killed run did too
     vacuum.run(VacuumOptions(str(store), erased=True), Silent())
     assert places_of([b"ann"], store) == []
     assert world.erase("ann", check=True, no_archive=True).result == "gone"

@@ -61,6 +61,8 @@ run("reindex", "reindex", archive, "--output", f"{output}/indexes", "--json")
 run("report", "report", archive, "--output", f"{output}/page.html", "--now", now, "--json", "--engine", "spark")
 run("inspect", "inspect", archive, "--print-data-log", "--output", f"{output}/dump", "--json", "--engine", "spark")
 run("lookup", "lookup", archive, "--store", store, "--at", "2026-11-21T02:30Z", "--json")
+what = ["--key", "sku-000010", "--topics", "prices", "--hmac-key", f"{archive}/../hmac.key"]
+run("erase", "erase", "--store", store, *what, "--json", "--engine", "spark")
 if hidden:
     from pyspark.sql import SparkSession
     spark = SparkSession.builder.getOrCreate()
@@ -194,6 +196,7 @@ def place(tmp_path_factory, pack, drivers_pack) -> Iterator[Place]:
             subprocess.run(node.as_user("tar", "-xz", "-C", folder / "lastkey"), check=True, stdin=packed)
         (folder / "program.py").write_text(PROGRAM)
         (folder / "twice.py").write_text(TWICE)
+        (node.folder / "shared" / "hmac.key").write_bytes(bytes(range(32)))
         with cluster(node) as master:
             yield Place(node, master, checkout, own)
     finally:
@@ -270,6 +273,8 @@ def _results(output: Path, store: Path) -> dict[str, Any]:
     for name, data in files_of(output).items():
         text = data.decode("latin-1").replace(str(output), "OUTPUT").replace(str(store), "STORE")
         found[name] = _timeless(json.loads(text)) if text.startswith("{\n") else text
+    told = ("exit_code", "erasure", "result", "remains")  # without ids of runs
+    found["erase"] = {name: found["erase"][name] for name in told}
     return found
 
 
@@ -308,7 +313,7 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     assert done.returncode == 0, done.stderr
     jobs = [line for line in said.splitlines() if re.fullmatch(r"[a-z-]+ \d", line)]
     assert jobs == done.stdout.splitlines()
-    assert len(jobs) == 6
+    assert len(jobs) == 7
     expected = _results(here_output, here)
     assert _results(output, store) == expected
     assert len(expected) > 50

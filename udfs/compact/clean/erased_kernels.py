@@ -59,3 +59,18 @@ def mark_others(
             slot = probe(table, zero, mask, low, high)
             if slot >= 0 and bodies[i].base_offset + span.offset_delta < table[slot].until:
                 stays[row] = False
+
+
+@kernel
+def offsets_of_others(
+    batches: np.ndarray, bodies: np.ndarray, spans: np.ndarray, stays: np.ndarray, out: np.ndarray
+) -> int:
+    """Write the offsets of the records that do not stay to out: int64[len(spans)]; return their number."""
+    n = 0
+    for i in range(batches.shape[0]):
+        first = bodies[i].first_span
+        for row in range(first, first + bodies[i].n_records):
+            if not stays[row]:
+                out[n] = bodies[i].base_offset + spans[row].offset_delta
+                n += 1
+    return n

@@ -23,7 +23,7 @@ from lastkey.udfs.compact.one_task.expire_records import expire_records, with_wh
 from lastkey.udfs.compact.one_task.what_pays import learned
 from lastkey.udfs.compact.output.generation import remove_folder, write_generation
 from lastkey.udfs.compact.output.result import result_of
-from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import MOST_RANGES, NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
@@ -90,6 +90,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         bytes_written=result.bytes_written + cleaned.bytes_written,
         yields=cleaned.yields or plan.yields,
         schedule=cleaned.schedule,
+        erased_offsets=() if tally.erased is None else tuple(map(tuple, tally.erased[:MOST_RANGES].tolist())),
         status="scheduled" if plan.only_schedule else result.status,
     )
 

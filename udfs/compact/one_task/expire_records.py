@@ -73,7 +73,8 @@ def expire_records(
     """
     erasing, most = plan.erasing, plan.settings.max_decompressed_batch_bytes
     loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
-    mark = _mark_all if erasing is None else ErasedKeys(plan, erasing).mark
+    erased = None if erasing is None else ErasedKeys(plan, erasing)
+    mark = _mark_all if erased is None else erased.mark
     counter = DROPPED_EXPIRED if erasing is None else DROPPED_ERASED
     written: dict[int, OutputSegment] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
@@ -99,6 +100,8 @@ def expire_records(
             stack.close()
     if not written and analysis.not_due is not None and _is_noted(plan, analysis):
         raise analysis.not_due
+    if erased is not None:
+        tally.erased = erased.ranges()
     analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
     return analysis, [written[number] for number in sorted(written)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,14 +67,18 @@ def test_as_a_plain_loop(tmp_path: Path, seed: int) -> None:
         until |= {key.encode(): max(bound, until.get(key.encode(), 0)) for key in of}
     plan: Any = SimpleNamespace(store_uri=str(tmp_path))
     table = ErasedKeys(plan, Erasing(SECRET, tuple(files)))
-    seen = 0
+    seen, gone = 0, set[int]()
     for run, records in runs_of(tmp_path / "log", text):
         stays = np.empty(len(run.spans), np.bool_)
         table.mark(run, stays)
         expected = [not (key is not None and offset < until.get(key, 0)) for offset, key in records]
         assert stays.tolist() == expected
         seen += len(records)
+        gone |= {offset for (offset, _), stay in zip(records, expected, strict=True) if not stay}
     assert seen == 150
+    ranges = table.ranges().tolist()
+    assert [offset for first, last in ranges for offset in range(first, last + 1)] == sorted(gone)
+    assert all(later > last + 1 for (_, last), (later, _) in itertools.pairwise(ranges))
 
 
 def test_a_hash_of_zeros_is_a_key_too() -> None:

@@ -1,0 +1,199 @@
+"""Attempts to bring erased records back, to lose others, and to find what was erased, by every other job."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import lastkey
+from lastkey.jobs import rebuild_state, rollback
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VerifyOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import RunningError
+from lastkey.jobs.restore import job as restore
+from lastkey.jobs.store.erasures import ErasedError
+from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.verify import job as verify
+from tests.builders.erasures import NOW, made, places_of, records_of, table_of, vacuumed, verified
+from tests.builders.logs import write_partition
+from tests.builders.stopping import start
+
+pytestmark = pytest.mark.slow
+
+T = TopicFilter(("t",))
+
+
+def keys_in(folder: Path) -> list[bytes | None]:
+    return [r.key for r in records_of(sorted(folder.rglob("*.log")))]
+
+
+def test_a_key_that_is_a_tombstone_alone(tmp_path: Path) -> None:
+    world = made(tmp_path, "ann=- bob=1", "cem=1 | ann=-")
+    assert world.erase("ann").result == "older"
+    assert [r.key for r in world.current()] == [b"bob", b"cem"]
+    vacuumed(world)
+    assert places_of([b"ann"], world.lab.store) == []
+
+
+def test_the_empty_key_is_none_of_those_without_key(tmp_path: Path) -> None:
+    world = made(tmp_path, "-=1 =1 bob=1", "=2 | -=2", defaults={"null.keys": "keep"})
+    assert [r.key for r in world.current()] == [None, b"", b"bob", b"", None]
+    assert world.erase("").erased.results[0].counters["dropped_erased"] == 2
+    assert [r.key for r in world.current()] == [None, b"bob", None]
+    assert verified(world) == []
+
+
+def test_a_key_of_16_mib(tmp_path: Path) -> None:
+    long = "k" * (16 << 20)
+    world = made(tmp_path, f"{{codec=zstd}} {long}=1 bob=1", f"cem=1 | {long[:-1]}=1")
+    (tmp_path / "keys").write_text(f"{long}\r\n{long}\r\n")
+    report = world.erase(keys=str(tmp_path / "keys"))
+    assert (report.exit_code, report.n_keys) == (0, 1)
+    assert [len(r.key or b"") for r in world.current()] == [3, 3, len(long) - 1]
+
+
+def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_path: Path) -> None:
+    world = made(tmp_path, "ann=1 bob=1 | {pid=1 txn} ann=2 cem=1 | {pid=1 commit}", "dan=1 | ann=-", "eve=1")
+    assert world.erase("ann").exit_code == 0
+    store, kept = str(world.lab.store), [b"bob", b"cem", b"dan", b"eve"]
+    restore.run(RestoreOptions(store, str(tmp_path / "restored")), Silent())
+    assert keys_in(tmp_path / "restored") == kept
+    lastkey.convert(store=store, to="v3", output=tmp_path / "converted", config=world.config, engine="threads")
+    assert not any(b"ann" in path.read_bytes() for path in (tmp_path / "converted").rglob("*.log"))
+    assert main(["export", "--store", store, "--format", "ndjson", "--output", str(tmp_path / "exported")]) == 0
+    assert places_of([b"ann", b"YW5u"], tmp_path / "exported") == []
+    assert main(["audit", "compaction", "--store", store]) == 0
+    vacuumed(world)
+    assert verified(world) == []
+    assert main(["audit", "compaction", "--store", store]) == 0
+    assert main(["archive-needed", str(world.lab.archive), "--store", store]) == 0
+
+
+def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
+    """It has nothing of its own to say about erased records."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.erase("ann")
+    world.grow("bob=2", roll=True)
+    world.compact()
+    rollback.run(RollbackOptions(str(world.lab.store), 2), Silent())
+    assert verified(world) == []
+    assert world.judge() == ""
+    report = world.erase("cem")
+    assert report.exit_code == 0
+    assert verified(world) == []
+    assert world.judge() == ""
+    world.compact()
+    assert world.judge() == ""
+    assert verified(world) == []
+
+
+def test_a_store_in_the_place_of_the_archive(tmp_path: Path) -> None:
+    """Advice of the page: restored partitions replace those of the archive."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 | dan=1", "eve=1")
+    world.erase("ann")
+    vacuumed(world)
+    restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "restored")), Silent())
+    (world.lab.archive / "t-0").rename(tmp_path / "old")
+    (tmp_path / "restored" / "t-0").rename(world.lab.archive / "t-0")
+    assert world.compact().exit_code == 0
+    assert [r.key for r in world.current()] == [b"bob", b"cem", b"dan", b"eve"]
+    assert world.erase("ann", check=True).result == "gone"
+    assert world.erase("ann").remains.archive == 0
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_erasure_while_another_run_is_about_to_commit(tmp_path: Path, wait: bool) -> None:
+    """It erases from what that run committed, or says who is at work and erases nothing."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.grow("ann=2 bob=2", roll=True)
+    world.grow("dan=1", roll=True)
+    config = tmp_path / "cleaner.toml"
+    config.write_text('[defaults]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "threads"\n')
+    words = ("compact", world.lab.archive, "--store", world.lab.store, "--config", config, "--force")
+    step = "before lastkey.jobs.store.writing:commit_wave"
+    other = start(tmp_path / "other", [*map(str, words), "--now", str(NOW)], step, held=True)
+    other.wait_until_reached()
+    if wait:
+        with ThreadPoolExecutor(1) as pool:
+            erased = pool.submit(world.erase, "ann", wait=True)
+            other.let_go()
+            assert other.finish()[0] == 0
+            assert erased.result().exit_code == 0
+        assert world.lab.state().checkpoints()["t", 0].generation == 3
+        assert b"ann" not in {r.key for r in world.current()}
+    else:
+        with pytest.raises(RunningError):
+            world.erase("ann")
+        other.let_go()
+        assert other.finish()[0] == 0
+        assert not (world.lab.store / "state" / "erasures").exists()
+    assert world.judge() == ""
+
+
+def test_logs_that_take_turns(tmp_path: Path) -> None:
+    """A topic is made again, shorter, and then the archive has the first log once more. Offsets of one log are no
+    bounds in the other: all that a reset reads is searched, and no generation of before an erasure comes back.
+    """
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.erase("ann")
+    world.grow("ann=2 | dan=1", roll=True)
+    world.grow("eve=1", roll=True)
+    world.compact()  # generation 3: what was written after the erasure
+    world.erase("ann")
+    first, world.topic_id, world.segments = (world.topic_id, world.segments), UUID(int=5), ["bob=8", "cem=8"]
+    world.write()
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    for refused in (1, 3):
+        with pytest.raises(ErasedError):
+            restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out"), generation=refused), Silent())
+    third = UUID(int=6), ["y=1", *["ann=9 | z=1"] * 9]
+    for world.topic_id, world.segments in (first, third, first):
+        world.write()
+        assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+        assert b"ann" not in {r.key for r in world.current()}
+    vacuumed(world, give_up=T)
+    assert places_of([b"ann"], world.lab.store) == []
+
+
+def test_what_is_left_is_nothing(tmp_path: Path) -> None:
+    """A partition of which every key went, and one that compact does not take, with records that have no key."""
+    world = made(tmp_path, "ann=1 bob=1 | {pid=1} ann=2", "ann=3 | cem=1")
+    write_partition(world.lab.archive / "plain-0", "-=1 ann=1 || {pid=2} -=2 ann=2 | bob=1")
+    assert world.erase("ann", "bob", "cem").exit_code == 0
+    assert world.current() == []
+    plain = [r for row in world.lab.state().current()[1]["plain", 0] for r in records_of([world.lab.path(row)])]
+    assert [(r.offset, r.key) for r in plain] == [(0, None), (2, None)]
+    assert verified(world) == []
+    restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "restored")), Silent())
+    assert verify.run(VerifyOptions(str(tmp_path / "restored")), Silent()).problems == []
+    world.grow("ann=4", roll=True)
+    world.grow("dan=1", roll=True)
+    assert world.compact(sealed=True, topics=T).exit_code == 0
+    assert [r.key for r in world.current()] == [b"ann", b"dan"]
+    assert verified(world) == []
+
+
+def test_tables_that_are_lost_and_made_again(tmp_path: Path) -> None:
+    """The table erasures is gone with them; the same command again adds a row with all that went."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 | ann=2")
+    world.erase("ann")
+    before = table_of(world.lab.store)[0]["partitions"]
+    shutil.rmtree(world.lab.store / "state")
+    rebuild_state.run(RebuildStateOptions(str(world.lab.store)), Silent())
+    assert world.erase("ann").exit_code == 0
+    assert table_of(world.lab.store)[0]["partitions"] == before
+    assert world.judge() == ""
+
+
+def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
+    world = made(tmp_path, " | ".join(f"ann{n}=1 bob{n}=1" for n in range(1500)), "cem=1")
+    assert world.erase(*(f"ann{n}" for n in range(1500))).exit_code == 0
+    ((*_, went, ranges),) = json.loads(table_of(world.lab.store)[0]["partitions"])
+    assert (went, len(ranges), ranges[:2], ranges[-1]) == (1500, 1000, [[0, 0], [2, 2]], [1998, 1998])
