@@ -128,6 +128,11 @@ def named_at(uri: str) -> str:
     return f"az://{bucket_of(uri)} at {azure_access(uri).url}"
 
 
+def url_of(uri: str) -> str:
+    """Return the address of a URI's account."""
+    return azure_access(uri).url
+
+
 def delta_options(uri: str) -> dict[str, str]:
     """Return delta-rs's storage options. They override the environment.
 

@@ -6,6 +6,7 @@ that use them (pyarrow and delta-rs), and the words in which these report a fail
   SCHEMES, ENDPOINT, endpoint()      of its URIs; the variable of its endpoint, and what that is
   SIGNS                              kind of failure -> pattern in the libraries' words; the first that matches decides
   is_ours, bucket_of, file_system    of a URI: do we read it; its bucket; pyarrow's file system, and the path on it
+  url_of(URI)                        the server (not of S3, for which both libraries have limits of time)
   delta_options(URI)                 what delta-rs needs beside the environment
   is_said, blamed, named_at          is a message about it; the bucket that it names, and a probe of that
 
@@ -16,9 +17,13 @@ that another process may write.
 from __future__ import annotations
 
 import re
+import ssl
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from types import ModuleType
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import pyarrow as pa
 from pyarrow import fs as pafs
@@ -28,6 +33,7 @@ from lastkey.logformat.access_error import (
     BAD_REQUEST,
     DENIED,
     NO_BUCKET,
+    UNREACHABLE,
     UNUSABLE,
     AccessError,
     in_one_line,
@@ -37,6 +43,7 @@ _CONNECT_SECONDS: Final = 5
 _REQUEST_SECONDS: Final = 8  # delta-rs: one request with its answer, which is small
 _RETRY_SECONDS: Final = 8  # delta-rs: no attempt begins later
 _RETRIES: Final = 6  # delta-rs
+_ANSWERED: Final[set[str]] = set()
 _OF_HDFS: Final = re.compile(
     r"Unable to load lib(?:jvm|hdfs)|load libhdfs failed|HDFS connection failed|Generic HdfsObjectStore error"
 )
@@ -116,6 +123,34 @@ def check_bucket(uri: str, filesystem: Any) -> None:
         return
     if filesystem.get_file_info(cloud.bucket_of(uri)).type == pafs.FileType.NotFound:
         raise AccessError(NO_BUCKET, cloud.named_at(uri), "404")
+
+
+def check_answer(uri: str) -> None:
+    """Raise AccessError unless the server of a URI answers something, asked once a process. For Azure and Google
+    pyarrow sets no limit to the time of a request: a server that takes connections and is silent would stop a run for
+    ever.
+    """
+    cloud = cloud_of(uri)
+    if cloud is None or cloud is s3_access:
+        return
+    url = cloud.url_of(uri)
+    at = urlsplit(url)
+    is_by_proxy = at.scheme in getproxies() and not proxy_bypass(at.hostname or "")
+    if url in _ANSWERED or is_by_proxy:
+        return
+    any_certificate = ssl.create_default_context()  # nothing secret is sent; the libraries check it
+    any_certificate.check_hostname, any_certificate.verify_mode = False, ssl.CERT_NONE
+    if at.scheme == "https":
+        asked: HTTPConnection = HTTPSConnection(at.netloc, timeout=_CONNECT_SECONDS, context=any_certificate)
+    else:
+        asked = HTTPConnection(at.netloc, timeout=_CONNECT_SECONDS)
+    with closing(asked):
+        try:
+            asked.request("HEAD", at.path or "/")
+            asked.getresponse()
+        except (OSError, HTTPException) as error:
+            raise AccessError(UNREACHABLE, cloud.named_at(uri), str(error) or type(error).__name__) from error
+    _ANSWERED.add(url)
 
 
 def check_uri(uri: str) -> None:

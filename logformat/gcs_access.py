@@ -92,6 +92,11 @@ def named_at(uri: str) -> str:
     return _named(bucket_of(uri))
 
 
+def url_of(uri: str) -> str:
+    """Return the address of the server."""
+    return gcs_access(uri).endpoint or _GOOGLES
+
+
 def delta_options(uri: str) -> dict[str, str]:
     """Return delta-rs's storage options. They override the environment.
 

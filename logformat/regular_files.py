@@ -64,6 +64,10 @@ class _WithinSize:
         """Read the next `size` bytes, by default all up to the end."""
         return bytes(self._file.read(size)) if self._file.tell() < self._size else b""
 
+    def readinto(self, out: Any) -> int:
+        """Fill `out` from the position on, and return the number of bytes."""
+        return int(self._file.readinto(out)) if self._file.tell() < self._size else 0
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from lastkey.logformat import regular_files
-from lastkey.logformat.clouds import is_bucket
+from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
 from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets
 from lastkey.logformat.regular_files import odd_entries, open_input
@@ -81,7 +81,9 @@ class UnknownRootError(ValueError):
 
 
 def open_root(uri: str) -> Root:
-    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError."""
+    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError; AccessError for a server
+    that does not answer.
+    """
     if uri.startswith(TIERED):
         from lastkey.logformat.tiered.view import TieredFileSystem  # noqa: PLC0415 - only the view needs kernels
 
@@ -91,6 +93,7 @@ def open_root(uri: str) -> Root:
         filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:
         raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
+    check_answer(canonical(uri))
     return Root(uri, filesystem, base.rstrip("/"))
 
 
