@@ -36,10 +36,12 @@ SIGNS: Final = (
     (DENIED, r"Authorization\w*(?:Failure|Mismatch)|Authentication\w*(?:Failed|Info)|AccountIsDisabled|"
              r"InsufficientAccountPermissions|\W40[13] |lacked the necessary privileges"),
     (BUSY, r"ServerBusy|OperationTimedOut|InternalError|AccountBeingCreated|\W429 |\W5\d\d "),
-    (UNREACHABLE, r"Azure Error: \[\]|error sending request|HTTP error|client error \(\w+\)|operation timed out|"
-                  r"error decoding response body"),
+    (UNREACHABLE, r"Azure Error: \[\]|Failed to parse xml|error sending request|HTTP error|client error \(\w+\)|"
+                  r"operation timed out|error decoding response body"),
 )  # fmt: skip
-_WORDS: Final = re.compile(r"Azure Error: \[|Generic MicrosoftAzure error|Azure\d*Core.*AuthenticationException")
+_WORDS: Final = re.compile(
+    r"Azure Error: \[|Namespace support on|Generic MicrosoftAzure error|Azure\d*Core.*AuthenticationException"
+)
 _AZURES: Final = re.compile(r"https://[a-z0-9]+\.(?:blob|dfs)\.[^/\s'?]+")
 _AUTHORITY: Final = re.compile(
     r"(?P<container>[^@:]+)@(?P<account>[a-z0-9]+)(?:\.(?:dfs|blob)(?P<domain>[a-z0-9.-]+))?"

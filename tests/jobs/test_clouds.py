@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -18,10 +19,14 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command import cli
+from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.cli import main
+from lastkey.jobs.store import table
 from lastkey.logformat.locations import as_hadoop_names_it, file_system
+from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server, put_folder
+from tests.builders.s3_proxy import CUT, Fault, s3_proxy
 from tests.builders.s3_server import environment, s3_server
 from tests.builders.sources import read
 
@@ -173,8 +178,43 @@ def test_both_names_of_a_container(azure: str) -> None:
         assert as_hadoop_names_it("az://logs/archive") == whole
 
 
-def test_writers_race_in_azure_while_answers_are_lost_and_writers_killed(azure: str) -> None:
-    with losing(3, "AZURE_STORAGE_ENDPOINT") as lost:
-        out = race("az://logs/lost", 4, 5, kill=2, seed=2)
+@pytest.fixture(scope="module")
+def google() -> Iterator[str]:
+    with gcs_server() as port:
+        put_folder(EXAMPLE, "gs://logs/archive")
+        yield f"http://127.0.0.1:{port}"
+
+
+ENDPOINTS = {"azure": ("az", "AZURE_STORAGE_ENDPOINT"), "google": ("gs", "STORAGE_EMULATOR_HOST")}
+FAULTS = {
+    "BusyError": Fault(status=503, code="ServerBusy"), "BusyError of many": Fault(status=429, code="TooManyRequests"),
+    "DeniedError": Fault(status=403, code="AuthorizationFailure"), "UnreachableError": CUT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("server", ENDPOINTS)
+def test_a_server_that_refuses_or_cuts_is_one_line(server, kind, request, capsys) -> None:
+    """pyarrow and delta-rs say the same of it."""
+    at = urlsplit(request.getfixturevalue(server))
+    scheme, variable = ENDPOINTS[server]
+    with s3_proxy(at.port or 0) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
+        root = open_root(f"{scheme}://logs/archive")
+        proxy.decide = lambda method, path: FAULTS[kind]
+        code, line, error = said_by(capsys, "verify", f"{scheme}://logs/archive")
+        with pytest.raises(OSError) as raised:
+            table.head(root, "t")
+        by_delta = job_error(raised.value)
+    assert (code, error["kind"]) == (5, kind.split()[0])
+    assert f" at {proxy.url}{at.path}: " in line
+    assert type(by_delta).__name__ == kind.split()[0]
+
+
+@pytest.mark.parametrize("server", ENDPOINTS)
+def test_writers_race_while_answers_are_lost_and_writers_killed(server, request) -> None:
+    request.getfixturevalue(server)
+    scheme, variable = ENDPOINTS[server]
+    with losing(3, variable) as lost:
+        out = race(f"{scheme}://logs/lost", 4, 5, kill=2, seed=2)
     assert len(lost) > 8
     assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
