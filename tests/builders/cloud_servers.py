@@ -17,8 +17,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pyarrow import fs as pafs
-
 from lastkey.logformat.locations import file_system
 from tests.builders.s3_server import environment
 from tests.kafka_lab.waiting import wait_until
@@ -89,12 +87,6 @@ def _front(port: int) -> Iterator[int]:
             yield int(front.stdout.readline())
         finally:
             front.terminate()
-
-
-def put_folder(folder: Path, uri: str) -> None:
-    """Copy a folder into a bucket."""
-    filesystem, path = file_system(uri)
-    pafs.copy_files(str(folder), path, destination_filesystem=filesystem)
 
 
 def free_port() -> int:

@@ -25,9 +25,9 @@ from lastkey.jobs.store import table
 from lastkey.logformat.locations import as_hadoop_names_it, file_system
 from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
-from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server, put_folder
+from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server
 from tests.builders.s3_proxy import CUT, Fault, s3_proxy
-from tests.builders.s3_server import environment, s3_server
+from tests.builders.s3_server import environment, put, s3_server
 from tests.builders.sources import read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,14 +43,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.clouds]
 @pytest.fixture(scope="module", params=SERVERS)
 def bucket(request) -> Iterator[str]:
     with SERVERS[request.param]():
-        put_folder(EXAMPLE, f"{request.param}://logs/archive")
+        put(EXAMPLE, f"{request.param}://logs/archive")
         yield f"{request.param}://logs"
 
 
 @pytest.fixture(scope="module")
 def azure() -> Iterator[str]:
     with azure_server() as port:
-        put_folder(EXAMPLE, "az://logs/archive")
+        put(EXAMPLE, "az://logs/archive")
         yield f"http://127.0.0.1:{port}/{ACCOUNT}"
 
 
@@ -181,7 +181,7 @@ def test_both_names_of_a_container(azure: str) -> None:
 @pytest.fixture(scope="module")
 def google() -> Iterator[str]:
     with gcs_server() as port:
-        put_folder(EXAMPLE, "gs://logs/archive")
+        put(EXAMPLE, "gs://logs/archive")
         yield f"http://127.0.0.1:{port}"
 
 
