@@ -30,7 +30,9 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 @contextlib.contextmanager
 def azure_server() -> Iterator[int]:
-    """Yield Azurite's port on 127.0.0.1, with the empty container `logs`; meanwhile the environment leads there."""
+    """Yield the port of Azurite behind its front, with the empty container `logs`; meanwhile the environment leads
+    there.
+    """
     folder = _folder() / "azurite"
     main = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     if not main.is_file():
@@ -40,11 +42,12 @@ def azure_server() -> Iterator[int]:
     command = ["node", str(main), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
     with (
         _running([*command, "--silent", "--skipApiVersionCheck", "--disableTelemetry"], port),
-        environment(azure_environment(port)),
+        _front(port) as front,
+        environment(azure_environment(front)),
     ):
         filesystem, path = file_system("az://logs")
         filesystem.create_dir(path)
-        yield port
+        yield front
 
 
 def azure_environment(port: int) -> dict[str, str | None]:
@@ -80,7 +83,7 @@ def gcs_server() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _front(port: int) -> Iterator[int]:
-    command = [sys.executable, str(Path(__file__).with_name("gcs_front.py")), str(port)]
+    command = [sys.executable, str(Path(__file__).with_name("cloud_front.py")), str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as front:
         try:
             assert front.stdout is not None

@@ -1,22 +1,39 @@
-"""A front of fake-gcs-server: it turns the two requests that this server lacks into those that it has.
+"""A front of Azurite and fake-gcs-server: `python cloud_front.py PORT` does what delta-rs asks and they lack.
 
-delta-rs puts an object by `PUT /bucket/key` (Google's XML API), with `x-goog-if-generation-match: 0` for one that must
-not exist yet. fake-gcs-server knows `POST /upload/storage/v1/b/bucket/o` (the JSON API) with `ifGenerationMatch=0`
-alone, and checks that condition and puts without a pause between the two. An XML listing of a bucket that is not there
-is answered with 500 by it, with 404 by Google. All else goes through as it is. `python gcs_front.py PORT` runs it: a
-process of its own, for pyarrow waits for some answers without letting other threads of its process run.
+- A listing that begins at a name (`startFrom` of Azure, `start-after` of Google): both servers list all, and delta-rs
+  takes old commits for new ones then. The front takes the names before it out of the answer.
+- delta-rs puts an object by `PUT /bucket/key` (Google's XML API), with `x-goog-if-generation-match: 0` for one that
+  must not exist yet. fake-gcs-server knows `POST /upload/storage/v1/b/bucket/o` (the JSON API) with
+  `ifGenerationMatch=0` alone; it decides which of two puts is first.
+- An XML listing of a bucket that is not there is answered with 500 by fake-gcs-server, with 404 by Google.
+
+All else goes through as it is. It is a process of its own, for pyarrow waits for some answers without letting other
+threads of its process run.
 """
 
 from __future__ import annotations
 
 import http.client
+import re
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
 _NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
+
+
+def _from_a_name_on(path: str, answer: bytes) -> bytes:
+    """Return a listing without the names before the one at which it should begin."""
+    asked = parse_qs(urlsplit(path).query)
+    if "startFrom" in asked:
+        first, entry = asked["startFrom"][0], rb"<Blob><Name>([^<]*)</Name>.*?</Blob>"
+    elif "start-after" in asked:
+        first, entry = f"{asked['start-after'][0]}\0", rb"<Contents>\s*<Key>([^<]*)</Key>.*?</Contents>"
+    else:
+        return answer
+    return re.sub(entry, lambda found: b"" if found[1].decode() < first else found[0], answer, flags=re.DOTALL)
 
 
 def main(upstream: int) -> None:
@@ -35,7 +52,7 @@ def main(upstream: int) -> None:
             body = self._body()
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
             is_xml = not path.startswith(("/storage/", "/upload/", "/download/", "/batch/"))
-            if method == "PUT" and is_xml:
+            if method == "PUT" and is_xml and "x-ms-version" not in self.headers:
                 bucket, _, key = path.partition("?")[0].lstrip("/").partition("/")
                 method, path = (
                     "POST",
@@ -44,9 +61,10 @@ def main(upstream: int) -> None:
                 condition = headers.pop("x-goog-if-generation-match", None)
                 path += f"&ifGenerationMatch={condition}" if condition is not None else ""
             status, given, answer = self._asked(method, path, body, headers)
+            answer = _from_a_name_on(path, answer)
             if is_xml and status == 500 and b"no bucket named" in answer:
                 status, given, answer = 404, [("Content-Type", "application/xml")], _NO_BUCKET
-            if self.command == "PUT" and is_xml and status == 200:
+            if self.command == "PUT" and method == "POST" and status == 200:
                 given, answer = [("ETag", '"1"'), ("x-goog-generation", "1")], b""
             self.send_response_only(status)
             length = len(answer)
@@ -57,9 +75,13 @@ def main(upstream: int) -> None:
                     self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)
-            self.send_header("Content-Length", str(length))
+            in_chunks = bool(answer) and any(name.lower() == "transfer-encoding" for name, _ in given)
+            if in_chunks:  # as Azurite sends errors: pyarrow aborted the process over the same with a length
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.send_header("Content-Length", str(length))
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (length, answer) if in_chunks else answer)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do  # noqa: N815
 
