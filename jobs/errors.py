@@ -413,19 +413,15 @@ class UnreachableError(StorageError):
     """An endpoint that does not answer."""
 
     hint = (
-        "check the endpoint (AWS_ENDPOINT_URL, or the profile's endpoint_url), the network, proxies and certificates "
-        "(AWS_CA_BUNDLE); what was committed stays: run again"
+        "check the endpoint (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT, STORAGE_EMULATOR_HOST, or the profile's "
+        "endpoint_url), the network and certificates (AWS_CA_BUNDLE); what was committed stays: run again"
     )
 
 
 class UnusableError(StorageError):
-    """A file system other than S3's that lacks something it needs."""
+    """HDFS without what it needs."""
 
-    hint = (
-        "gs:// needs credentials (GOOGLE_APPLICATION_CREDENTIALS), abfss:// those of Azure (AZURE_TENANT_ID, "
-        "AZURE_CLIENT_ID, AZURE_CLIENT_SECRET, or az login), hdfs:// an installation of Hadoop (JAVA_HOME, "
-        "HADOOP_HOME, and in CLASSPATH what `hadoop classpath --glob` prints)"
-    )
+    hint = "hdfs:// needs Hadoop (JAVA_HOME, HADOOP_HOME, and in CLASSPATH what `hadoop classpath --glob` prints)"
 
 
 class BusyError(StorageError):
@@ -436,8 +432,9 @@ class DeniedError(StorageError):
     """Credentials that are unknown, or not allowed."""
 
     hint = (
-        "the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, or the machine's role) must be the right ones for this "
-        "endpoint, and allow ListBucket and GetObject, and for a store PutObject and DeleteObject"
+        "the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE; AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN; "
+        "GOOGLE_APPLICATION_CREDENTIALS; the machine's role) must be the right ones for this endpoint, and allow to "
+        "list and read, and for a store to write and delete"
     )
 
 
@@ -451,15 +448,16 @@ class NoCredentialsError(StorageError):
     """No credentials to sign requests with."""
 
     hint = (
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a profile that assumes a role, export "
-        "its credentials (aws configure export-credentials --format env)"
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (for one that assumes a role: "
+        "aws configure export-credentials --format env); AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; "
+        "GOOGLE_APPLICATION_CREDENTIALS; or log in (az login, gcloud auth application-default login)"
     )
 
 
 class ExpiredCredentialsError(StorageError):
     """A session that has expired."""
 
-    hint = "log in again, or renew AWS_SESSION_TOKEN with its keys; what was committed stays: run again"
+    hint = "log in again, or renew AWS_SESSION_TOKEN or AZURE_STORAGE_SAS_TOKEN; what was committed stays: run again"
 
 
 class DiskFullError(MachineError):

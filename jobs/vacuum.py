@@ -53,7 +53,7 @@ from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.segments import kept_for_yield
-from lastkey.udfs.storage import Root, exists
+from lastkey.udfs.storage import Root, delete_folder, exists
 
 Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
 
@@ -166,7 +166,7 @@ def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
     key = [AUDIT_KEY] if exists(store, AUDIT_KEY) else []
     if not dry_run:
         for folder in folders:
-            store.filesystem.delete_dir(store.full(folder))
+            delete_folder(store, folder)
         for path in key:
             store.filesystem.delete_file(store.full(path))
     return [*folders, *key]

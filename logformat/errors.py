@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from lastkey.logformat.s3_access import AccessError, access_error
+from lastkey.logformat.access_error import AccessError
+from lastkey.logformat.clouds import access_error
 
 NO_POSITION: Final = -1  # of an error about a partition or a folder, not about a byte of a file
 _LOG = logging.getLogger(__name__)

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat.s3_access import bucket_of, s3_access, s3_filesystem
+from lastkey.logformat.azure_access import hadoop_uri
+from lastkey.logformat.clouds import check_uri, cloud_of
+from lastkey.logformat.gcs_access import RETRY_SECONDS
 
 # The start of a URI anywhere in a text; for store schemes also with too few slashes.
 _URI: Final = re.compile(
-    r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://|(?<![^=,\s])(?P<store>s3[an]?|gs|hdfs|abfss?|wasbs?):/?)"
+    r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://|(?<![^=,\s])(?P<store>s3[an]?|gs|gcs|az|hdfs|abfss?|wasbs?):/?)"
     r"(?P<authority>(?:[^/?#,\s]|,(?![a-z][a-z0-9+.-]*:/))*)",
     re.IGNORECASE,
 )
@@ -31,10 +32,10 @@ _SECRET_NAME: Final = re.compile(
 )
 # Schemes whose authority may begin with a user or container name, which is no secret.
 _NAMED: Final = {"hdfs", "viewfs", "webhdfs", "abfs", "abfss", "wasb", "wasbs", "sftp"}
-_BUCKETS: Final = {"s3", "s3a", "s3n", "gs"}  # their authority is a bucket's name only, without a colon
+_BUCKETS: Final = {"s3", "s3a", "s3n", "gs", "gcs", "az"}  # their authority is a bucket's name only, without a colon
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*(?=://)", re.IGNORECASE)
 TIERED: Final = "tiered+"  # before a path or URI: what is there is tiered storage, see logformat.tiered.view
-_RETRY_SECONDS: Final = 15  # Google's library would try for a quarter of an hour
+_OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 
 
 class SecretInUriError(ValueError):
@@ -47,8 +48,9 @@ class SecretInUriError(ValueError):
     def __str__(self) -> str:
         return (
             f"expected {self.what} without credentials, found some in it (not repeated here); give them by environment "
-            "variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; GOOGLE_APPLICATION_CREDENTIALS), a profile "
-            "(AWS_PROFILE) or the machine's role; and change those that were typed: shells and process lists keep them"
+            "variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AZURE_STORAGE_ACCOUNT_KEY; "
+            "GOOGLE_APPLICATION_CREDENTIALS), a profile (AWS_PROFILE) "
+            "or the machine's role; and change those that were typed: shells and process lists keep them"
         )
 
 
@@ -77,7 +79,7 @@ def has_secret(text: str) -> bool:
 def _is_secret(scheme: str, authority: str) -> bool:
     user, at, host = authority.rpartition("@")
     if scheme in _BUCKETS:
-        return ":" in authority or (bool(at) and (scheme, user) != ("gs", "anonymous"))
+        return ":" in authority or (bool(at) and (scheme, user) not in (("gs", "anonymous"), ("gcs", "anonymous")))
     port = host.rpartition("]")[2].partition(":")[2]  # behind the brackets of IPv6; a secret with a slash ends here
     return ":" in user or (bool(user) and scheme not in _NAMED) or not re.fullmatch("[0-9]*", port)
 
@@ -100,17 +102,17 @@ def without_secrets(uri: str) -> str:
 
 
 def canonical(uri: str) -> str:
-    """Return the URI with its scheme as pyarrow.fs writes it: s3a:// and s3n:// are Hadoop's names for s3://."""
+    """Return the URI with its scheme as we write it: s3a:// and s3n:// are Hadoop's names for s3://."""
     scheme = _SCHEME.match(uri)
     if scheme is None:
         return uri
     name = scheme[0].lower()
-    return f"{'s3' if name in ('s3a', 's3n') else name}{uri[scheme.end() :]}"
+    return f"{_OTHER_NAMES.get(name, name)}{uri[scheme.end() :]}"
 
 
 def as_hadoop_names_it(uri: str) -> str:
     """Return the URI as Spark's own code wants it."""
-    return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else uri
+    return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else hadoop_uri(uri)
 
 
 def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
@@ -131,21 +133,21 @@ def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
 def file_system(uri: str) -> tuple[Any, str]:
     """Return the pyarrow file system of a URI or an absolute path, and the path on it.
 
-    Region, endpoint and credentials of S3 come from the environment and the profile (`logformat.s3_access`).
+    Region, endpoint and credentials of object stores come from the environment and profiles (`logformat.clouds`).
 
     Raises pyarrow.ArrowInvalid for a URI that cannot be, SecretInUriError for one that holds credentials.
     """
     refuse_secrets(uri)
     uri = canonical(uri)
-    scheme, _, rest = uri.partition("://")
-    if scheme == "s3" and not rest.strip().partition("/")[0]:
-        raise pa.ArrowInvalid("no bucket")
-    if scheme == "s3" and rest and "?" not in rest:
-        if "@" in s3_access().endpoint:
-            raise SecretInUriError("an endpoint (AWS_ENDPOINT_URL)")
-        return s3_filesystem(bucket_of(uri)), unquote(rest).rstrip("/")
-    if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in uri:
-        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={_RETRY_SECONDS}"
+    check_uri(uri)
+    cloud = cloud_of(uri)
+    if cloud is not None:
+        if "@" in cloud.endpoint():
+            raise SecretInUriError(f"an endpoint ({cloud.ENDPOINT})")
+        ours: tuple[Any, str] = cloud.file_system(uri)
+        return ours
+    if uri.startswith("gs://") and "retry_limit_seconds=" not in uri:
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={RETRY_SECONDS}"
     found, path = pafs.FileSystem.from_uri(uri)
     return found, path
 

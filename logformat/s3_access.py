@@ -8,8 +8,8 @@ This module finds endpoint and region in the environment and the profile, and gi
 ignores a profile's endpoint, and neither reads a profile's region beside an endpoint. Amazon is asked for the region of
 its buckets.
 
-The two libraries report a failed request in different words; `access_error` understands both. Both retry for some
-seconds by themselves.
+The two libraries report a failed request in different words; `logformat.clouds` understands both by what is here. Both
+retry for some seconds by themselves.
 """
 
 from __future__ import annotations
@@ -17,34 +17,33 @@ from __future__ import annotations
 import configparser
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 
+from lastkey.logformat.access_error import (
+    BAD_REQUEST,
+    BUSY,
+    DENIED,
+    EXPIRED,
+    NO_BUCKET,
+    NO_CREDENTIALS,
+    REGION,
+    UNREACHABLE,
+)
+
+SCHEMES: Final = ("s3",)
+ENDPOINT: Final = "AWS_ENDPOINT_URL"
 _ATTEMPTS: Final = 3  # pyarrow's; an attempt without an answer takes 3 seconds
 _CONNECT_SECONDS: Final = 5
-_REQUEST_SECONDS: Final = 8  # delta-rs: one request with its answer, which is small
-_RETRY_SECONDS: Final = 8  # delta-rs: no attempt begins later
-_RETRIES: Final = 6  # delta-rs
 
-# Kinds of failure, as messages word them.
-UNREACHABLE = "cannot be reached"
-NO_BUCKET = "there is no such bucket"
-DENIED = "access is denied"
-REGION = "the bucket lies in another region"
-NO_CREDENTIALS = "there are no credentials"
-EXPIRED = "the credentials have expired"
-BUSY = "the server is too busy"
-UNUSABLE = "cannot be used from here"  # object stores other than S3, whatever the reason
-_BAD_REQUEST: Final = "the request is refused"  # an answer without a body; `_asked` asks again
-
-# Patterns in a library's words, in order: the first that matches decides.
-_SIGNS: Final = (
+SIGNS: Final = (
     (NO_BUCKET, r"NoSuchBucket|NO_SUCH_BUCKET|Bucket '[^']*' not found"),
     (EXPIRED, r"ExpiredToken|EXPIRED_TOKEN|TokenRefreshRequired|RequestExpired|session has expired"),
     (NO_CREDENTIALS, r"no credentials found in chain|loading credentials|credential provider was not enabled|"
@@ -59,41 +58,17 @@ _SIGNS: Final = (
            r"(?:^|\W)5\d\d (?:Service|Internal|Bad|Gateway)"),
     (UNREACHABLE, r"NETWORK_CONNECTION|curlCode|REQUEST_TIMEOUT|error sending request|HTTP error|"
                   r"client error \(\w+\)|operation timed out|error decoding response body"),
-    (_BAD_REQUEST, r"HTTP status 400|400 Bad Request"),
+    (BAD_REQUEST, r"HTTP status 400|400 Bad Request"),
 )  # fmt: skip
 _OF_S3: Final = re.compile(
     r"AWS Error|Generic S3 error|Error performing (?:GET|PUT|HEAD|POST|DELETE|list)|no credentials found in chain|"
     r"loading credentials|(?:resolving region for b|^B|: B)ucket '|to complete for path"
 )
-# Words of other file systems' libraries when a whole store cannot be used. Problems of one file are not here.
-_OF_OTHERS: Final = (
-    ("gs://", r"google::cloud::Status\((?:UNAVAILABLE|UNAUTHENTICATED)|Generic GCS error"),
-    ("abfss://", r"Azure\d*Core.*AuthenticationException|Generic MicrosoftAzure error"),
-    (
-        "hdfs://",
-        r"Unable to load lib(?:jvm|hdfs)|load libhdfs failed|HDFS connection failed|Generic HdfsObjectStore error",
-    ),
-)
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _KEYS: Final = ("aws_access_key_id", "credential_process", "sso_session", "sso_start_url", "login_session")
 _ROLES: Final = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )  # fmt: skip
-
-
-class AccessError(Exception):
-    """A bucket that cannot be used at present for any file. No file is at fault.
-
-    kind: one of the words above; where: the bucket, and its endpoint; found: the words of the server or the library.
-    """
-
-    def __init__(self, kind: str, where: str, found: str) -> None:
-        self.kind, self.where, self.found = kind, where, found
-        super().__init__(kind, where, found)
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.kind}: {self.found}"
 
 
 @dataclass(frozen=True)
@@ -133,17 +108,27 @@ def s3_access() -> S3Access:
     )
 
 
-def s3_filesystem(bucket: str) -> Any:
-    """Return pyarrow's file system for a bucket. Raise pyarrow.ArrowInvalid as `s3_access` does."""
-    return _filesystem(bucket, s3_access())
+def endpoint() -> str:
+    """Return the endpoint that the environment or the profile names; empty: Amazon's own."""
+    return s3_access().endpoint
 
 
-def delta_options(bucket: str) -> dict[str, str]:
-    """Return delta-rs's storage options for a bucket. They override the environment.
+def is_ours(uri: str) -> bool:
+    """Return whether a URI names a bucket as we read it."""
+    return bool(bucket_of(uri))
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """Return pyarrow's file system for a URI, and the path on it. Raise pyarrow.ArrowInvalid as `s3_access` does."""
+    return _filesystem(bucket_of(uri), s3_access()), unquote(uri.partition("://")[2]).rstrip("/")
+
+
+def delta_options(uri: str) -> dict[str, str]:
+    """Return delta-rs's storage options. They override the environment.
 
     A commit is always a conditional PUT of a file that does not exist yet, whatever the environment says.
     """
-    access = s3_access()
+    access, bucket = s3_access(), bucket_of(uri)
     region = _region(bucket, access)
     options = {
         "AWS_REGION": region,
@@ -152,10 +137,6 @@ def delta_options(bucket: str) -> dict[str, str]:
         "AWS_S3_ALLOW_UNSAFE_RENAME": "false",
         "AWS_S3_LOCKING_PROVIDER": "none",
         "AWS_SKIP_SIGNATURE": "false",
-        "timeout": f"{_REQUEST_SECONDS}s",
-        "connect_timeout": f"{_CONNECT_SECONDS}s",
-        "retry_timeout": f"{_RETRY_SECONDS}s",
-        "max_retries": str(_RETRIES),
     }
     if access.endpoint:
         scheme, _, host = access.endpoint.partition("://")
@@ -165,57 +146,32 @@ def delta_options(bucket: str) -> dict[str, str]:
     return options
 
 
-def access_error(said: str, *, of_one_file: bool = False) -> AccessError | None:
-    """Return the AccessError that a library's words mean for the bucket as a whole, or None if they mean something
-    else.
+def is_said(said: str) -> bool:
+    """Return whether a message is one of the libraries' about S3."""
+    return _OF_S3.search(said) is not None
 
-    of_one_file: the words are about one file, and only that file may be out of reach, so ask the bucket. Ask it also if
-    an answer came without a body, as to HEAD. This takes a few seconds, no more than any request that fails.
+
+def blamed(said: str) -> tuple[str, Callable[[], str | None] | None]:
+    """Return the bucket that a message names, as errors show it, and a probe of it: an empty listing beside the key,
+    whose error's text it returns, or None if the bucket answers.
     """
-    for where, signs in _OF_OTHERS:
-        if re.search(signs, said):
-            last = re.search(r"last message of (.*?)(?:\. | error_info=)", said)
-            found = last[1] if last else in_one_line(said) if "↳" in said else said.partition("\n")[0]
-            return AccessError(UNUSABLE, where, re.sub(r"^(?:\w+: )?(?:Unknown error: )?", "", found).rstrip("."))
-    kind = _kind(said)
-    if kind is None:
-        return None
     bucket, key = _place(said)
-    if of_one_file or "No response body" in said or kind == _BAD_REQUEST:
-        now = _asked(bucket, key) if bucket else None
-        if now is None and of_one_file:
-            return None
-        if now is not None and "bucket is located in" not in said:
-            kind, said = _kind(now) or kind, now
-    kind = DENIED if kind == _BAD_REQUEST else kind
+    return _named(bucket), partial(_asked, bucket, key) if bucket else None
+
+
+def judged(kind: str, found: str) -> tuple[str, str]:
+    """Return the kind of a failure and its words as the settings make them: who has no credentials is denied too."""
     access = s3_access()
     if kind == DENIED and not access.has_keys:
         kind = NO_CREDENTIALS
-    where = f"s3://{bucket}" if bucket else "S3"
-    if access.endpoint:
-        where += f" at {access.endpoint}"
-    elif access.region:
-        where += f" in {access.region}"
     if kind == NO_CREDENTIALS and access.assumes_role:
-        return AccessError(kind, where, f"profile {access.profile!r} assumes a role, which is not supported")
-    return AccessError(kind, where, in_one_line(said))
+        found = f"profile {access.profile!r} assumes a role, which is not supported"
+    return kind, found
 
 
-def in_one_line(said: str) -> str:
-    """Return the decisive words of a library's message, which may have many lines and colours, in one line."""
-    plain = re.split(r"\n +0: ", _COLOUR.sub("", said).strip())[0]  # Rust's backtrace begins there
-    if code := re.search(r"<Code>([^<]*)</Code>(?:\s*<Message>([^<]*)</Message>)?", plain):
-        return code[1] if code[2] in (None, "", code[1]) else f"{code[1]}: {' '.join(code[2].split())}"
-    if "AWS Error" in plain:
-        line = plain[plain.index("AWS Error") :].splitlines()[0]
-        name, _, words = line.removeprefix("AWS Error ").partition(" operation: ")
-        words = words.partition("Details: ")[2] or words.partition("No response body. ")[2] or words
-        if words.startswith("Unable to parse ExceptionName: "):
-            error, _, words = words.removeprefix("Unable to parse ExceptionName: ").partition(" Message: ")
-            words = error if words in ("", error) else f"{error}: {words}"
-        return words.strip(" .") if words.strip(" .") not in ("", "No response body") else name.partition(" during")[0]
-    parts = [part.strip(" .") for part in re.split(r"↳|\n", plain) if part.strip()]
-    return ": ".join(dict.fromkeys(parts[-2:])) if parts else "no answer"
+def named_at(uri: str) -> str:
+    """Return the bucket of a URI with its endpoint, as errors show it."""
+    return _named(bucket_of(uri))
 
 
 def bucket_of(uri: str) -> str:
@@ -223,21 +179,12 @@ def bucket_of(uri: str) -> str:
     return uri[len("s3://") :].partition("/")[0] if uri.startswith("s3://") else ""
 
 
-def check_bucket(uri: str, filesystem: Any) -> None:
-    """Raise AccessError if the bucket of a URI does not exist. A listing below it would look empty instead."""
-    bucket = bucket_of(uri)
-    if not bucket or filesystem.type_name != "s3":
-        return
-    if filesystem.get_file_info(bucket).type == pafs.FileType.NotFound:
-        access = s3_access()
-        at = f" at {access.endpoint}" if access.endpoint else ""
-        raise AccessError(NO_BUCKET, f"s3://{bucket}{at}", "404")
-
-
-def _kind(said: str) -> str | None:
-    if _OF_S3.search(said) is None:
-        return None
-    return next((kind for kind, signs in _SIGNS if re.search(signs, said)), None)
+def _named(bucket: str) -> str:
+    access = s3_access()
+    where = f"s3://{bucket}" if bucket else "S3"
+    if access.endpoint:
+        return f"{where} at {access.endpoint}"
+    return f"{where} in {access.region}" if access.region else where
 
 
 def _place(said: str) -> tuple[str, str]:
@@ -259,7 +206,7 @@ def _asked(bucket: str, key: str) -> str | None:
     """Probe the bucket with an empty listing beside a key. Return the error's text, or None if the bucket answers."""
     beside = "/".join(filter(None, (bucket, key.rpartition("/")[0], "-")))
     try:
-        s3_filesystem(bucket).get_file_info(pafs.FileSelector(beside, allow_not_found=True))
+        _filesystem(bucket, s3_access()).get_file_info(pafs.FileSelector(beside, allow_not_found=True))
     except OSError as error:
         return str(error)
     return None

@@ -58,8 +58,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FromBot
 @pytest.hookimpl(trylast=True)  # run on the selected tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with Spark first and those with Kafka last, so that each process starts one of the two; long files at
-    both ends, so that no process waits long for the other where they meet.
+    both ends, so that no process waits long for the other where they meet. Leave out tests of clouds unless -m asks
+    for them: their servers take minutes to install.
     """
+    if items and "clouds" not in items[0].config.option.markexpr:
+        items[:] = [item for item in items if item.get_closest_marker("clouds") is None]
     marks: dict[str, set[str]] = {}
     for item in items:
         marks.setdefault(_file(item), set()).update(mark.name for mark in item.iter_markers())

@@ -26,9 +26,10 @@ SOURCES = {
 
 # A room, or a module that lies in none, and all that it may import beside itself, of its own package and those below
 _BASE = {
-    "logformat.s3_access", "logformat.errors", "logformat.layout", "logformat.names", "logformat.schemas",
-    "logformat.locations",
+    "logformat.access_error", "logformat.clouds", "logformat.errors", "logformat.layout", "logformat.names",
+    "logformat.schemas", "logformat.locations",
 }  # fmt: skip
+_CLOUDS = {f"logformat.{name}_access" for name in ("s3", "azure", "gcs")}
 _BYTES = _BASE | {"logformat.bytes_read", "logformat.jit", "logformat.regular_files", "logformat.primitives"}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
@@ -39,7 +40,7 @@ _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", 
 # What of the formats the jobs may know: names, texts and types, no reader of a log
 _NAMES = {
     "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
-    "logformat.s3_access",
+    "logformat.access_error", "logformat.clouds",
     "logformat.side_files.checkpoints",
     "logformat.bytes_read",  # how far a task is
     "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
@@ -48,13 +49,17 @@ _BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
 _SHELL = _BASICS | _TASK | {"jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark", "jobs.recorded"}
 FLOORS: dict[str, set[str]] = {
-    "logformat.s3_access": set(),
-    "logformat.errors": {"logformat.s3_access"},
+    "logformat.access_error": set(),
+    "logformat.s3_access": {"logformat.access_error"},
+    "logformat.azure_access": {"logformat.access_error"},
+    "logformat.gcs_access": {"logformat.access_error"},
+    "logformat.clouds": {"logformat.access_error"} | _CLOUDS,
+    "logformat.errors": {"logformat.access_error", "logformat.clouds"},
     "logformat.layout": set(),
     "logformat.names": set(),
     "logformat.schemas": set(),
     "logformat.control_characters": set(),
-    "logformat.locations": {"logformat.s3_access"},
+    "logformat.locations": {"logformat.clouds"} | _CLOUDS,
     "logformat.bytes_read": set(),
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},

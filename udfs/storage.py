@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from lastkey.logformat import regular_files
+from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
 from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets
 from lastkey.logformat.regular_files import odd_entries, open_input
@@ -82,7 +84,9 @@ class UnknownRootError(ValueError):
 
 
 def open_root(uri: str) -> Root:
-    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError."""
+    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError; AccessError for a server
+    that does not answer.
+    """
     if uri.startswith(TIERED):
         from lastkey.logformat.tiered.view import TieredFileSystem  # noqa: PLC0415 - only the view needs kernels
 
@@ -92,12 +96,13 @@ def open_root(uri: str) -> Root:
         filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:
         raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
+    check_answer(canonical(uri))
     return Root(uri, filesystem, base.rstrip("/"))
 
 
 def cached_root(uri: str) -> Root:
-    """Return `open_root(uri)`, made once a process; for S3 once for each endpoint and profile of the environment."""
-    return open_root(uri) if canonical(uri.removeprefix(TIERED)).startswith("s3://") else root_made_once(uri)
+    """Return `open_root(uri)`, made once a process; for buckets once for the settings in the environment."""
+    return open_root(uri) if is_bucket(canonical(uri.removeprefix(TIERED))) else root_made_once(uri)
 
 
 @cache
@@ -237,6 +242,14 @@ def folder_identity(root: Root, path: str) -> tuple[int, int] | None:
 def is_link(root: Root, path: str) -> bool:
     """Return whether the name is a symbolic link."""
     return root.place.is_local and Path(root.full(path)).is_symlink()
+
+
+def delete_folder(root: Root, path: str) -> None:
+    """Delete a folder and all in it. Google's store then misses the folder itself: it is no object unless somebody
+    made it.
+    """
+    with contextlib.suppress(*((FileNotFoundError,) if root.filesystem.type_name == "gcs" else ())):
+        root.filesystem.delete_dir(root.full(path))
 
 
 def exists(root: Root, path: str) -> bool:

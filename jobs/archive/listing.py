@@ -17,10 +17,10 @@ from lastkey.jobs.archive.broker_lock import is_locked
 from lastkey.jobs.errors import MissingPathError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat import names
+from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
 from lastkey.logformat.listing import ListedSegment, files_of
 from lastkey.logformat.locations import text_entries
-from lastkey.logformat.s3_access import check_bucket
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile, Traces

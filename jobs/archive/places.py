@@ -24,10 +24,10 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.errors import NotEmptyError, UsageError
+from lastkey.logformat.clouds import bucket_address
 from lastkey.logformat.locations import TIERED, canonical, first_of
 from lastkey.udfs.storage import Root, normal_uri
 
-_ALIASES = {"gcs": "gs", "abfss": "abfs"}
 _DEFAULT_PORT = {"hdfs": ":8020"}
 _INODE = "inode"
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -126,12 +126,12 @@ def _addresses(uri: str) -> Iterator[_Address]:
 
 
 def _of_uri(uri: str) -> _Address:
-    scheme, _, rest = canonical(uri.removeprefix(TIERED)).partition("?")[0].partition("://")
-    kind = _ALIASES.get(scheme, scheme)
+    plain = canonical(uri.removeprefix(TIERED)).partition("?")[0]
+    kind, _, rest = plain.partition("://")
     host, _, path = rest.partition("/")
-    host = host.lower().removesuffix(_DEFAULT_PORT.get(kind, "/"))
-    if kind != "abfs":  # abfs has the container before the @
-        host = host.rpartition("@")[2]
+    host = host.lower().removesuffix(_DEFAULT_PORT.get(kind, "/")).rpartition("@")[2]
+    if (bucket := bucket_address(plain)) is not None:
+        kind, host = bucket[0], "/".join(bucket[1:])
     return kind, host, *PurePosixPath(posixpath.normpath(f"/{unquote(path)}")).parts[1:]
 
 

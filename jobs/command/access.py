@@ -7,20 +7,22 @@ from typing import Final
 
 from lastkey.jobs import errors
 from lastkey.jobs.errors import JobError
-from lastkey.logformat import s3_access
-from lastkey.logformat.s3_access import AccessError, access_error
+from lastkey.logformat import access_error as kinds
+from lastkey.logformat.access_error import AccessError
+from lastkey.logformat.clouds import access_error
 
 _KINDS: Final[dict[str, type[JobError]]] = {
-    s3_access.UNREACHABLE: errors.UnreachableError,
-    s3_access.NO_BUCKET: errors.MissingBucketError,
-    s3_access.DENIED: errors.DeniedError,
-    s3_access.REGION: errors.WrongRegionError,
-    s3_access.NO_CREDENTIALS: errors.NoCredentialsError,
-    s3_access.EXPIRED: errors.ExpiredCredentialsError,
-    s3_access.BUSY: errors.BusyError,
-    s3_access.UNUSABLE: errors.UnusableError,
+    kinds.UNREACHABLE: errors.UnreachableError,
+    kinds.NO_BUCKET: errors.MissingBucketError,
+    kinds.DENIED: errors.DeniedError,
+    kinds.REGION: errors.WrongRegionError,
+    kinds.NO_CREDENTIALS: errors.NoCredentialsError,
+    kinds.EXPIRED: errors.ExpiredCredentialsError,
+    kinds.BUSY: errors.BusyError,
+    kinds.UNUSABLE: errors.UnusableError,
 }
-_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: (S3.*?|(?:s3|gs|abfss|hdfs)://.*?): ({'|'.join(_KINDS)}): (.*)")
+_WHERE: Final = "(?:S3|Azure).*?|(?:s3|gs|az|hdfs)://.*?"
+_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: ({_WHERE}): ({'|'.join(_KINDS)}): (.*)")
 
 
 def job_error(error: Exception) -> JobError | None:

@@ -17,10 +17,10 @@ from lastkey.jobs.archive.listing import Archive, ArchivedPartition, list_archiv
 from lastkey.jobs.data_source.read_options import Selection
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.logformat import names
+from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.locations import text_entries
-from lastkey.logformat.s3_access import check_bucket
 from lastkey.udfs.data_source.find_pieces import first_offset
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem

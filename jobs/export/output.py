@@ -18,7 +18,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.errors import NotEmptyError
 from lastkey.logformat.locations import as_hadoop_names_it, first_of
-from lastkey.udfs.storage import Root, exists, make_folders, read_file, write_file
+from lastkey.udfs.storage import Root, delete_folder, exists, make_folders, read_file, write_file
 
 MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"
 _PART: Final = f"{MARK}.part"
@@ -46,7 +46,7 @@ class Output:
         old = self._left()
         for topic in old:
             if exists(self.root, topic):
-                self.root.filesystem.delete_dir(self.root.full(topic))
+                delete_folder(self.root, topic)
         self.mark(UNFINISHED, {topic: {} for topic in topics})
 
     def go_on(self) -> None:

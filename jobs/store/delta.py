@@ -9,7 +9,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from lastkey.jobs.errors import DamagedTableError
-from lastkey.logformat.s3_access import bucket_of, delta_options, in_one_line
+from lastkey.logformat.access_error import in_one_line
+from lastkey.logformat.clouds import delta_place
 from lastkey.udfs.storage import Root
 
 READABLE: Final = "commits and checkpoints that delta-rs can read"
@@ -22,14 +23,13 @@ def uri_of(root: Root, name: str) -> str:
 
 def place_of(root: Root, path: str) -> str:
     """Return the URI of a table below a root for delta-rs."""
-    scheme = "file" if root.is_local else root.filesystem.type_name
-    base = f"{scheme}://{quote(root.base)}" if scheme in ("file", "s3") else root.uri
+    base = f"file://{quote(root.base)}" if root.is_local else delta_place(root.uri, root.base)[0]
     return f"{base}/{path}"
 
 
 def storage_options(root: Root) -> dict[str, str] | None:
     """Return the options that delta-rs needs beside those in the environment."""
-    return delta_options(bucket_of(root.uri)) if root.filesystem.type_name == "s3" else None
+    return None if root.is_local else delta_place(root.uri, root.base)[1]
 
 
 def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:

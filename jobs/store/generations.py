@@ -14,8 +14,8 @@ from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow, Se
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
+from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.locations import text_entries
-from lastkey.logformat.s3_access import check_bucket
 from lastkey.udfs.storage import Root
 
 

@@ -48,7 +48,8 @@ from lastkey.jobs.store import commit_file
 from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
-from lastkey.logformat.s3_access import in_one_line
+from lastkey.logformat.access_error import in_one_line
+from lastkey.logformat.clouds import is_bucket
 from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
@@ -104,10 +105,10 @@ class Change:
 
 def check_fit(root: Root) -> None:
     """Raise UsageError if no table can lie there: delta-rs would take characters of the path for others."""
-    if root.filesystem.type_name == "s3" and ("?" in root.uri or "//" in root.base):
+    if is_bucket(root.uri) and ("?" in root.uri or "//" in root.base):
         raise UsageError(
             message=f"{root.uri}: a store's URI cannot have an empty part (//) or settings (?) in it: give settings by "
-            "the environment (AWS_ENDPOINT_URL, AWS_REGION) or a profile (AWS_PROFILE)"
+            "the environment (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT) or a profile (AWS_PROFILE)"
         )
     if found := _UNFIT.search(root.base):
         raise UsageError(

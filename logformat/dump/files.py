@@ -22,6 +22,7 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat import names
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.dump import indexes as dump_indexes
 from lastkey.logformat.dump import lines as text
 from lastkey.logformat.dump.findings import Findings
@@ -32,7 +33,6 @@ from lastkey.logformat.errors import LogFormatError, readable, stopped, without_
 from lastkey.logformat.locations import canonical, locate, text_entries
 from lastkey.logformat.primitives.java_text import bytes_of
 from lastkey.logformat.regular_files import files_below, open_input
-from lastkey.logformat.s3_access import check_bucket
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.small_files import read_small_file
 

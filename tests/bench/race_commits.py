@@ -16,7 +16,6 @@ import dataclasses
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -229,14 +228,16 @@ def _row(kind: Any, **values: object) -> Any:
 
 
 @contextlib.contextmanager
-def losing(n: int) -> Iterator[list[str]]:
-    """Make every n-th commit through AWS_ENDPOINT_URL, but lose its answer; yield the list of these. 0: lose none."""
+def losing(n: int, variable: str = "AWS_ENDPOINT_URL") -> Iterator[list[str]]:
+    """Make every n-th commit through the endpoint in an environment variable, but lose its answer; yield the list of
+    these. 0: lose none.
+    """
     if not n:
         yield []
         return
-    port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
-    assert port is not None
-    with s3_proxy(port, every(n, LOSE, on=re.compile(COMMITS))) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+    at = urlsplit(os.environ[variable])
+    assert at.port is not None
+    with s3_proxy(at.port, every(n, LOSE, on=COMMITS)) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
         yield proxy.happened
 
 

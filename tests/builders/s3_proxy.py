@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
+from urllib.parse import unquote
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def every(n: int, fault: Fault, on: re.Pattern[str] = ANYTHING) -> Decide:
 
     def decide(method: str, path: str) -> Fault | None:
         nonlocal seen
-        if on.match(f"{method} {path}") is None:
+        if on.match(f"{method} {unquote(path)}") is None:  # delta-rs writes Google's paths with %2F
             return None
         with lock:
             seen += 1
@@ -169,7 +170,8 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             self.send_response_only(fault.status)
             for name, value in fault.headers:
                 self.send_header(name, value)
-            self.send_header("Content-Type", "application/xml")
+            if text:
+                self.send_header("Content-Type", "application/xml")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

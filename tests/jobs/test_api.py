@@ -22,8 +22,8 @@ from lastkey.jobs import api
 from lastkey.jobs.command import cli, stopping
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.errors import DiskFullError, JobError, MissingPathError, RunningError, UsageError
+from lastkey.logformat.access_error import DENIED, AccessError
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.s3_access import DENIED, AccessError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"

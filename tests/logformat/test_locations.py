@@ -165,7 +165,7 @@ def test_hadoops_name_of_s3_leads_to_the_same_files(monkeypatch):
 
 def test_google_s_library_does_not_try_for_a_quarter_of_an_hour():
     found, path = file_system("gs://anonymous@b/x")
-    assert (_retries_for(found), path) == (timedelta(seconds=15), "b/x")
+    assert (_retries_for(found), path) == (timedelta(seconds=8), "b/x")
     given, _ = file_system("gs://anonymous@b/x?retry_limit_seconds=2")
     assert _retries_for(given) == timedelta(seconds=2)
 

@@ -1,0 +1,122 @@
+"""A front of Azurite and fake-gcs-server: `python cloud_front.py PORT` does what delta-rs asks and they lack.
+
+- A listing that begins at a name (`startFrom` of Azure, `start-after` of Google): both servers list all, and delta-rs
+  takes old commits for new ones then. The front takes the names before it out of the answer.
+- delta-rs puts an object by `PUT /bucket/key` (Google's XML API), with `x-goog-if-generation-match: 0` for one that
+  must not exist yet. fake-gcs-server knows `POST /upload/storage/v1/b/bucket/o` (the JSON API) with
+  `ifGenerationMatch=0` alone; it decides which of two puts is first.
+- An XML listing of a bucket that is not there is answered with 500 by fake-gcs-server, with 404 by Google.
+
+All else goes through as it is. It is a process of its own, for pyarrow waits for some answers without letting other
+threads of its process run.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+_HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
+_NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
+
+
+def _from_a_name_on(path: str, answer: bytes) -> bytes:
+    """Return a listing without the names before the one at which it should begin."""
+    asked = parse_qs(urlsplit(path).query)
+    if "startFrom" in asked:
+        first, entry = asked["startFrom"][0], rb"<Blob><Name>([^<]*)</Name>.*?</Blob>"
+    elif "start-after" in asked:
+        first, entry = f"{asked['start-after'][0]}\0", rb"<Contents>\s*<Key>([^<]*)</Key>.*?</Contents>"
+    else:
+        return answer
+    return re.sub(entry, lambda found: b"" if found[1].decode() < first else found[0], answer, flags=re.DOTALL)
+
+
+def main(upstream: int) -> None:
+    """Serve at a free port of the loopback, which is printed; the server listens on port `upstream` there."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        server_side: http.client.HTTPConnection | None = None
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+        def do(self) -> None:
+            method, path = self.command, self.path
+            body = self._body()
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            is_xml = not path.startswith(("/storage/", "/upload/", "/download/", "/batch/"))
+            if method == "PUT" and is_xml and "x-ms-version" not in self.headers:
+                bucket, _, key = path.partition("?")[0].lstrip("/").partition("/")
+                method, path = (
+                    "POST",
+                    f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(unquote(key), '')}",
+                )
+                condition = headers.pop("x-goog-if-generation-match", None)
+                path += f"&ifGenerationMatch={condition}" if condition is not None else ""
+            status, given, answer = self._asked(method, path, body, headers)
+            answer = _from_a_name_on(path, answer)
+            if is_xml and status == 500 and b"no bucket named" in answer:
+                status, given, answer = 404, [("Content-Type", "application/xml")], _NO_BUCKET
+            if self.command == "PUT" and method == "POST" and status == 200:
+                given, answer = [("ETag", '"1"'), ("x-goog-generation", "1")], b""
+            self.send_response_only(status)
+            length = len(answer)
+            for name, value in given:
+                if name.lower() == "content-length" and self.command == "HEAD":
+                    length = int(value)
+                elif name.lower() == "location":
+                    self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
+                elif name.lower() not in _HOP:
+                    self.send_header(name, value)
+            in_chunks = bool(answer) and any(name.lower() == "transfer-encoding" for name, _ in given)
+            if in_chunks:  # as Azurite sends errors: pyarrow aborted the process over the same with a length
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (length, answer) if in_chunks else answer)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do  # noqa: N815
+
+        def finish(self) -> None:
+            if self.server_side is not None:
+                self.server_side.close()
+            super().finish()
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            out = b""
+            while size := int(self.rfile.readline().partition(b";")[0], 16):
+                out += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return out
+
+        def _asked(
+            self, method: str, path: str, body: bytes, headers: dict[str, str]
+        ) -> tuple[int, list[tuple[str, str]], bytes]:
+            if self.server_side is None:
+                self.server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
+            self.server_side.request(method, path, body, {**headers, "Content-Length": str(len(body))})
+            answer = self.server_side.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    server = Server(("127.0.0.1", 0), Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,127 @@
+"""Servers of the clouds on the loopback, each with a bucket and the environment that leads to it: Azurite for Azure,
+fake-gcs-server for Google.
+
+They are fetched once, from npm and by Go, into `.clouds/` (or LASTKEY_CLOUDS_DIR): 30 seconds and a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lastkey.logformat.locations import file_system
+from tests.builders.s3_server import environment
+from tests.kafka_lab.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+AZURITE = "azurite@3.35.0"
+FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # Azurite's, for all
+
+
+@contextlib.contextmanager
+def azure_server() -> Iterator[int]:
+    """Yield the port of Azurite behind its front, with the empty container `logs`; meanwhile the environment leads
+    there.
+    """
+    folder = _folder() / "azurite"
+    main = folder / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    if not main.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        _run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), AZURITE)
+    port = free_port()
+    command = ["node", str(main), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
+    with (
+        _running([*command, "--silent", "--skipApiVersionCheck", "--disableTelemetry"], port),
+        _front(port) as front,
+        environment(azure_environment(front)),
+    ):
+        filesystem, path = file_system("az://logs")
+        filesystem.create_dir(path)
+        yield front
+
+
+def azure_environment(port: int) -> dict[str, str | None]:
+    """Return the environment that leads to Azurite, or to a proxy before it."""
+    return {
+        "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{ACCOUNT}", "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+        "AZURE_STORAGE_ACCOUNT_NAME": None, "AZURE_STORAGE_SAS_TOKEN": None,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def gcs_server() -> Iterator[int]:
+    """Yield the port of fake-gcs-server behind its front, with the empty bucket `logs`; meanwhile the environment leads
+    there.
+    """
+    binary = _folder() / "bin" / "fake-gcs-server"
+    if not binary.is_file():
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        _run("go", "install", FAKE_GCS, GOBIN=str(binary.parent), GOFLAGS="-mod=mod")
+    port = free_port()
+    at = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
+    with (
+        _running([str(binary), "-backend", "memory", "-scheme", "http", "-log-level", "error", *at], port),
+        _front(port) as front,
+        environment({"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{front}"}),
+    ):
+        client = http.client.HTTPConnection("127.0.0.1", port)
+        client.request("POST", "/storage/v1/b?project=p", json.dumps({"name": "logs"}), {"Content-Type": "text/json"})
+        assert client.getresponse().status == 200
+        client.close()
+        yield front
+
+
+@contextlib.contextmanager
+def _front(port: int) -> Iterator[int]:
+    command = [sys.executable, str(Path(__file__).with_name("cloud_front.py")), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as front:
+        try:
+            assert front.stdout is not None
+            yield int(front.stdout.readline())
+        finally:
+            front.terminate()
+
+
+def free_port() -> int:
+    """Return a port of the loopback that is free now. Neither server takes one itself and says which."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], port: int) -> Iterator[None]:
+    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            wait_until(lambda: server.poll() is not None or _listens(port), "the server listens", seconds=30)
+            log.seek(0)
+            assert server.poll() is None, f"{command[0]} ended with {server.returncode}: {log.read()[-3000:]}"
+            yield
+            assert server.poll() is None, f"{command[0]} ended with {server.returncode} before its tests did"
+        finally:
+            server.terminate()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def _run(*command: str, **variables: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-3000:]}"
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("LASTKEY_CLOUDS_DIR") or ROOT / ".clouds")

@@ -1,0 +1,220 @@
+"""Archives and stores in Azure and in Google's store, through real servers: what they give equals what a disk gives.
+
+./spark-submit.sh test -m clouds        # fetches Azurite (npm) and fake-gcs-server (Go) the first time
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from pyarrow import fs as pafs
+
+from lastkey.jobs.archive.places import is_same
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.access import job_error
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.store import table
+from lastkey.logformat.locations import as_hadoop_names_it, file_system
+from lastkey.udfs.storage import open_root
+from tests.bench.race_commits import losing, race
+from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server
+from tests.builders.s3_proxy import CUT, Fault, s3_proxy
+from tests.builders.s3_server import environment, put, s3_server
+from tests.builders.sources import read
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "archive"
+SECONDS = 20.0
+NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "1795300000000")
+SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
+VARIES = ("seconds", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started")
+
+pytestmark = [pytest.mark.slow, pytest.mark.clouds]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def bucket(request) -> Iterator[str]:
+    with SERVERS[request.param]():
+        put(EXAMPLE, f"{request.param}://logs/archive")
+        yield f"{request.param}://logs"
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    with azure_server() as port:
+        put(EXAMPLE, "az://logs/archive")
+        yield f"http://127.0.0.1:{port}/{ACCOUNT}"
+
+
+def run(*words: object) -> str:
+    done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
+    assert done.exit_code == 0, (words, done.stdout[-2000:], done.stderr, done.exception)
+    return done.stdout
+
+
+def files(uri: str) -> dict[str, bytes]:
+    """Content of every file below a place, by its path; a run's id, and names that Delta draws, are taken out."""
+    filesystem, path = file_system(uri)
+    out = {}
+    for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
+        if info.type == pafs.FileType.File:
+            with filesystem.open_input_file(info.path) as file:
+                out[re.sub(r"(/\d+)-[^/]+/", r"\1/", info.path[len(path) :])] = file.read()
+    return out
+
+
+def timeless(said: object) -> object:
+    if isinstance(said, dict):
+        return {name: timeless(value) for name, value in said.items() if name not in VARIES}
+    return [timeless(value) for value in said] if isinstance(said, list) else said
+
+
+def everything(archive: str, place: str) -> dict[str, object]:
+    """Run every job on an archive, with what they write below `place`, and return all that they gave."""
+    threads, store = ("--engine", "threads"), f"{place}/store"
+    out: dict[str, object] = {}
+    out["verify"] = run("verify", archive, "--json", *threads)
+    run("compact", archive, "--store", store, *NOW, *threads)
+    run("compact", archive, "--store", store, *NOW, *threads, "--force", "--sealed")
+    out["verify --store"] = run("verify", "--store", store, "--json", *threads)
+    run("restore", "--store", store, "--output", f"{place}/restored")
+    run("vacuum", "--store", store, "--grace-hours", "0")
+    run("verify", "--store", store, *threads)
+    run("reindex", archive, "--output", f"{place}/rebuilt", *threads)
+    out["lookup"] = run("lookup", archive, "--partition", "orders-0", "--offset", "4711", "--json")
+    out["time"] = run("lookup", archive, "--time", "2026-11-21T02:30Z", "--json")
+    out["store"] = run("lookup", "--store", store, "--partition", "orders-0", "--offset", "4711", "--json")
+    out["report"] = run("report", archive, "--output", f"{place}/page.html", "--json", *NOW)
+    text = {name: json.loads(str(said).replace(place, "P").replace(archive, "A")) for name, said in out.items()}
+    found: dict[str, object] = {name: timeless(said) for name, said in text.items()}
+    segments = files(f"{store}/segments")
+    assert len([name for name in segments if name.endswith(".log")]) > 4
+    found["segments"] = {name: data for name, data in segments.items() if not name.endswith("manifest.json")}  # run ids
+    found["rebuilt"] = files(f"{place}/rebuilt")
+    found["restored"] = {
+        name: data for name, data in files(f"{place}/restored").items() if "meta.properties" not in name
+    }
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_a_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    place = tmp_path_factory.mktemp("disk")
+    return everything(str(EXAMPLE), str(place))
+
+
+def test_every_job_gives_the_same(bucket: str, on_a_disk: dict[str, object]) -> None:
+    found = everything(f"{bucket}/archive", f"{bucket}/jobs")
+    for name, expected in on_a_disk.items():
+        assert found[name] == expected, name
+
+
+@pytest.mark.parametrize("name", ["kafka_log", "kafka_log_batches", "kafka_log_index"])
+def test_data_sources_give_the_same(bucket: str, name: str) -> None:
+    ours, expected = read(name, f"{bucket}/archive"), read(name, EXAMPLE)
+    names = [column for column in expected.column_names if column != "path"]
+    assert ours.select(names).equals(expected.select(names)) and ours.num_rows
+
+
+def test_of_writers_that_race_one_wins(bucket: str) -> None:
+    out = race(f"{bucket}/race", 4, 5, kill=2, seed=1)
+    assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
+
+
+def test_a_bucket_that_is_not_there(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scheme = bucket.partition("://")[0]
+    for words in (("verify", f"{scheme}://nobody/a"), ("vacuum", "--store", f"{scheme}://nobody/a")):
+        code, line, error = said_by(capsys, *words)
+        assert (code, error["kind"]) == (2, "MissingBucketError")
+        assert re.match(f"error: {scheme}://nobody at http://127.0.0.1:[0-9]+[^ ]*: there is no such bucket", line)
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, dict[str, object]]:
+    """Exit code, the one line, and the same as JSON."""
+    started = time.monotonic()
+    code = main([*words, "--json"])
+    assert time.monotonic() - started < SECONDS
+    out, err = capsys.readouterr()
+    [line] = err.splitlines()
+    return code, line, json.loads(out)["error"]
+
+
+WRONG = f"A{KEY[1:]}"
+
+
+@pytest.mark.parametrize("words", [("verify", "az://logs/archive"), ("vacuum", "--store", "az://logs/archive")])
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"AZURE_STORAGE_ACCOUNT_KEY": WRONG}, "DeniedError", "access is denied: AuthorizationFailure: Server failed"),
+        ({"AZURE_STORAGE_ENDPOINT": "{closed}"}, "UnreachableError", "cannot be reached: "),
+    ],
+    ids=["key", "endpoint"],
+)
+def test_azure_that_cannot_be_used_is_one_line(azure, words, given, kind, said, capsys) -> None:
+    with socket.socket() as taken:  # so that nobody else can listen there
+        taken.bind(("127.0.0.1", 0))
+        closed = f"http://127.0.0.1:{taken.getsockname()[1]}/{ACCOUNT}"
+        with environment({name: value.format(closed=closed) for name, value in given.items()}):
+            code, line, error = said_by(capsys, *words)
+    assert (code, error["kind"]) == (5, kind)
+    assert said in line and WRONG not in line
+    assert line.startswith("error: az://logs at http://127.0.0.1:") or line.startswith("error: Azure at http://127")
+
+
+def test_both_names_of_a_container(azure: str) -> None:
+    whole = f"abfss://logs@{ACCOUNT}.dfs.core.windows.net/archive"
+    assert is_same("az://logs/archive", whole) and not is_same("az://other/archive", whole)
+    assert file_system(whole)[1] == file_system("az://logs/archive")[1] == "logs/archive"
+    with environment({"AZURE_STORAGE_ENDPOINT": None, "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT}):
+        assert as_hadoop_names_it("az://logs/archive") == whole
+
+
+@pytest.fixture(scope="module")
+def google() -> Iterator[str]:
+    with gcs_server() as port:
+        put(EXAMPLE, "gs://logs/archive")
+        yield f"http://127.0.0.1:{port}"
+
+
+ENDPOINTS = {"azure": ("az", "AZURE_STORAGE_ENDPOINT"), "google": ("gs", "STORAGE_EMULATOR_HOST")}
+FAULTS = {
+    "BusyError": Fault(status=503, code="ServerBusy"), "BusyError of many": Fault(status=429, code="TooManyRequests"),
+    "DeniedError": Fault(status=403, code="AuthorizationFailure"), "UnreachableError": CUT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("server", ENDPOINTS)
+def test_a_server_that_refuses_or_cuts_is_one_line(server, kind, request, capsys) -> None:
+    """pyarrow and delta-rs say the same of it."""
+    at = urlsplit(request.getfixturevalue(server))
+    scheme, variable = ENDPOINTS[server]
+    with s3_proxy(at.port or 0) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
+        root = open_root(f"{scheme}://logs/archive")
+        proxy.decide = lambda method, path: FAULTS[kind]
+        code, line, error = said_by(capsys, "verify", f"{scheme}://logs/archive")
+        with pytest.raises(OSError) as raised:
+            table.head(root, "t")
+        by_delta = job_error(raised.value)
+    assert (code, error["kind"]) == (5, kind.split()[0])
+    assert f" at {proxy.url}{at.path}: " in line
+    assert type(by_delta).__name__ == kind.split()[0]
+
+
+@pytest.mark.parametrize("server", ENDPOINTS)
+def test_writers_race_while_answers_are_lost_and_writers_killed(server, request) -> None:
+    request.getfixturevalue(server)
+    scheme, variable = ENDPOINTS[server]
+    with losing(3, variable) as lost:
+        out = race(f"{scheme}://logs/lost", 4, 5, kill=2, seed=2)
+    assert len(lost) > 8
+    assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
