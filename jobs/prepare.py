@@ -39,7 +39,7 @@ _WITHOUT_SPARK = (
     ("inspect", "{archive}", "--print-data-log", "--json"), ("lookup", "{archive}", "--sizing"),
     ("verify", "{archive}"), ("report", "{archive}", "--output", "{folder}/page.html"),
     ("compact", "{archive}", "--store", "{folder}/store", "--topics", "*", "--cleanup-policy", "compact"),
-    (*_ERASE, "--key-hash", "0" * 64), (*_ERASE, "--key", "user-000058"),
+    ("verify", "--store", "{folder}/store"), (*_ERASE, "--key-hash", "0" * 64), (*_ERASE, "--key", "user-000058"),
 )  # fmt: skip
 
 

@@ -159,8 +159,8 @@ def test_a_rebuild_that_is_killed_at_any_step_can_be_made_again(story, monkeypat
 
         with monkeypatch.context() as patch:
             for module, name in (
-                (manifests, "write_file"),
-                (manifests, "flush"),
+                (manifests, "put_file"),
+                (manifests, "flush_all"),
                 (table, "_write"),
                 (table, "_commit"),
             ):

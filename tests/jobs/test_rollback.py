@@ -221,8 +221,8 @@ class Killed(BaseException):
 def _killed_at(patch: pytest.MonkeyPatch, n: int) -> list[str]:
     """List the writes, flushes and commits from now on; raise Killed after the first n."""
     steps: list[str] = []
-    for module, name in ((table, "flush"), (table, "_write"), (table, "_commit"), (manifests, "write_file"),
-                         (manifests, "flush")):  # fmt: skip
+    for module, name in ((table, "flush"), (table, "_write"), (table, "_commit"), (manifests, "put_file"),
+                         (manifests, "flush_all"), (manifests, "flush")):  # fmt: skip
 
         def step(real: Callable[..., Any], *given: Any) -> Any:
             if len(steps) == n:
