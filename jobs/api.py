@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lastkey.jobs.command.config import (
@@ -90,6 +91,7 @@ def compact(
     min_yield: float | None = None,
     io_budget: int | None = None,
     max_runtime: str | float | None = None,
+    max_bytes_per_second: int | None = None,
     hmac_key: Location | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
@@ -106,7 +108,8 @@ def compact(
     where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
     partitions. min_yield, io_budget: by yield, the dead share from which a segment is rewritten, and the bytes that
     rewrites may read and write; None: as the settings say, and no limit. max_runtime: seconds, or text such as "1h30m",
-    after which the run stops and commits what is finished. hmac_key: the file that erase was given, for partitions of
+    after which the run stops and commits what is finished. max_bytes_per_second: what all tasks together may read and
+    write; None: as the settings say, by default no limit. hmac_key: the file that erase was given, for partitions of
     which a reset reads again what was erased. progress: True shows a bar on stderr.
 
     Partitions that were set aside are in the report, with exit code 3; with exit code 4 another run committed first.
@@ -133,6 +136,9 @@ def compact(
         hmac_key=None if hmac_key is None else check_location("hmac_key", hmac_key),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
+    if (limit := _number("max_bytes_per_second", max_bytes_per_second, 1)) is not None:
+        job = replace(options.config.job, max_bytes_per_second=limit)
+        options = replace(options, config=replace(options.config, job=job))
     report: CompactReport = _run("compact", options, progress)
     return report
 

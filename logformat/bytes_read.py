@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from lastkey.logformat.io_limit import spend
+
 Listener = Callable[[int], None]  # called with the number of bytes since its last call
 
 _OF_THREAD: Final = threading.local()
@@ -27,7 +29,8 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def tell(n: int) -> None:
-    """Tell this thread's listener, if there is one, that `n` more bytes have been read."""
+    """Tell this thread's listener, if there is one, that `n` more bytes have been read; and spend them."""
+    spend(n)
     listener: Listener | None = getattr(_OF_THREAD, "listener", None)
     if listener is not None:
         listener(n)

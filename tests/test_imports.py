@@ -30,7 +30,13 @@ _BASE = {
     "logformat.schemas", "logformat.locations",
 }  # fmt: skip
 _CLOUDS = {f"logformat.{name}_access" for name in ("s3", "azure", "gcs")}
-_BYTES = _BASE | {"logformat.bytes_read", "logformat.jit", "logformat.regular_files", "logformat.primitives"}
+_BYTES = _BASE | {
+    "logformat.bytes_read",
+    "logformat.io_limit",
+    "logformat.jit",
+    "logformat.regular_files",
+    "logformat.primitives",
+}
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
 _TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
@@ -43,6 +49,7 @@ _NAMES = {
     "logformat.access_error", "logformat.clouds",
     "logformat.side_files.checkpoints",
     "logformat.bytes_read",  # how far a task is
+    "logformat.io_limit",
     "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
 }  # fmt: skip
 _BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
@@ -60,7 +67,8 @@ FLOORS: dict[str, set[str]] = {
     "logformat.schemas": set(),
     "logformat.control_characters": set(),
     "logformat.locations": {"logformat.clouds"} | _CLOUDS,
-    "logformat.bytes_read": set(),
+    "logformat.io_limit": set(),
+    "logformat.bytes_read": {"logformat.io_limit"},
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
     "logformat.regular_files": {"logformat.errors", "logformat.locations"},

@@ -18,6 +18,7 @@ from pyarrow import fs as pafs
 from lastkey.logformat import regular_files
 from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
+from lastkey.logformat.io_limit import paid
 from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
@@ -140,9 +141,14 @@ def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
     return read_small_file(root.filesystem, root.full(path), path, log_bytes)
 
 
+def open_output(root: Root, path: str) -> Any:
+    """Open a new file for writing. What is written counts for the limit on I/O."""
+    return paid(root.filesystem.open_output_stream(root.full(path), compression=None))
+
+
 def put_file(root: Root, path: str, data: bytes | memoryview) -> None:
     """Write a small file, for a later `flush_all` or `flush_whole`."""
-    with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
+    with open_output(root, path) as stream:
         stream.write(data)
 
 

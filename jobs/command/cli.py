@@ -106,6 +106,12 @@ def lastkey() -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
 @click.option("--max-runtime", metavar="DURATION", help="Then stop, and commit what is finished: 90s, 30m, 1h30m.")
+@click.option(
+    "--max-bytes-per-second",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Read and write at most so much, all tasks together.",
+)
 @click.option("--hmac-key", metavar="FILE", help="With --reset, after an erasure: the file that erase was given.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
 @engine_option("spark")

@@ -157,6 +157,7 @@ class JobSettings:
     engine: Engine | Literal["default"] = "default"  # of each command
     spark_from_bytes: int = 8 << 30
     split_by: SplitBy = "auto"
+    max_bytes_per_second: int = 0
 
 
 # Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
@@ -195,6 +196,7 @@ JOB_CHECKS: dict[str, Callable[[object], Any]] = {
     "engine": _one_of(("default", *ENGINES)),
     "spark.from.bytes": _integer(0, MAX_LONG),
     "split.by": _one_of(SPLITS),
+    "max.bytes.per.second": _integer(0, MAX_LONG),
 }
 MADE_CHECKS: dict[str, Callable[[object], Any]] = {"time_ms": _integer(0, MAX_LONG), "offset": _integer(0, MAX_LONG)}
 TABLES = ("defaults", "topics", "job", "made")

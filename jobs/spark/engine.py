@@ -21,6 +21,7 @@ from lastkey.jobs.spark.master import local_cores_of
 from lastkey.jobs.spark.running import context_of, running_spark
 from lastkey.jobs.spark.submit import from_environment
 from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
+from lastkey.logformat.io_limit import limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,11 +72,12 @@ def workers(
     start = _started_once(report, progress, brief)
     cores = local_cores()
     if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.spark_from_bytes):
-        made: Workers = SparkTasks(start)
+        made: Workers = SparkTasks(start, config.job.max_bytes_per_second)
     else:
         made = Threads(_no_spark if engine == "threads" else start, cores)
     try:
-        yield made
+        with limited(config.job.max_bytes_per_second):
+            yield made
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM: else running tasks would go on
             made.cancel([])

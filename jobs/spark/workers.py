@@ -17,6 +17,7 @@ from lastkey.jobs.command.reporting import Work
 from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
+from lastkey.logformat.io_limit import limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,8 +144,9 @@ class SparkTasks:
 
     stages_bytes = 512 << 20  # half a second
 
-    def __init__(self, start_spark: StartSpark) -> None:
-        self._session = _Session(start_spark)
+    def __init__(self, start_spark: StartSpark, bytes_per_second: float = 0) -> None:
+        """bytes_per_second: limit on the I/O of all tasks together; 0: none."""
+        self._session, self._bytes_per_second = _Session(start_spark), bytes_per_second
         self._cores = 0
 
     @property
@@ -175,6 +177,8 @@ class SparkTasks:
         from lastkey.jobs.spark.tasks import run_tasks  # noqa: PLC0415 - as above
 
         self._session.add_tasks(len(items))
+        if self._bytes_per_second:
+            function = partial(_limited, self._bytes_per_second / self.cores, function)
         return run_tasks(self._session.get(), function, items, name, watcher, self._session.tag)
 
     def count(self, **amounts: int) -> None:
@@ -213,6 +217,11 @@ def _work_of(spark: Spark) -> Work:
 
 class _UnwantedError(BaseException):
     """Signal that ends a thread's work at its next read; a BaseException, so that no code takes it for a problem."""
+
+
+def _limited(bytes_per_second: float, function: Callable[[T], R], item: T) -> R:
+    with limited(bytes_per_second):
+        return function(item)
 
 
 class Threads:

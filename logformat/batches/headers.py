@@ -18,6 +18,7 @@ from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
 from lastkey.logformat.batches.pread_kernels import SHORT_READ, walk_headers
 from lastkey.logformat.errors import LogFormatError, unreadable
+from lastkey.logformat.io_limit import spend
 
 WINDOW_BYTES: Final = 64 << 10  # tuned: larger windows than 16 KiB made no difference
 _ROWS: Final = 1 << 14  # batches before control returns to Python
@@ -74,6 +75,7 @@ def read_headers(
         n, stopped, status, expected, found, bytes_read = walk_headers(
             file.fileno(), position, end, previous, end_offset, check_markers, window, rows
         )
+        spend(bytes_read)
         if n:
             previous = int(rows["last_offset"][n - 1])
             yield Headers(position, stopped - position, rows[:n], bytes_read)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, readable
+from lastkey.logformat.io_limit import spend
 from lastkey.logformat.layout import TIME_INDEX_ENTRY
 from lastkey.logformat.regular_files import open_regular
 
@@ -43,6 +44,7 @@ def read_side_file(file: Any, path: str, log_bytes: int = 0) -> bytes:
     with readable(path):
         size, most = int(file.size()), most_side_bytes(path, log_bytes)
         data = bytes(file.read(size)) if size <= most else b""
+        spend(len(data))
     if size > most:
         raise LogFormatError("side_file", path, most, f"no more than {most} bytes in a file of this kind", f"{size}")
     return data

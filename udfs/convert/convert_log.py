@@ -26,7 +26,7 @@ from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.formats import Converted, Converter, Magic
-from lastkey.udfs.storage import Root, opened
+from lastkey.udfs.storage import Root, open_output, opened
 
 _PIECE: Final = 8 << 20
 _SPARE: Final = 8  # this part of the limit is left for the way back to magic 2
@@ -84,7 +84,7 @@ def convert_log(
     read = written = batches = changed = total = 0
     with (
         opened(source, path) as file,
-        target.filesystem.open_output_stream(target.full(to), compression=None) as out,
+        open_output(target, to) as out,
     ):
         for chunk in read_chunks(file, path, 0, size, buffer, tail):
             read = crc32c_extend(read, chunk.raw)

@@ -40,7 +40,7 @@ from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, exists, file_size, flush_whole, make_private, open_root
+from lastkey.udfs.storage import Root, exists, file_size, flush_whole, make_private, open_output, open_root
 
 
 def remove_folder(plan: PartitionPlan) -> None:
@@ -284,7 +284,7 @@ def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
     make_private(store, path)
     with (
         source.open_log() as file,
-        store.filesystem.open_output_stream(store.full(path), compression=None) as stream,
+        open_output(store, path) as stream,
     ):
         for chunk in source.chunks:
             part = np.empty(chunk.size, np.uint8)

@@ -26,7 +26,7 @@ from lastkey.udfs.compact.plan import CleanSettings
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import Root, flush, make_private, opened
+from lastkey.udfs.storage import Root, flush, make_private, open_output, opened
 
 _SMALL: Final = 8 << 20
 
@@ -38,7 +38,7 @@ class SegmentOutput:
         self.root, self.folder, self.base_offset = root, folder, base_offset
         self.path = f"{folder}/{segment_file(base_offset, 'log')}"
         make_private(root, self.path)
-        self._stream = root.filesystem.open_output_stream(root.full(self.path), compression=None)
+        self._stream = open_output(root, self.path)
         self._indexes = IndexBuilder(base_offset, settings.index_interval_bytes, settings.segment_index_bytes)
         self._rows: list[np.ndarray] = []
         self.size = 0

@@ -23,7 +23,7 @@ from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.storage import Root, make_private, open_root, opened
+from lastkey.udfs.storage import Root, make_private, open_output, open_root, opened
 
 # Suffix of the folder, in the place of a task's random number and larger than any of those
 _KEYS: Final = 9999999999999999999
@@ -48,7 +48,7 @@ class KeyFile:
         root.filesystem.create_dir(root.full(folder), recursive=True)
         self.path = f"{folder}/{name}"
         make_private(root, self.path)
-        self._stream: Any = root.filesystem.open_output_stream(root.full(self.path), compression=None)
+        self._stream: Any = open_output(root, self.path)
         self.size = 0
 
     def __enter__(self) -> KeyFile:

@@ -1,0 +1,76 @@
+"""Limit of bytes that this process reads and writes in a second, like a broker's log.cleaner.io.max.bytes.per.second.
+
+Whoever reads or writes bytes of logs, or of what is made of them, spends them here afterwards, and waits for as long as
+they should have taken. So no second holds more than the limit and one read: a chunk of 8 MiB, or a segment's indexes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Limit:
+    """Bytes a second of all threads together."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate, self._lock, self._free_at = bytes_per_second, threading.Lock(), 0.0
+
+    def spend(self, n: int) -> None:
+        """Wait until `n` more bytes, and all before them, would be over at this rate."""
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + n / self._rate
+            rest = self._free_at - now
+        time.sleep(rest)
+
+
+_now: list[Limit] = []  # the last one counts
+
+
+@contextmanager
+def limited(bytes_per_second: float) -> Iterator[None]:
+    """Limit this process in the block; 0: do not."""
+    if not bytes_per_second:
+        yield
+        return
+    limit = Limit(bytes_per_second)
+    _now.append(limit)
+    try:
+        yield
+    finally:
+        _now.remove(limit)
+
+
+def spend(n: int) -> None:
+    """Spend bytes that were read or written."""
+    if _now:
+        _now[-1].spend(n)
+
+
+def paid(stream: Any) -> Any:
+    """Return an output stream that spends what is written to it."""
+    return _Paid(stream) if _now else stream
+
+
+class _Paid:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> None:
+        """Write, and spend the bytes."""
+        self._stream.write(data)
+        spend(len(data) if isinstance(data, bytes) else memoryview(data).nbytes)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    def __enter__(self) -> _Paid:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()

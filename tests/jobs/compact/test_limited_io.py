@@ -1,0 +1,70 @@
+"""--max-bytes-per-second: what a run spends is what the system counts, and it takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lastkey
+from lastkey.logformat import io_limit
+from tests.bench.make_log import make_partition
+
+LIMIT = 40_000_000
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("limited")
+    for number in range(2):
+        make_partition(folder / f"t-{number}", "none", records=80_000, keys=20_000, value_bytes=200, seed=number)
+    return folder
+
+
+def _compact(archive: Path, store: Path, **options: Any) -> Any:
+    return lastkey.compact(archive, store, topics="t", cleanup_policy="compact", **options)
+
+
+def _counted() -> int:
+    """Return the bytes that this process has read and written, as the kernel counts them."""
+    rows = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(rows["rchar"]) + int(rows["wchar"])
+
+
+def test_what_is_spent_is_what_the_kernel_counts(archive, tmp_path):
+    _compact(archive, tmp_path / "first", engine="threads")  # imports
+    before = _counted()
+    with _sum() as spent:
+        report = _compact(archive, tmp_path / "store", engine="threads", max_bytes_per_second=LIMIT)
+    counted = _counted() - before
+    assert [r.status for r in report.results] == ["cleaned", "cleaned"]
+    assert counted > 80_000_000
+    assert counted * 0.97 < spent[0] <= counted
+
+
+@pytest.mark.parametrize("engine", ["threads", pytest.param("spark", marks=pytest.mark.spark)])
+def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, engine):
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    with _sum() as spent:
+        _compact(archive, tmp_path / "counted", engine="threads", max_bytes_per_second=LIMIT)
+    report = _compact(archive, tmp_path / "store", engine=engine, max_bytes_per_second=LIMIT)
+    assert report.seconds["partitions"] > 0.9 * spent[0] / LIMIT
+    free = _compact(archive, tmp_path / "free", engine=engine)
+    assert [(r.bytes_after, r.counters) for r in report.results] == [(r.bytes_after, r.counters) for r in free.results]
+
+
+@contextmanager
+def _sum() -> Iterator[list[int]]:
+    """Yield what is spent in the block, without waiting."""
+    spent = [0]
+
+    def spend(self: io_limit.Limit, n: int) -> None:
+        spent[0] += n
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io_limit.Limit, "spend", spend)
+        yield spent

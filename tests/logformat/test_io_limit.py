@@ -1,0 +1,63 @@
+"""The limit on reads and writes."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+
+from lastkey.logformat import io_limit
+from lastkey.logformat.io_limit import limited, paid, spend
+
+
+class Clock:
+    """A clock that only sleep moves."""
+
+    def __init__(self) -> None:
+        self.now, self.lock = 100.0, threading.Lock()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        with self.lock:
+            self.now += max(seconds, 0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(io_limit, "time", made)
+    return made
+
+
+def test_each_byte_takes_its_time(clock):
+    with limited(1000):
+        spend(500)
+        assert clock.now == 100.5
+        spend(1500)
+        assert clock.now == 102
+        clock.now += 10  # nothing is saved up
+        spend(1000)
+        assert clock.now == 113
+
+
+def test_writes_count(clock):
+    out = io.BytesIO()
+    with limited(10), paid(out) as stream:
+        stream.write(b"12345")
+        stream.write(memoryview(b"abcd").cast("H"))
+        assert (clock.now, out.getvalue()) == (100.9, b"12345abcd")
+    assert out.closed
+
+
+def test_without_a_limit_nobody_waits(clock):
+    out = io.BytesIO()
+    assert paid(out) is out
+    with limited(0):
+        spend(1 << 40)
+    with limited(1):
+        pass
+    spend(1 << 40)
+    assert clock.now == 100
