@@ -26,7 +26,14 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.errors import MissingPathError, UndecidedError, UsageError
 from lastkey.jobs.store import manifests, writing
-from lastkey.jobs.store.erasures import Bounds, bounds_of, check_nothing_comes_back, merged, to_text
+from lastkey.jobs.store.erasures import (
+    Bounds,
+    bounds_of,
+    check_nothing_comes_back,
+    is_another_log,
+    merged,
+    to_text,
+)
 from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
 from lastkey.jobs.store.paths import (
@@ -40,7 +47,7 @@ from lastkey.jobs.store.paths import (
     STATES,
     table_folder,
 )
-from lastkey.jobs.store.rows import Commit
+from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
@@ -186,16 +193,15 @@ def _commits_that_count(
     has_erasures = exists(open_root(report.store), ERASED_KEYS)
     for key, candidates in sorted(found.items()):
         name = names.partition_folder(*key)
-        bounds = merged(*(bounds_of(c.commit.checkpoint) for c in candidates if c.committed and c.commit is not None))
         if chosen.get(key) == _NONE:
-            if bounds:
-                raise UsageError(message=f"--choose {name}=none: records of it were erased, {_WOULD_RETURN}")
+            committed = [c.commit for c in candidates if c.committed]
+            if any(has_erasures if one is None else bounds_of(one.checkpoint) for one in committed):
+                what = "records of it were erased, or may have been"
+                raise UsageError(message=f"--choose {name}=none: {what}, {_WOULD_RETURN}")
             report.left_out.append(name)
             continue
         counts = (
-            _chosen(candidates, chosen[key], run_id, bounds, has_erasures=has_erasures)
-            if key in chosen
-            else _plain(candidates)
+            _chosen(candidates, chosen[key], run_id, has_erasures=has_erasures) if key in chosen else _plain(candidates)
         )
         if counts is None:
             there = ", ".join(map(str, candidates)) or f"no folder with a {MANIFEST}"
@@ -220,18 +226,28 @@ def _plain(candidates: Sequence[_Candidate]) -> Commit | None:
     return committed[0].commit if candidates[0].folder.generation == numbers[0] else None
 
 
-def _chosen(
-    candidates: Sequence[_Candidate], run_id: str, new_run_id: str, bounds: Bounds, *, has_erasures: bool
-) -> Commit:
+def _bounds_for(chosen: Checkpoint, candidates: Sequence[_Candidate]) -> Bounds:
+    """Return the bounds that were committed for the log of a generation. Offsets of another log, from before its topic
+    was made again, bound nothing in it: their erasures must only be known to it.
+    """
+    committed = [c.commit.checkpoint for c in candidates if c.committed and c.commit is not None]
+    apart = [is_another_log(one.topic_id, chosen.topic_id) for one in committed]
+    own = merged(*(bounds_of(one) for one, other in zip(committed, apart, strict=True) if not other))
+    others = merged(*(bounds_of(one) for one, other in zip(committed, apart, strict=True) if other))
+    return dict.fromkeys(others, 1) | own
+
+
+def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, has_erasures: bool) -> Commit:
     """Return the commit of a run; if another folder is as high or higher, a commit above all that goes back to it.
 
-    bounds: of erasures that were committed; has_erasures: in the store. Raises UsageError if erased records may return.
+    has_erasures: in the store. Raises UsageError if erased records may return.
     """
     chosen = next(c.commit for c in candidates if c.folder.run_id == run_id and c.commit is not None)
+    bounds = _bounds_for(chosen.checkpoint, candidates)
     now = next((c.commit for c in candidates if c.committed and c.commit is not None), chosen)  # the highest
     check_nothing_comes_back(chosen.checkpoint, now.checkpoint, bounds)
     unknown = [c.folder for c in candidates if c.committed and c.commit is None]
-    if has_erasures and any(folder.generation > chosen.run.generation_after for folder in unknown):
+    if has_erasures and any(folder.generation >= chosen.run.generation_after for folder in unknown):
         what = f"generation {unknown[0].generation}, whose {MANIFEST} cannot be read, may have erased records"
         raise UsageError(message=f"{names.partition_folder(*unknown[0].key)}: {what}, {_WOULD_RETURN}")
     numbers = [c.folder.generation for c in candidates]  # falling

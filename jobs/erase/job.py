@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.erased_keys import id_of
 from lastkey.udfs.storage import normal_uri
 
+_LEAST_IN_TEXT: Final = 4  # bytes of a key: shorter ones stand in any text
+
 
 def run(options: EraseOptions, progress: Progress) -> EraseReport:
     """Erase, or with `check` only search."""
@@ -65,6 +67,9 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     report = EraseReport(state.root.uri, options.dry_run, options.check)
     if hashes:
         given += keys_with(hashes, key, searched, state, report, progress)
+    said = options.by.encode()
+    if any(one in said for one in given if len(one) >= _LEAST_IN_TEXT):
+        raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
     keys = KeySet.of(given)
     shown, data = shown_keys(keys, key), _digests(keys, key)
     report.erasure, report.n_keys = id_of(data), len(keys)

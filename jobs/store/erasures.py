@@ -25,7 +25,7 @@ from lastkey.jobs.store.tables import State
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, id_of, read_erased
-from lastkey.udfs.storage import Root, flush, make_private, write_file
+from lastkey.udfs.storage import Root, flush, flush_all, make_private, put_file
 
 Bounds = dict[str, int]  # erasure -> offset below which a partition holds none of its keys
 
@@ -93,8 +93,8 @@ def write_erasure(store: Root, data: bytes) -> None:
         store.filesystem.create_dir(store.full(ERASED_KEYS), recursive=True)
         flush(store, "")
         make_private(store, path)
-        write_file(store, path, data)
-        flush(store, ERASED_KEYS)
+        put_file(store, path, data)
+    flush_all(store, (path, ERASED_KEYS))  # also what a killed run wrote
 
 
 def erasure_path(erasure: str) -> str:

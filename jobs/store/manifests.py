@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,17 +96,19 @@ def make_folders(store: Root, commits: Sequence[Commit]) -> None:
 def say_committed(store: Root, folders: Collection[str]) -> None:
     """Write the file `committed` into the folders of committed generations that lack it."""
 
-    def write(folder: str) -> None:
+    def write(folder: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # a folder that is gone cannot be taken for current
             put_file(store, f"{folder}/{COMMITTED}", b"")
+            return [f"{folder}/{COMMITTED}", folder]
+        return []
 
     paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
     infos = store.filesystem.get_file_info(paths) if paths else []
     missing = [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(write, missing))
+        written = list(pool.map(write, missing))
     with contextlib.suppress(FileNotFoundError):
-        flush_all(store, [path for folder in missing for path in (f"{folder}/{COMMITTED}", folder)])
+        flush_all(store, itertools.chain.from_iterable(written))
 
 
 def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:

@@ -1,0 +1,117 @@
+"""Bounds of erasures when tables are rebuilt from manifests: nothing comes back, and no new record goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from lastkey.jobs import rebuild_state
+from lastkey.jobs.command.options import RebuildStateOptions
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import UndecidedError, UsageError
+from lastkey.jobs.store import writing
+from lastkey.jobs.store.erasures import bounds_of
+from lastkey.jobs.topics import TopicFilter
+from tests.builders.erasures import Erasures, made, places_of
+from tests.builders.logs import write_partition
+
+T = TopicFilter(("t",))
+
+
+def lose_tables(world: Erasures, tmp_path: Path) -> None:
+    (world.lab.store / "state").rename(tmp_path / "aside")
+
+
+def rebuild(world: Erasures, *choose: str) -> Any:
+    return rebuild_state.run(RebuildStateOptions(str(world.lab.store), choose=choose), Silent())
+
+
+def die_before_the_commit(world: Erasures, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "commit_wave", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            world.compact()
+
+
+def damage_manifest(world: Erasures) -> None:
+    (world.lab.folder() / "manifest.json").write_bytes(b"{}")
+
+
+def run_id(folder: Path) -> str:
+    return folder.name.partition("-")[2]
+
+
+def made_again(tmp_path: Path) -> Erasures:
+    """Make a store whose topic was made again after an erasure, and reset."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 | dan=1 | eve=1 | fay=1", "gus=1")
+    world.erase("ann")
+    world.topic_id, world.segments = UUID(int=5), []
+    world.grow("bob=8", roll=True)
+    world.grow("cem=8", roll=True)
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    return world
+
+
+def test_who_asked_may_not_name_the_key(tmp_path):
+    world = made(tmp_path, "customer-4711=1 bob=1", "cem=1")
+    with pytest.raises(UsageError, match="--by: expected who asked, found one of the keys"):
+        world.erase("customer-4711", by="customer-4711 asked on 3 May")
+    assert not places_of([b"4711 asked"], world.lab.store)
+    assert world.lab.state().checkpoints()["t", 0].erased is None
+
+
+def test_no_partition_is_left_out_whose_manifest_may_tell_of_an_erasure(tmp_path):
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    write_partition(world.lab.archive / "u-0", "x=1 || y=1")
+    world.compact()
+    world.erase("ann")
+    damage_manifest(world)
+    lose_tables(world, tmp_path)
+    with pytest.raises(UndecidedError):
+        rebuild(world)
+    with pytest.raises(UsageError, match="t-0=none: records of it were erased, or may have been"):
+        rebuild(world, "t-0=none")
+
+
+def test_a_dead_runs_generation_of_the_same_number_is_refused(tmp_path, monkeypatch):
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    world.grow("dan=1", roll=True)
+    die_before_the_commit(world, monkeypatch)
+    (dead,) = (world.lab.store / "segments" / "t-0").glob("2-*")
+    world.erase("ann")
+    damage_manifest(world)
+    lose_tables(world, tmp_path)
+    with pytest.raises(UsageError, match="may have erased records"):
+        rebuild(world, f"t-0={run_id(dead)}")
+
+
+def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(tmp_path, monkeypatch):
+    world = made_again(tmp_path)
+    current, bounds = world.lab.folder(), bounds_of(world.lab.state().checkpoints()["t", 0])
+    world.grow("dan=8", roll=True)
+    die_before_the_commit(world, monkeypatch)
+    lose_tables(world, tmp_path)
+    with pytest.raises(UndecidedError):
+        rebuild(world)
+    rebuild(world, f"t-0={run_id(current)}")
+    assert bounds_of(world.lab.state().checkpoints()["t", 0]) == bounds
+    world.grow("ann=9", roll=True)  # a new record of a new log
+    world.grow("zoe=9", roll=True)
+    assert world.compact().exit_code == 0
+    assert b"ann" in {record.key for record in world.current()}
+
+
+def test_a_generation_that_grew_after_its_topic_was_made_again_can_be_chosen(tmp_path, monkeypatch):
+    world = made_again(tmp_path)
+    world.grow("dan=8", roll=True)
+    assert world.compact().exit_code == 0
+    current = world.lab.folder()
+    world.grow("eve=8", roll=True)
+    die_before_the_commit(world, monkeypatch)
+    lose_tables(world, tmp_path)
+    rebuild(world, f"t-0={run_id(current)}")
+    assert world.compact().exit_code == 0
+    assert {record.key for record in world.current()} == {b"bob", b"cem", b"dan", b"eve"}
