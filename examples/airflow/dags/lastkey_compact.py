@@ -2,8 +2,8 @@
 
 `compact` commits each partition that it can clean. One that it had to set aside fails the task, and the others are
 cleaned all the same. So `verify` and `archive_needed` run whatever became of it: the first reads the store, the second
-says which segments of the archive nobody needs any more. `alert` runs where a task failed. It posts what they found to
-`alert_url`, and fails, because else Airflow would call the run a success.
+says which segments of the archive nobody needs any more. `alert` waits for all three. Where one failed it posts what
+they found to `alert_url`, and fails, because else Airflow would call the run a success; else it is skipped.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ with DAG(
     archive_needed = LastkeyOperator(
         task_id="archive_needed", job="archive-needed", arguments=[ARCHIVE, STORE, *SOME], trigger_rule="all_done"
     )
-    alert = AlertOperator(task_id="alert", url="{{ params.alert_url or '' }}", trigger_rule="one_failed", retries=0)
+    alert = AlertOperator(task_id="alert", url="{{ params.alert_url or '' }}", trigger_rule="all_done", retries=0)
     compact >> verify >> archive_needed >> alert
     [compact, verify] >> alert

@@ -104,7 +104,8 @@ class LastkeyOperator(SparkSubmitOperator):
 
 
 class AlertOperator(BaseOperator):
-    """Operator that tells somebody what the tasks before it found, and then fails: for trigger_rule="one_failed".
+    """Operator that tells somebody what the tasks before it found, and then fails: for trigger_rule="all_done", so that
+    it can tell of all. If none of them failed it is skipped.
 
     :param url: gets a POST with JSON: the DAG, the run, and the summary of each task (templated); empty: nobody
     """
@@ -117,10 +118,12 @@ class AlertOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Post the summaries. Raises AirflowFailException with what failed: a run whose last task succeeds is a
-        success to Airflow.
+        success to Airflow; AirflowSkipException if nothing did.
         """
         told = {name: context["ti"].xcom_pull(task_ids=name) for name in sorted(self.upstream_task_ids)}
         wrong = {name: summary for name, summary in told.items() if not summary or summary["exit_code"] != DONE}
+        if not wrong:
+            raise AirflowSkipException("nothing failed")
         lines = [f"{name}: exit code {s['exit_code'] if s else 'unknown'}" for name, s in wrong.items()]
         lines += [f"{name}: {line}" for name, s in wrong.items() if s for line in s["findings"]]
         if self.url:
