@@ -226,18 +226,22 @@ def _delete(root: Root, path: str) -> None:
 
 
 def _read(root: Root, path: str, notes: list[str]) -> Announcement | None:
-    """Read an announcement; return None if it is gone, or unreadable, with a note."""
-    try:
-        info = root.filesystem.get_file_info(root.full(path))
-        if info.type != pafs.FileType.File:
+    """Read an announcement; return None if it is gone, or unreadable, with a note. In a bucket one that is renewed
+    between its size and its bytes is cut off, so what cannot be read is read once more.
+    """
+    for is_last in (False, True):
+        try:
+            info = root.filesystem.get_file_info(root.full(path))
+            if info.type != pafs.FileType.File:
+                return None
+            with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
+                return _parsed(stream.read(), int(info.mtime_ns or 0))
+        except FileNotFoundError:
             return None
-        with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
-            return _parsed(stream.read(), int(info.mtime_ns or 0))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        notes.append(f"{root.uri}/{path}: an announcement of a run that cannot be read: {error}")
-        return None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+            if is_last:
+                notes.append(f"{root.uri}/{path}: an announcement of a run that cannot be read: {error}")
+    return None
 
 
 def _parsed(data: bytes, mtime_ns: int) -> Announcement:
