@@ -160,12 +160,12 @@ def _written(root: Root, own: Announcement, notes: list[str]) -> int:
 
 
 def _write(root: Root, own: Announcement) -> None:
-    """Replace the file at once, for readers meanwhile. No flush: a power cut that takes the announcement ends its run
-    too.
+    """Replace the file at once, for readers meanwhile: by as many bytes, because a reader in a bucket asks for the size
+    first. No flush: a power cut that takes the announcement ends its run too.
     """
     fields = asdict(own)
     del fields["mtime_ns"]
-    data, path = json.dumps(fields).encode(), root.full(_path(own.run_id))
+    data, path = (json.dumps(fields) + " " * own.decided).encode(), root.full(_path(own.run_id))  # true, false
     if not root.is_local:
         with root.filesystem.open_output_stream(path, compression=None) as stream:
             stream.write(data)
@@ -226,22 +226,18 @@ def _delete(root: Root, path: str) -> None:
 
 
 def _read(root: Root, path: str, notes: list[str]) -> Announcement | None:
-    """Read an announcement; return None if it is gone, or unreadable, with a note. In a bucket one that is renewed
-    between its size and its bytes is cut off, so what cannot be read is read once more.
-    """
-    for is_last in (False, True):
-        try:
-            info = root.filesystem.get_file_info(root.full(path))
-            if info.type != pafs.FileType.File:
-                return None
-            with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
-                return _parsed(stream.read(), int(info.mtime_ns or 0))
-        except FileNotFoundError:
+    """Read an announcement; return None if it is gone, or unreadable, with a note."""
+    try:
+        info = root.filesystem.get_file_info(root.full(path))
+        if info.type != pafs.FileType.File:
             return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            if is_last:
-                notes.append(f"{root.uri}/{path}: an announcement of a run that cannot be read: {error}")
-    return None
+        with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
+            return _parsed(stream.read(), int(info.mtime_ns or 0))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        notes.append(f"{root.uri}/{path}: an announcement of a run that cannot be read: {error}")
+        return None
 
 
 def _parsed(data: bytes, mtime_ns: int) -> Announcement:
