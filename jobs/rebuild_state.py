@@ -231,9 +231,10 @@ def _bounds_for(chosen: Checkpoint, candidates: Sequence[_Candidate]) -> Bounds:
     was made again, bound nothing in it: their erasures must only be known to it.
     """
     committed = [c.commit.checkpoint for c in candidates if c.committed and c.commit is not None]
-    apart = [is_another_log(one.topic_id, chosen.topic_id) for one in committed]
-    own = merged(*(bounds_of(one) for one, other in zip(committed, apart, strict=True) if not other))
-    others = merged(*(bounds_of(one) for one, other in zip(committed, apart, strict=True) if other))
+    own, others = (
+        merged(*(bounds_of(one) for one in committed if is_another_log(one.topic_id, chosen.topic_id) is apart))
+        for apart in (False, True)
+    )
     return dict.fromkeys(others, 1) | own
 
 

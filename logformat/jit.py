@@ -87,7 +87,7 @@ class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Locator,)
 
 
-_compiled_here: list[str] = []
+_compiled_here: list[str] = []  # the first kernel, once it was named
 
 
 def _say_that_it_compiles(kernel: str) -> None:
@@ -95,7 +95,7 @@ def _say_that_it_compiles(kernel: str) -> None:
     if not _compiled_here:
         said = "compiling kernels, %s first: once for this installation, up to two minutes"
         logging.getLogger("lastkey").info(said, kernel)
-    _compiled_here.append(kernel)
+        _compiled_here.append(kernel)
 
 
 class _Cache(_caching.FunctionCache):  # type: ignore[misc]

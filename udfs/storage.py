@@ -196,8 +196,7 @@ def flush_whole(root: Root, folder: str) -> None:
     if root.is_local:
         with os.scandir(root.full(folder)) as entries:
             files = [f"{folder}/{entry.name}" for entry in entries if entry.is_file()]
-        parts = folder.split("/")
-        flush_all(root, [*files, *("/".join(parts[:n]) for n in range(len(parts), -1, -1))])
+        flush_all(root, [*files, *_and_above(folder)])
 
 
 def set_time(root: Root, path: str, mtime_ns: int) -> None:
@@ -208,11 +207,13 @@ def set_time(root: Root, path: str, mtime_ns: int) -> None:
 
 def flush_folder(root: Root, folder: str) -> None:
     """Flush a folder and those above it up to the root, so that its own name survives a power cut too."""
-    while True:
-        flush(root, folder)
-        if not folder:
-            return
-        folder = folder.rpartition("/")[0]
+    flush_all(root, _and_above(folder))
+
+
+def _and_above(folder: str) -> list[str]:
+    """Return a folder and those above it up to the root, which is ""."""
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def make_folders(folder: Path) -> None:

@@ -59,9 +59,7 @@ def remove_folder_at(store: Root, folder: str) -> None:
 def write_group(
     plan: PartitionPlan, analysis: Analysis, group: Group, stack: PieceStack, buffer: ChunkBuffer
 ) -> OutputSegment:
-    """Write one cleaned segment with its indexes, and read it back. A dry run returns only the manifest's
-    row.
-    """
+    """Write one cleaned segment with its indexes, and read it back. A dry run returns only the manifest's row."""
     if plan.dry_run:
         rows = stack.rows()
         return manifest_row(group, "", rows, 0, (0, 0, 0))
