@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from lastkey.logformat.listing import ListedSegment
+
+
+class NamedBytes(NamedTuple):
+    """Bytes of an archived `.log` that a generation names."""
+
+    size: int
+    checksum: int  # CRC-32C of the first `size` bytes
 
 
 @dataclass(frozen=True)
@@ -18,6 +25,7 @@ class SegmentInput:
     from_offset: int = 0  # the generation holds the batches below already
     min_timestamp_ms: int = -1  # as in OutputSegment
     row: OutputSegment | None = None  # its row in the last generation, if that lies in the store
+    named: NamedBytes | None = None  # must be there still, because keys were erased from this partition
 
     @property
     def base_offset(self) -> int:

@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, Required, TypedDict
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
+from lastkey.jobs.store.erasures import bounds_of
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.udfs.compact.plan import ANOTHER_LOG, CleanSettings, Gap, Limits, PartitionPlan
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, SideFile, cleaned_until, side_checksums
+from lastkey.udfs.segments import (
+    LastBatch,
+    NamedBytes,
+    OutputSegment,
+    SegmentInput,
+    SideFile,
+    cleaned_until,
+    side_checksums,
+)
 
 if TYPE_CHECKING:
     from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -152,6 +161,9 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
+    if bounds_of(checkpoint):  # what is read again must be what was searched for erased keys
+        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum) for s in theirs if s.size_bytes}
+        after = [replace(s, named=named.get(s.listed.base_offset)) for s in after]
     folder = checkpoint.folder
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     if listed and after and listed[-1].base_offset == after[0].base_offset:

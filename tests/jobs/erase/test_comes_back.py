@@ -197,3 +197,31 @@ def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
     assert world.erase(*(f"ann{n}" for n in range(1500))).exit_code == 0
     ((*_, went, ranges),) = json.loads(table_of(world.lab.store)[0]["partitions"])
     assert (went, len(ranges), ranges[:2], ranges[-1]) == (1500, 1000, [[0, 0], [2, 2]], [1998, 1998])
+
+
+@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("engine", ["threads", "spark"])
+def test_another_copy_of_a_segment_that_a_generation_names(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str, grown: bool
+) -> None:
+    """It begins and ends as the one that was searched, and holds the key still."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    world = made(tmp_path, "bob=1", "{base=1 last=2} dan=1@2 | cem=1")
+    world.engine = engine
+    assert world.erase("ann").exit_code == 0
+    generation = world.lab.state().checkpoints()["t", 0].generation
+    world.segments[-1] = "{base=1 last=2} ann=1@1 dan=1@2 | cem=1" + " | eve=1" * grown
+    world.write()
+    for run in (world.compact, lambda **given: world.erase("bob", **given)):
+        report = run()
+        assert report.exit_code != 0
+        (problem,) = [one.problem for one in getattr(report, "results", None) or report.erased.results]
+        assert (problem.kind, problem.state) == ("changed", "diverged")
+        assert "--reset with --hmac-key" in str(problem)
+        assert world.lab.state().checkpoints()["t", 0].generation == generation
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    assert world.compact().exit_code == 0
+    assert world.judge() == ""
+    assert b"ann" not in {r.key for r in world.current()}
+    assert verified(world) == []

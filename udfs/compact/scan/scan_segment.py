@@ -26,7 +26,7 @@ from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
 from lastkey.udfs.compact.scan.transactions import TXN_BATCH, transactional_batches
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import LastBatch, SegmentInput
+from lastkey.udfs.segments import LastBatch, NamedBytes, SegmentInput
 from lastkey.udfs.storage import open_root, opened
 
 _HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
@@ -154,13 +154,13 @@ def scan_segment(
 
     next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
     before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
-    written.
+    written, SetAside if the segment lacks the bytes that the last generation names.
     """
     base, listed = segment.base_offset, segment.listed
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
     producers = merge_all([])
     indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
-    tail = Tail()
+    tail, named_crc = Tail(), -1
     with opened(open_root(listed.root), listed.path) as file:
         if file.size() < listed.size:
             raise LogFormatError("changed", listed.path, file.size(), f"{listed.size} bytes, as listed", "fewer")
@@ -173,6 +173,8 @@ def scan_segment(
             producers = merge(producers, summarize(batches, listed.path), listed.path)
             before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
             offset_before = max(chunk.before, base - 1)
+            if segment.named is not None and chunk.position < segment.named.size <= chunk.position + len(chunk.raw):
+                named_crc = crc32c_extend(before, chunk.raw[: segment.named.size - chunk.position])
             records = int(most_records(batches, offset_before).sum())
             scanned = ScannedChunk(
                 chunk.position, len(chunk.raw), len(batches), offset_before, before, out.checksum, records
@@ -183,6 +185,8 @@ def scan_segment(
                 see(chunk)
         if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
             raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # a damaged offset, not an end
+        if segment.named is not None and named_crc != segment.named.checksum:
+            raise SetAside(_another_copy(listed.path, segment.named, named_crc))
         above_base = _above(file, listed.path, listed.size, tail) if tail.reached_end_offset else -1
     offset_index, time_index = indexes.finish()
     return SegmentScan(
@@ -210,6 +214,18 @@ def scan_segment(
         thinned_offset=out.thinned_offset,
         above_base=above_base,
         wrapped_records=sum(chunk.records for chunk in out.chunks) - out.n_records,
+    )
+
+
+def _another_copy(path: str, named: NamedBytes, found: int) -> Problem:
+    return Problem(
+        "changed",
+        path,
+        named.size,
+        f"CRC-32C {named.checksum:#010x} of all bytes before, as when keys were last erased from this partition",
+        "fewer bytes" if found < 0 else f"{found:#010x}",
+        state="diverged",
+        hint="another copy may hold what was erased: --reset with --hmac-key reads the archive again without it",
     )
 
 
