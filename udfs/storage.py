@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -175,6 +175,14 @@ def flush(root: Root, path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def flushing(root: Root, path: str) -> Iterator[None]:
+    """Flush a file while the block runs."""
+    flushed = _flushers(os.getpid()).submit(flush, root, path)
+    yield
+    flushed.result()
 
 
 def flush_all(root: Root, paths: Iterable[str]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +41,9 @@ from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, exists, file_size, flush_whole, make_private, open_output, open_root
+from lastkey.udfs.storage import Root, exists, file_size, flush_whole, flushing, make_private, open_output, open_root
+
+_SMALL: Final = 8 << 20
 
 
 def remove_folder(plan: PartitionPlan) -> None:
@@ -88,14 +91,16 @@ def finish_segment(
     back = ReadBack(output.path, rows, plan.settings.max_decompressed_batch_bytes)
     sizes = (len(offset_index), len(time_index), len(txn_index))
     row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
-    if not plan.by_yield:
-        read_whole(store, output.path, buffer, back)
+    # A large log is flushed at once, so that a task does not end with all of them; a small one with its folder.
+    with flushing(store, output.path) if output.size > _SMALL else nullcontext():
+        if not plan.by_yield:
+            read_whole(store, output.path, buffer, back)
+            back.check(output.checksum, digest)
+            return row
+        back.check_size(file_size(store, output.path))
+        scan, hashes = scan_written(plan, row, buffer, back.see)
         back.check(output.checksum, digest)
-        return row
-    back.check_size(file_size(store, output.path))
-    scan, hashes = scan_written(plan, row, buffer, back.see)
-    back.check(output.checksum, digest)
-    return replace(row, facts_bytes=write_facts(plan, row, scan, hashes))
+        return replace(row, facts_bytes=write_facts(plan, row, scan, hashes))
 
 
 def write_generation(

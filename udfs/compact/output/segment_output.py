@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final
 
 import numpy as np
 
@@ -26,9 +25,7 @@ from lastkey.udfs.compact.plan import CleanSettings
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import Root, flush, make_private, open_output, opened
-
-_SMALL: Final = 8 << 20
+from lastkey.udfs.storage import Root, make_private, open_output, opened
 
 
 class SegmentOutput:
@@ -54,12 +51,8 @@ class SegmentOutput:
         self.size += len(data)
 
     def close(self) -> tuple[np.ndarray, bytes, bytes]:
-        """Return (all rows, offset index, time index). A large log is flushed at once, so that a task does not end with
-        all of them; a small one with its folder.
-        """
+        """Return (all rows, offset index, time index)."""
         self._stream.close()
-        if self.size > _SMALL:
-            flush(self.root, self.path)
         offset_index, time_index = self._indexes.finish()
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, OUT_BATCH)
         return rows, offset_index, time_index
