@@ -16,13 +16,23 @@ from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_ZSTD
-from lastkey.logformat.primitives.codec import UNREADABLE, BombError, Scratch, decompress_into, read_body, unpack_zstd
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_LZ4, CODEC_MASK, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives.codec import (
+    UNREADABLE,
+    BombError,
+    Scratch,
+    decompress_into,
+    read_body,
+    unpack_small,
+    unpack_zstd,
+)
+from lastkey.logformat.primitives.small_body_kernels import MOST_COMPRESSED
 from lastkey.logformat.primitives.zstd_kernels import DONE
 
 SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: more do not stay in the cache
 
 _USUAL_RATIO: Final = 8  # most bodies decompress to less
+_ONE_BY_ONE, _SMALL, _ZSTD = range(3)  # ways to decompress a body
 
 
 @dataclass(frozen=True)
@@ -199,14 +209,31 @@ class BodyLoader:
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
         if len(v3) and (starts < stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)
-        direct = (rows["magic"] == 2) & (rows["attributes"] & CODEC_MASK == CODEC_ZSTD)
+        codecs = rows["attributes"] & CODEC_MASK
+        is_small = ((codecs == CODEC_LZ4) | (codecs == CODEC_SNAPPY)) & (stops - starts <= MOST_COMPRESSED)
+        way = np.where(rows["magic"] == 2, np.where(codecs == CODEC_ZSTD, _ZSTD, is_small * _SMALL), _ONE_BY_ONE)
         stored = sections.stored(found)
         ends = np.empty(n, np.int64)
         done = at = held = 0
         while done < n and at + 2 * held < self.soft_bytes:  # sections are held twice, as they are and as records
-            others = direct[done:] != direct[done]
+            others = way[done:] != way[done]
             last = done + int(others.argmax()) if others.any() else n
-            if direct[done]:
+            if way[done] == _SMALL:
+                more, at, status = unpack_small(
+                    codecs[done:last].astype(np.int64),
+                    raw,
+                    starts[done:last],
+                    stops[done:last],
+                    scratch,
+                    at,
+                    self.soft_bytes - 2 * held,
+                    limit,
+                    ends[done:],
+                )
+                done += more
+                if status == DONE:
+                    continue
+            elif way[done] == _ZSTD:
                 more, at, status, _ = unpack_zstd(
                     raw,
                     starts[done:last],
@@ -250,8 +277,9 @@ class BodyLoader:
         """Decompress order[first:last] one by one, until the scratch is full; write into `ends` where each ends. Return
         as `_unpack`.
 
-        This is the one Python loop over batches, because the codec libraries but zstd's take one stream a call. It
-        takes its values out of the arrays all at once before, and puts the results back all at once after.
+        This is the one Python loop over batches, because the codec libraries but zstd's take one stream a call; small
+        bodies come here only where the kernel leaves them to the library. It takes its values out of the arrays all at
+        once before, and puts the results back all at once after.
         """
         view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
         rows = part[order[first:last]]

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives import small_body_kernels as small
 from lastkey.logformat.primitives import zstd_kernels as zstd
 from lastkey.logformat.primitives.xxhash_kernels import xxh32
 
@@ -308,6 +309,29 @@ def unpack_zstd(
         if status != zstd.MORE_ROOM:
             return done, at, status, detail
         out.reserve(detail)
+
+
+def unpack_small(
+    codecs: NDArray[np.int64],
+    source: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    out: Scratch,
+    at: int,
+    stop: int,
+    limit: int,
+    out_ends: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Decompress many small bodies in one call: `small_body_kernels.decompress_small`, with an `out` that grows."""
+    done = 0
+    while True:
+        n, at, status = small.decompress_small(
+            codecs[done:], source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
+        )
+        done += n
+        if status != small.MORE_ROOM:
+            return done, at, status
+        out.reserve(at + small.MOST)
 
 
 class _Kept(threading.local):
