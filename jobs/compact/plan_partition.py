@@ -8,12 +8,13 @@ import json
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.store.erasures import bounds_of
+from lastkey.jobs.store.rows import columns_of
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
@@ -212,8 +213,10 @@ def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
     """Return a segment with what its row in the last generation says."""
     if row is None:
         return segment
-    of_store = OutputSegment(**{f.name: getattr(row, f.name) for f in fields(OutputSegment) if f.init})
-    return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store if row.root == "store" else None)
+    of_store = None
+    if row.root == "store":
+        of_store = OutputSegment(**{name: getattr(row, name) for name in columns_of(OutputSegment)})
+    return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store)
 
 
 def _check_still_there(

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 import pyarrow as pa
@@ -310,6 +311,11 @@ def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
     """Return a row from the values in a table or file. A column that is missing or null, as in older rows, takes its
     default; columns of newer versions are ignored.
     """
-    fields = [f for f in dataclasses.fields(kind) if f.init]
-    late = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING and told.get(f.name) is None}
-    return kind(**{f.name: told[f.name] for f in fields if f.name in told} | late)
+    columns, missing = columns_of(kind).items(), dataclasses.MISSING
+    return kind(**{c: told[c] for c, default in columns if c in told and (told[c] is not None or default is missing)})
+
+
+@cache
+def columns_of(kind: type) -> dict[str, Any]:
+    """Return the columns of a kind of rows, with their defaults: dataclasses lists them anew for each row."""
+    return {f.name: f.default for f in dataclasses.fields(kind) if f.init}
