@@ -162,9 +162,13 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
-    if bounds_of(checkpoint):  # what is read again must be what was searched for erased keys
-        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum) for s in theirs if s.size_bytes}
-        after = [replace(s, named=named.get(s.listed.base_offset)) for s in after]
+    searched = min(max(bounds_of(checkpoint).values(), default=0), checkpoint.next_offset)
+    if searched:  # what is read again below must be what was searched for erased keys
+        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, searched) for s in theirs}
+        none = NamedBytes(0, 0, searched)
+        after = [
+            replace(s, named=named.get(s.listed.base_offset, none)) if s.base_offset < searched else s for s in after
+        ]
     folder = checkpoint.folder
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     if listed and after and listed[-1].base_offset == after[0].base_offset:

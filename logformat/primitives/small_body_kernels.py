@@ -30,11 +30,12 @@ ASK_LIBRARY: Final = 2
 _LZ4_MAGIC: Final = 0x04224D18  # big-endian, as loaded
 _LZ4_PLAIN: Final = 0x60  # version 1, independent blocks, no checksums
 _LZ4_CONTENT_CHECKSUM: Final = 0x04
-_LZ4_AFTER_MATCH: Final = 8  # bytes that follow literals if they are not the last: offset, token, five literals
+_LZ4_LAST: Final = 6  # bytes that follow a match, at least: token, five literals
 _LZ4_LEAST_MATCH: Final = 4
 _XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big", signed=True)
 _XERIAL_HEADER: Final = 16
 _SNAPPY_MOST_LITERALS: Final = 60  # whose length lies in the tag
+_SNAPPY_LONGEST_LENGTH: Final = 4  # bytes; the library wants as many behind the tag, however many the length takes
 
 
 @inline
@@ -68,7 +69,7 @@ def _lz4_block(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np.ui
         at += length
         if pos == end:
             return at
-        if end - pos < _LZ4_AFTER_MATCH:
+        if end - pos < 2:
             return -1
         offset = (source[pos] & 0xFF) | (source[pos + 1] & 0xFF) << 8
         pos += 2
@@ -80,6 +81,8 @@ def _lz4_block(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np.ui
             length += more
             pos += 1
         length += _LZ4_LEAST_MATCH
+        if end - pos < _LZ4_LAST:
+            return -1
         if not 0 < offset <= at - begin or length > stop - at:
             return -1
         _copy_match(out, at, offset, length)
@@ -144,7 +147,7 @@ def _snappy_block(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np
         if kind == 0:
             if length > _SNAPPY_MOST_LITERALS:
                 n = length - _SNAPPY_MOST_LITERALS
-                if n > 2 or n > end - pos:
+                if n > 2 or end - pos < _SNAPPY_LONGEST_LENGTH:
                     return -1
                 length = 1 + (source[pos] & 0xFF)
                 if n == 2:
