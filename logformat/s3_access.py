@@ -265,6 +265,7 @@ def _filesystem(bucket: str, access: S3Access) -> Any:
         scheme=at.scheme or "https",
         force_virtual_addressing=access.virtual,
         connect_timeout=_CONNECT_SECONDS,
+        allow_delayed_open=True,  # a file of up to 10 MB is one request instead of three
         retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
         tls_ca_file_path=access.certificates or None,
     )
