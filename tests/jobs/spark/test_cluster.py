@@ -26,7 +26,7 @@ import pytest
 import lastkey
 from lastkey import open_partition
 from lastkey.jobs.errors import ENVIRONMENT
-from lastkey.jobs.spark.jvm import cached_jars
+from lastkey.jobs.spark.jars import cache, cached
 from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.holding import Holds
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
@@ -280,7 +280,7 @@ def _results(output: Path, store: Path) -> dict[str, Any]:
 
 def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     """By Spark's own spark-submit; it gets Delta's jars from the user, and executors from it."""
-    jars = [place.elsewhere / Path(jar).name for jar in cached_jars(Path("~/.ivy2.5.2").expanduser())]
+    jars = [place.elsewhere / Path(jar).name for jar in cached(cache({}))]
     assert jars
     for jar in jars:
         shutil.copy(Path("~/.ivy2.5.2/jars").expanduser() / jar.name, jar)
@@ -332,6 +332,10 @@ def test_the_wheel_s_command_with_archive_and_store_in_s3(place, local, tmp_path
         )
         assert done.returncode == 0, done.stderr
         get(f"{BUCKET}/store", tmp_path / "store")
+        minutes = ("lookup", f"{BUCKET}/archive", "--store", f"{BUCKET}/store", "--at", "2026-11-21T02:30Z", "--json")
+        done = place.run(command, *options, *minutes, **access, LASTKEY_VENV="")  # executors get the connector too
+        assert done.returncode == 0, done.stderr
+        assert [row["minutes"] for row in json.loads(done.stdout)["partitions"]] == [1] * 5
     assert {executor for executor, _ in place.tasks("log-3")} <= {"0", "1"}
     assert _generations(tmp_path / "store") == _generations(local)
 
