@@ -85,23 +85,6 @@ def _is_secret(scheme: str, authority: str) -> bool:
     return ":" in user or (bool(user) and scheme not in _NAMED) or not re.fullmatch("[0-9]*", port)
 
 
-def without_secrets(uri: str) -> str:
-    """Return the URI without its credentials. Stores may hold such URIs from before they were refused."""
-    if not has_secret(uri):
-        return uri
-    scheme, _, rest = uri.partition("://")
-    if not rest:
-        return f"{uri.partition(':')[0]}://***"
-    address, _, query = rest.partition("?")
-    authority, slash, path = address.partition("/")
-    user, _, host = authority.rpartition("@")
-    name = unquote(user).partition(":")[0]
-    kept = [p for p in query.split("&") if p and not has_secret(f"{scheme}://host?{p}")]
-    plain = f"{scheme}://{name + '@' if name and scheme in _NAMED else ''}{host}{slash}{path}"
-    plain += f"?{'&'.join(kept)}" if kept else ""
-    return f"{scheme}://***" if has_secret(plain) else plain
-
-
 def canonical(uri: str) -> str:
     """Return the URI with its scheme as we write it: s3a:// and s3n:// are Hadoop's names for s3://."""
     scheme = _SCHEME.match(uri)

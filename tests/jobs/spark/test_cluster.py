@@ -33,6 +33,7 @@ from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.stopping import descendants, wait_until_gone
 from tests.builders.trees import files_in, files_of
 from tests.builders.wheel import build_wheel, install
+from tests.cheap_java import CHEAP
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ("lastkey", "jobs", "logformat", "udfs", "conf", "requirements", "examples")
@@ -92,6 +93,8 @@ STAGES = {
     "commit": "lastkey.jobs.store.writing:commit_wave",
 }
 
+_SMALL = ("--executor-memory", "512m", "--conf", f"spark.driver.extraJavaOptions={CHEAP}")
+
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
@@ -133,7 +136,9 @@ class Place:
 
     def spark_submit(self, *words: object, **more: str) -> subprocess.Popen[str]:
         """Start Spark's own spark-submit as the executors' user, who needs no other installation."""
-        environment = self.node.environment | {"PYSPARK_PYTHON": "./lastkey/bin/python"} | more
+        environment = (
+            self.node.environment | {"PYSPARK_PYTHON": "./lastkey/bin/python", "SPARK_LAUNCHER_OPTS": CHEAP} | more
+        )
         return subprocess.Popen(
             self.node.as_user(self.node.spark / "bin" / "spark-submit", "--master", self.master, *words),
             cwd=self.elsewhere, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -141,12 +146,12 @@ class Place:
 
     def packed(self) -> tuple[str, ...]:
         """Return the options that send the pack to executors."""
-        return ("--archives", f"{self.pack}#lastkey", "--executor-memory", "512m")
+        return ("--archives", f"{self.pack}#lastkey", *_SMALL)
 
     def unpacked(self) -> tuple[str, ...]:
         """Return the options for executors that run by the pack on a path that all see."""
         python = self.elsewhere / "lastkey" / "bin" / "python"
-        return ("--conf", f"spark.pyspark.python={python}", "--executor-memory", "512m")
+        return ("--conf", f"spark.pyspark.python={python}", *_SMALL)
 
     def logged(self, log: str) -> tuple[str, ...]:
         """Return the options for an event log."""
@@ -249,7 +254,7 @@ def test_compact_by_the_checkout_s_command(place, local):
 
 
 def test_a_worker_that_lacks_lastkey_is_one_line(place):
-    options = ("--master", place.master, "--executor-memory", "512m")
+    options = ("--master", place.master, *_SMALL)
     done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON)
     *others, line = done.stderr.splitlines()
     assert all(" WARN " in other for other in others), done.stderr  # as that a worker is slow to begin
@@ -289,7 +294,8 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     for path in (store, *store.rglob("*")) if IS_ROOT else ():
         shutil.chown(path, "nobody")
     options = (*place.packed(), *place.logged("log-2"), "--jars", ",".join(map(str, jars)))
-    words = ("--conf", "spark.executor.pyspark.memory=8g", "program.py", place.shared / "archive")
+    one = ("--total-executor-cores", "1")  # a second executor would unpack the pack too
+    words = (*one, "--conf", "spark.executor.pyspark.memory=8g", "program.py", place.shared / "archive")
     run = place.spark_submit(*options, *words, store, output, NOW_MS, place.checkout)
     said, _ = run.communicate()
     assert run.returncode == 0, said
