@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs as pafs
 
+from lastkey.logformat import silent_servers
 from lastkey.logformat.access_error import BUSY, DENIED, EXPIRED, NO_BUCKET, NO_CREDENTIALS, UNREACHABLE
 
 SCHEMES: Final = ("az", "abfs", "abfss")
@@ -186,7 +187,10 @@ def blamed(said: str) -> tuple[str, Callable[[], str | None] | None]:
 
 
 def _asked(container: str, key: str) -> str | None:
-    filesystem = _filesystem(azure_access(f"az://{container}"))
+    access = azure_access(f"az://{container}")
+    if why := silent_servers.why_no_answer(access.url):
+        return f"Azure Error: [] {why}"
+    filesystem = _filesystem(access)
     try:
         if filesystem.get_file_info(container).type == pafs.FileType.NotFound:
             return "Azure Error: [ContainerNotFound] 404"

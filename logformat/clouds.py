@@ -17,18 +17,14 @@ that another process may write.
 from __future__ import annotations
 
 import re
-import ssl
-from contextlib import closing
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from types import ModuleType
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import quote
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat import azure_access, gcs_access, s3_access
+from lastkey.logformat import azure_access, gcs_access, s3_access, silent_servers
 from lastkey.logformat.access_error import (
     BAD_REQUEST,
     DENIED,
@@ -39,7 +35,7 @@ from lastkey.logformat.access_error import (
     in_one_line,
 )
 
-_CONNECT_SECONDS: Final = 5
+_CONNECT_SECONDS: Final = 5  # delta-rs
 _REQUEST_SECONDS: Final = 8  # delta-rs: one request with its answer, which is small
 _RETRY_SECONDS: Final = 8  # delta-rs: no attempt begins later
 _RETRIES: Final = 6  # delta-rs
@@ -126,31 +122,25 @@ def check_bucket(uri: str, filesystem: Any) -> None:
 
 
 def check_answer(uri: str) -> None:
-    """Raise AccessError unless the server of a URI answers something, asked once a process. For Azure and Google
-    pyarrow sets no limit to the time of a request: a server that takes connections and is silent would stop a run for
-    ever.
+    """Raise AccessError unless the server of a URI answers something, asked once a process: the libraries for Azure and
+    Google would need a minute to find that out.
     """
     cloud = cloud_of(uri)
     if cloud is None or cloud is s3_access:
         return
     url = cloud.url_of(uri)
-    at = urlsplit(url)
-    is_by_proxy = at.scheme in getproxies() and not proxy_bypass(at.hostname or "")
-    if url in _ANSWERED or is_by_proxy:
+    if url in _ANSWERED:
         return
-    any_certificate = ssl.create_default_context()  # nothing secret is sent; the libraries check it
-    any_certificate.check_hostname, any_certificate.verify_mode = False, ssl.CERT_NONE
-    if at.scheme == "https":
-        asked: HTTPConnection = HTTPSConnection(at.netloc, timeout=_CONNECT_SECONDS, context=any_certificate)
-    else:
-        asked = HTTPConnection(at.netloc, timeout=_CONNECT_SECONDS)
-    with closing(asked):
-        try:
-            asked.request("HEAD", at.path or "/")
-            asked.getresponse()
-        except (OSError, HTTPException) as error:
-            raise AccessError(UNREACHABLE, cloud.named_at(uri), str(error) or type(error).__name__) from error
+    if why := silent_servers.why_no_answer(url):
+        raise AccessError(UNREACHABLE, cloud.named_at(uri), why)
     _ANSWERED.add(url)
+
+
+def watch_server(uri: str) -> None:
+    """See to it that requests to the server of a URI end, even if it falls silent; pyarrow's to S3 do by themselves."""
+    cloud = cloud_of(uri)
+    if cloud is not None and cloud is not s3_access:
+        silent_servers.watch(cloud.url_of(uri))
 
 
 def check_uri(uri: str) -> None:

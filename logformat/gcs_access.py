@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs as pafs
 
+from lastkey.logformat import silent_servers
 from lastkey.logformat.access_error import BUSY, DENIED, EXPIRED, NO_BUCKET, NO_CREDENTIALS, UNREACHABLE
 
 SCHEMES: Final = ("gs",)
@@ -32,12 +33,12 @@ SIGNS: Final = (
     (DENIED, r"PERMISSION_DENIED|UNAUTHENTICATED|AccessDenied|\W40[13] (?:Forbidden|Unauthorized)|Invalid Credentials|"
              r"SignatureDoesNotMatch|lacked the necessary privileges"),
     (UNREACHABLE, r"[Cc]ould(?: not|n't) (?:connect|resolve)|[Cc]ouldn.t (?:connect|resolve)|Failed to connect|"
-                  r"CURL error|error sending request|HTTP error|client error \(\w+\)|operation timed out|"
-                  r"error decoding response body"),
+                  r"CURL error|DEADLINE_EXCEEDED|error sending request|HTTP error|client error \(\w+\)|"
+                  r"operation timed out|error decoding response body"),
     (BUSY, r"UNAVAILABLE|RESOURCE_EXHAUSTED|INTERNAL:|SlowDown|rateLimitExceeded|\W429 |\W5\d\d "),
 )  # fmt: skip
 _WORDS: Final = re.compile(
-    r"google::cloud::Status\((?:UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|INTERNAL"
+    r"google::cloud::Status\((?:UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|INTERNAL"
     r"|NOT_FOUND: [^)]*bucket does not exist)|Generic GCS error"
 )
 _GOOGLES: Final = "https://storage.googleapis.com"
@@ -127,6 +128,8 @@ def _named(bucket: str) -> str:
 
 
 def _asked(bucket: str, key: str) -> str | None:
+    if why := silent_servers.why_no_answer(gcs_access().endpoint or _GOOGLES):
+        return f"google::cloud::Status(UNAVAILABLE: Could not connect: {why})"
     filesystem = _filesystem(gcs_access())
     beside = "/".join(filter(None, (bucket, key.rpartition("/")[0], "-")))
     try:

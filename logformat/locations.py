@@ -17,7 +17,7 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat import s3_access
 from lastkey.logformat.azure_access import hadoop_uri
-from lastkey.logformat.clouds import check_uri, cloud_of
+from lastkey.logformat.clouds import check_uri, cloud_of, watch_server
 from lastkey.logformat.gcs_access import RETRY_SECONDS
 
 # The start of a URI anywhere in a text; for store schemes also with too few slashes.
@@ -133,6 +133,7 @@ def file_system(uri: str) -> tuple[Any, str]:
     if cloud is not None:
         if "@" in cloud.endpoint():
             raise SecretInUriError(f"an endpoint ({cloud.ENDPOINT})")
+        watch_server(uri)
         ours: tuple[Any, str] = cloud.file_system(uri)
         return ours
     if uri.startswith("gs://") and "retry_limit_seconds=" not in uri:

@@ -58,9 +58,10 @@ _JOB = _SHELL | {"jobs.spark", "jobs.recorded"}
 FLOORS: dict[str, set[str]] = {
     "logformat.access_error": set(),
     "logformat.s3_access": {"logformat.access_error"},
-    "logformat.azure_access": {"logformat.access_error"},
-    "logformat.gcs_access": {"logformat.access_error"},
-    "logformat.clouds": {"logformat.access_error"} | _CLOUDS,
+    "logformat.silent_servers": set(),
+    "logformat.azure_access": {"logformat.access_error", "logformat.silent_servers"},
+    "logformat.gcs_access": {"logformat.access_error", "logformat.silent_servers"},
+    "logformat.clouds": {"logformat.access_error", "logformat.silent_servers"} | _CLOUDS,
     "logformat.errors": {"logformat.access_error", "logformat.clouds"},
     "logformat.layout": set(),
     "logformat.names": set(),

@@ -1,4 +1,6 @@
-"""A front of Azurite and fake-gcs-server: `python cloud_front.py PORT` does what delta-rs asks and they lack.
+"""A front of Azurite and fake-gcs-server, which does what delta-rs asks and they lack.
+
+    python -m tests.builders.cloud_front PORT
 
 - A listing that begins at a name (`startFrom` of Azure, `start-after` of Google): both servers list all, and delta-rs
   takes old commits for new ones then. The front takes the names before it out of the answer.
@@ -19,6 +21,8 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from tests.builders.http_bodies import read_body
 
 _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
 _NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
@@ -49,7 +53,7 @@ def main(upstream: int) -> None:
 
         def do(self) -> None:
             method, path = self.command, self.path
-            body = self._body()
+            body = read_body(self.headers, self.rfile)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
             is_xml = not path.startswith(("/storage/", "/upload/", "/download/", "/batch/"))
             if method == "PUT" and is_xml and "x-ms-version" not in self.headers:
@@ -89,16 +93,6 @@ def main(upstream: int) -> None:
             if self.server_side is not None:
                 self.server_side.close()
             super().finish()
-
-        def _body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            out = b""
-            while size := int(self.rfile.readline().partition(b";")[0], 16):
-                out += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return out
 
         def _asked(
             self, method: str, path: str, body: bytes, headers: dict[str, str]

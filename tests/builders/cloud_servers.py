@@ -83,8 +83,8 @@ def gcs_server() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _front(port: int) -> Iterator[int]:
-    command = [sys.executable, str(Path(__file__).with_name("cloud_front.py")), str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as front:
+    command = [sys.executable, "-m", "tests.builders.cloud_front", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as front:
         try:
             assert front.stdout is not None
             yield int(front.stdout.readline())

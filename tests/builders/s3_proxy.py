@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import unquote
 
+from tests.builders.http_bodies import read_body
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -110,7 +112,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             pass
 
         def do(self) -> None:
-            body = self._body()
+            body = read_body(self.headers, self.rfile)
             if by := _SIGNED.search(self.headers.get("Authorization", "")):
                 proxy.signed.append((by[1], by[2]))
             fault = proxy.decide(self.command, self.path)
@@ -142,17 +144,6 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             return None
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do  # noqa: N815
-
-        def _body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            out = b""
-            while size := int(self.rfile.readline().partition(b";")[0], 16):
-                out += self.rfile.read(size)
-                self.rfile.readline()
-            while self.rfile.readline().strip():
-                pass
-            return out
 
         def _asked(self, body: bytes, without: str) -> tuple[int, list[tuple[str, str]], bytes]:
             headers = _to_server(self.headers.items(), body, without)

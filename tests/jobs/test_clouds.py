@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from click.testing import CliRunner
@@ -22,17 +21,18 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.store import table
+from lastkey.logformat import silent_servers
 from lastkey.logformat.locations import as_hadoop_names_it, file_system
 from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server
-from tests.builders.s3_proxy import CUT, Fault, s3_proxy
+from tests.builders.one_line import said_by
+from tests.builders.s3_proxy import CUT, LOSE, Fault, each, every, s3_proxy
 from tests.builders.s3_server import environment, put, s3_server
 from tests.builders.sources import read
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
-SECONDS = 20.0
 NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "1795300000000")
 SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
 VARIES = ("seconds", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started")
@@ -54,9 +54,9 @@ def azure() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/{ACCOUNT}"
 
 
-def run(*words: object) -> str:
+def run(*words: object, code: int = 0) -> str:
     done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
-    assert done.exit_code == 0, (words, done.stdout[-2000:], done.stderr, done.exception)
+    assert done.exit_code == code, (words, done.stdout[-2000:], done.stderr, done.exception)
     return done.stdout
 
 
@@ -77,42 +77,81 @@ def timeless(said: object) -> object:
     return [timeless(value) for value in said] if isinstance(said, list) else said
 
 
-def everything(archive: str, place: str) -> dict[str, object]:
-    """Run every job on an archive, with what they write below `place`, and return all that they gave."""
+def everything(archive: str, place: str, here: Path) -> dict[str, object]:
+    """Run every job on an archive, with what they write below `place`, and return all that they gave. here: a folder on
+    the disk for tables that Spark's own code reads, and for files that are no archive's.
+    """
     threads, store = ("--engine", "threads"), f"{place}/store"
-    out: dict[str, object] = {}
+    out: dict[str, str] = {}
+    found: dict[str, object] = {}
     out["verify"] = run("verify", archive, "--json", *threads)
-    run("compact", archive, "--store", store, *NOW, *threads)
-    run("compact", archive, "--store", store, *NOW, *threads, "--force", "--sealed")
-    out["verify --store"] = run("verify", "--store", store, "--json", *threads)
+    for engine in ("threads", "spark"):
+        one = ("compact", archive, "--store", f"{store}-{engine}", *NOW, "--engine", engine)
+        run(*one)
+        run(*one, "--force", "--sealed")
+        out[f"verify --store {engine}"] = run("verify", "--store", f"{store}-{engine}", "--json", "--engine", engine)
+        run("reindex", archive, "--output", f"{place}/rebuilt-{engine}", "--engine", engine)
+        found[f"segments {engine}"] = logs_and_indexes(f"{store}-{engine}")
+        found[f"rebuilt {engine}"] = files(f"{place}/rebuilt-{engine}")
+    assert found["segments spark"] == found["segments threads"]
+    assert found["rebuilt spark"] == found["rebuilt threads"]
+    store = f"{store}-threads"
     run("restore", "--store", store, "--output", f"{place}/restored")
     run("vacuum", "--store", store, "--grace-hours", "0")
     run("verify", "--store", store, *threads)
-    run("reindex", archive, "--output", f"{place}/rebuilt", *threads)
+    found["restored"] = {
+        name: data for name, data in files(f"{place}/restored").items() if "meta.properties" not in name
+    }
     out["lookup"] = run("lookup", archive, "--partition", "orders-0", "--offset", "4711", "--json")
     out["time"] = run("lookup", archive, "--time", "2026-11-21T02:30Z", "--json")
     out["store"] = run("lookup", "--store", store, "--partition", "orders-0", "--offset", "4711", "--json")
     out["report"] = run("report", archive, "--output", f"{place}/page.html", "--json", *NOW)
-    text = {name: json.loads(str(said).replace(place, "P").replace(archive, "A")) for name, said in out.items()}
-    found: dict[str, object] = {name: timeless(said) for name, said in text.items()}
-    segments = files(f"{store}/segments")
-    assert len([name for name in segments if name.endswith(".log")]) > 4
-    found["segments"] = {name: data for name, data in segments.items() if not name.endswith("manifest.json")}  # run ids
-    found["rebuilt"] = files(f"{place}/rebuilt")
-    found["restored"] = {
-        name: data for name, data in files(f"{place}/restored").items() if "meta.properties" not in name
-    }
+    out["needed"] = run("archive-needed", archive, "--store", store, "--current-only", "--json", *threads)
+    for name, *words in (
+        ("export", archive, "--format", "parquet", "--topics", "users", *threads),
+        ("export", "--store", store, "--format", "ndjson", *threads), ("convert", archive, "--to", "v3", *threads),
+    ):  # fmt: skip
+        output = f"{place}/{name}-{len(words)}"
+        run(name, *words, "--output", output)
+        found[" ".join([name, words[0]])] = {
+            path: data for path, data in files(output).items() if "_lastkey_export" not in path
+        }
+    audits = ("--audits", here / "audits", "--json")
+    deliveries = ROOT / "examples" / "deliveries.csv"
+    out["audit keys"] = run("audit", "keys", archive, *audits)
+    out["audit delivery"] = run("audit", "delivery", archive, "--deliveries", deliveries, *audits)
+    out["audit mirror"] = run("audit", "mirror", EXAMPLE, archive, *audits)
+    out["audit compaction"] = run("audit", "compaction", "--store", store, *audits)
+    (here / "hmac.key").write_bytes(bytes(32))
+    person = ("--store", store, "--key", "user-000058")
+    erase = ("erase", *person, "--hmac-key", here / "hmac.key", "--json", *threads)
+    out["erase"] = run(*erase)
+    run("vacuum", "--store", store, "--erased")
+    out["audit erasure"] = run("audit", "erasure", *person, *audits)
+    out["erase --check"] = run(*erase, "--check", "--no-archive")
+    found["erased"] = logs_and_indexes(store)
+    assert found["erased"] != found["segments threads"]
+    for name, said in out.items():
+        text = said.replace(place, "P").replace(archive, "A").replace(str(EXAMPLE), "A").replace(str(here), "H")
+        found[name] = timeless(json.loads(text))
     return found
 
 
+def logs_and_indexes(store: str) -> dict[str, bytes]:
+    found = files(f"{store}/segments")
+    assert len([name for name in found if name.endswith(".log")]) > 4
+    return {name: data for name, data in found.items() if not name.endswith("manifest.json")}  # with ids of runs
+
+
 @pytest.fixture(scope="module")
-def on_a_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def on_a_disk(tmp_path_factory: pytest.TempPathFactory, spark: object) -> dict[str, object]:
     place = tmp_path_factory.mktemp("disk")
-    return everything(str(EXAMPLE), str(place))
+    return everything(str(EXAMPLE), str(place), tmp_path_factory.mktemp("here"))
 
 
-def test_every_job_gives_the_same(bucket: str, on_a_disk: dict[str, object]) -> None:
-    found = everything(f"{bucket}/archive", f"{bucket}/jobs")
+@pytest.mark.spark
+def test_every_job_gives_the_same(bucket: str, on_a_disk: dict[str, object], tmp_path: Path) -> None:
+    found = everything(f"{bucket}/archive", f"{bucket}/jobs", tmp_path)
     for name, expected in on_a_disk.items():
         assert found[name] == expected, name
 
@@ -135,16 +174,6 @@ def test_a_bucket_that_is_not_there(bucket: str, capsys: pytest.CaptureFixture[s
         code, line, error = said_by(capsys, *words)
         assert (code, error["kind"]) == (2, "MissingBucketError")
         assert re.match(f"error: {scheme}://nobody at http://127.0.0.1:[0-9]+[^ ]*: there is no such bucket", line)
-
-
-def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, dict[str, object]]:
-    """Exit code, the one line, and the same as JSON."""
-    started = time.monotonic()
-    code = main([*words, "--json"])
-    assert time.monotonic() - started < SECONDS
-    out, err = capsys.readouterr()
-    [line] = err.splitlines()
-    return code, line, json.loads(out)["error"]
 
 
 WRONG = f"A{KEY[1:]}"
@@ -218,3 +247,53 @@ def test_writers_race_while_answers_are_lost_and_writers_killed(server, request)
         out = race(f"{scheme}://logs/lost", 4, 5, kill=2, seed=2)
     assert len(lost) > 8
     assert {"done", "conflict"} <= set(out.said.values()) <= {"done", "conflict", "unsure"}
+
+
+SERVER_SIDE = re.compile(r"(?:PUT|POST) .*(?:segments|state)")
+
+
+@pytest.mark.parametrize("server", ENDPOINTS)
+def test_a_slow_and_faulty_server_costs_time_alone(server, request, tmp_path, capsys) -> None:
+    """Answers that are late, refused, cut or lost in the middle of runs; what they give is the same."""
+    at = urlsplit(request.getfixturevalue(server))
+    scheme, variable = ENDPOINTS[server]
+    busy = Fault(status=503, code="ServerBusy")
+    faults = each(
+        every(11, busy), every(17, CUT), every(5, LOSE, on=SERVER_SIDE), every(3, Fault(delay_seconds=0.05))
+    )  # fmt: skip
+    place = f"{scheme}://logs/faulty"
+    compact = ("--store", f"{place}/store", *NOW, "--engine", "threads")
+    with s3_proxy(at.port or 0, faults) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
+        assert main(["verify", f"{scheme}://logs/archive", "--engine", "threads"]) == 0
+        assert main(["compact", f"{scheme}://logs/archive", *compact]) == 0
+        assert main(["verify", "--store", f"{place}/store", "--engine", "threads"]) == 0
+    assert len(proxy.happened) > 50
+    assert capsys.readouterr().err == ""
+    run("compact", EXAMPLE, "--store", tmp_path / "store", *compact[2:])
+    assert logs_and_indexes(f"{place}/store") == logs_and_indexes(str(tmp_path / "store"))
+
+
+SILENT = {"reads": re.compile("GET .*[.]log"), "writes": re.compile("(?:PUT|POST) .*segments")}
+
+
+@pytest.mark.parametrize("when", SILENT)
+@pytest.mark.parametrize("server", ENDPOINTS)
+def test_a_server_that_falls_silent_in_a_run_is_one_line(server, when, request, capsys, monkeypatch) -> None:
+    """It keeps its connections and answers nothing more. Azure's library asks four times."""
+    at = urlsplit(request.getfixturevalue(server))
+    scheme, variable = ENDPOINTS[server]
+    monkeypatch.setattr(silent_servers, "SILENT_SECONDS", 2)
+    monkeypatch.setattr(silent_servers, "_EVERY_SECONDS", 1)
+    is_silent: list[str] = []
+
+    def decide(method: str, path: str) -> Fault | None:
+        if is_silent or SILENT[when].match(f"{method} {unquote(path)}"):
+            is_silent.append(path)
+        return Fault(delay_seconds=3600, cut=True) if is_silent else None
+
+    compact = ("compact", f"{scheme}://logs/archive", "--store", f"{scheme}://logs/silent-{when}", *NOW)
+    with s3_proxy(at.port or 0, decide) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
+        code, line, error = said_by(capsys, *compact, "--engine", "threads", seconds=60)
+    assert is_silent
+    assert (code, error["kind"]) == (5, "UnreachableError")
+    assert line.startswith("error: ") and f" at {proxy.url}{at.path}: cannot be reached: " in line

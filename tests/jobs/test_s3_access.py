@@ -31,12 +31,12 @@ from lastkey.logformat.s3_access import delta_options
 from lastkey.udfs.storage import cached_root, open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.logs import write_partition
+from tests.builders.one_line import SECONDS, said_by
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
 from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, s3_server
 from tests.builders.stores import make_commit, run_id
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 20.0
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
 NO_KEYS = {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}
 PROFILES = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
@@ -59,17 +59,6 @@ def change(uri: str, **rows: int) -> int:
 def content(uri: str) -> dict[str, int]:
     version = table.head(open_root(uri), "t")
     return {row["name"]: row["n"] for row in table.rows(version, SCHEMA).to_pylist()}
-
-
-def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, dict[str, object]]:
-    """Exit code, the one line, and the same as JSON."""
-    started = time.monotonic()
-    code = main([*words, "--json"])
-    assert time.monotonic() - started < SECONDS
-    out, err = capsys.readouterr()
-    [line] = err.splitlines()
-    assert "\x1b" not in err and "Traceback" not in err and "report this" not in err
-    return code, line, json.loads(out)["error"]
 
 
 def always(fault: Fault) -> Decide:
