@@ -24,6 +24,7 @@ from lastkey.udfs.segments import OutputSegment, ReadFile
 
 FORMAT = 3  # of a store; there was no release with 1 or 2
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
+STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class PartitionState:
 
     topic: str
     partition: int
-    state: str  # clean, dirty, uncleanable, diverged, gap
+    state: str  # one of STATES
     reason: str | None
     path: str | None
     position: int | None
