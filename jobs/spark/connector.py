@@ -31,6 +31,7 @@ _PACKAGES: Final = {
     "s3a": "org.apache.hadoop:hadoop-aws",
     "abfs": "org.apache.hadoop:hadoop-azure",
     "abfss": "org.apache.hadoop:hadoop-azure",
+    "gs": "org.apache.hadoop:hadoop-gcp",
 }
 _OURS: Final = "lastkey"  # source of the settings that are ours, in Hadoop's words
 _DEFAULTS: Final = "core-default.xml"

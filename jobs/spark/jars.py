@@ -108,14 +108,17 @@ def coordinates(jars: Mapping[str, str]) -> str:
 
 def failure_in(said: str) -> str | None:
     """Return what the resolver says that it could not fetch, or None if it does not."""
-    failed = re.search(r"(download failed|unresolved dependency|not found): .*", said)
-    return failed[0][:300] if failed else "unresolved" if "UNRESOLVED DEPENDENCIES" in said else None
+    failed = re.search(r"(download failed|unresolved dependency|not found): [^,\]]*", said)
+    return failed[0][:300].strip() if failed else "unresolved" if "UNRESOLVED DEPENDENCIES" in said else None
 
 
 def unfetched(what: str, found: str) -> JarsError:
     """Return the error of jars that the resolver could not fetch, with what to do."""
     local = Path("~/.m2/repository").expanduser()
-    advice = "check the network, or a proxy (--conf spark.driver.extraJavaOptions=-Dhttps.proxyHost=...)"
+    advice = (
+        "check the network, or a proxy (--conf spark.driver.extraJavaOptions=-Dhttps.proxyHost=...); without network "
+        "copy the folder ~/.ivy2.5.2/jars from a machine that has run this job"
+    )
     if "download failed" in found and local.is_dir():
         advice = f"{local} holds poms without jars, and Spark's resolver fails on them: remove or rename it"
     return JarsError(what=what, found=found, advice=advice)

@@ -75,11 +75,14 @@ def test_settings_of_the_user_win(spark):
 def test_other_file_systems_are_named_in_one_line(spark):
     for uri in ("/a/path", "file:///a/path"):
         connector.connect(spark, uri)
-    with pytest.raises(ConnectorError, match=r"^abfss://c@a/t: .*AzureBlobFileSystem not found$") as raised:
-        connector.connect(spark, "abfss://c@a/t")
-    assert re.search(r"--packages org\.apache\.hadoop:hadoop-azure:\d+\.\d+\.\d+,", raised.value.advice)
-    with pytest.raises(ConnectorError, match=r"^gs://b/t: .* a connector for gs://: ") as raised:
-        connector.connect(spark, "gs://b/t")
+    for uri, name, package in (
+        ("abfss://c@a/t", "AzureBlobFileSystem", "hadoop-azure"), ("gs://b/t", "GoogleHadoopFileSystem", "hadoop-gcp"),
+    ):  # fmt: skip
+        with pytest.raises(ConnectorError, match=rf"^{uri}: .*{name} not found$") as raised:
+            connector.connect(spark, uri)
+        assert re.search(rf"--packages org\.apache\.hadoop:{package}:\d+\.\d+\.\d+,", raised.value.advice)
+    with pytest.raises(ConnectorError, match=r"^x://b/t: .* a connector for x://: ") as raised:
+        connector.connect(spark, "x://b/t")
     assert "(--jars)" in raised.value.advice
 
 
@@ -117,7 +120,6 @@ def words_of(archive: str, store: str, folder: str) -> list[list[str]]:
             "1795300000000",
         ],
         ["lookup", archive, "--store", store, "--at", "2026-11-21T02:30Z"],
-        ["lookup", archive, "--store", store, "--at", "2026-11-21T02:31Z"],  # by the table that is there
         ["lookup", archive, "--queries", f"{folder}/q.csv", "--output", f"{folder}/answers.parquet"],
         ["audit", "keys", archive, "--audits", store],
         ["audit", "compaction", "--store", store],
@@ -145,7 +147,7 @@ def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys)
     (tmp_path / "config").write_text(f"[profile p]\nregion = eu-north-1\nendpoint_url = {bucket.url}\n")
     (tmp_path / "keys").write_text(f"[p]\naws_access_key_id = PKEY\naws_secret_access_key = {SECRET}\n")
     (tmp_path / "conf").mkdir()
-    events = f"spark.eventLog.enabled true\nspark.eventLog.dir file://{tmp_path}/conf\n"
+    events = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{tmp_path}/conf\n"
     (tmp_path / "conf/spark-defaults.conf").write_text(events)
     profile = {"AWS_PROFILE": "p", "AWS_CONFIG_FILE": "config", "AWS_SHARED_CREDENTIALS_FILE": "keys"}
     profile |= {name: str(tmp_path / profile[name]) for name in profile if name != "AWS_PROFILE"}
