@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Required, TypedDict
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.store.erasures import bounds_of
-from lastkey.jobs.store.rows import columns_of
+from lastkey.jobs.store.rows import columns_in
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
@@ -217,9 +217,7 @@ def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
     """Return a segment with what its row in the last generation says."""
     if row is None:
         return segment
-    of_store = None
-    if row.root == "store":
-        of_store = OutputSegment(**{name: getattr(row, name) for name in columns_of(OutputSegment)})
+    of_store = OutputSegment(**columns_in(row, OutputSegment)) if row.root == "store" else None
     return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store)
 
 

@@ -174,10 +174,10 @@ def scan_segment(
             producers = merge(producers, summarize(batches, listed.path), listed.path)
             before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
             offset_before = max(chunk.before, base - 1)
-            if named is not None and chunk.position < named.size <= chunk.position + len(chunk.raw):
-                named_crc = crc32c_extend(before, chunk.raw[: named.size - chunk.position])
             if named is not None:
                 _check_no_more(listed.path, named, batches)
+                if chunk.position < named.size <= chunk.position + len(chunk.raw):
+                    named_crc = crc32c_extend(before, chunk.raw[: named.size - chunk.position])
             records = int(most_records(batches, offset_before).sum())
             scanned = ScannedChunk(
                 chunk.position, len(chunk.raw), len(batches), offset_before, before, out.checksum, records
