@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Required, TypedDict
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
-from lastkey.jobs.store.erasures import bounds_of
+from lastkey.jobs.store.erasures import searched
 from lastkey.jobs.store.rows import columns_in
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
@@ -162,13 +162,11 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
-    searched = min(max(bounds_of(checkpoint).values(), default=0), checkpoint.next_offset)
-    if searched:  # what is read again below must be what was searched for erased keys
-        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, searched) for s in theirs}
-        none = NamedBytes(0, 0, searched)
-        after = [
-            replace(s, named=named.get(s.listed.base_offset, none)) if s.base_offset < searched else s for s in after
-        ]
+    below = min(max(searched(checkpoint).values(), default=0), checkpoint.next_offset)
+    if below:  # what is read again below must be what was searched for erased keys
+        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
+        none = NamedBytes(0, 0, below)
+        after = [replace(s, named=named.get(s.listed.base_offset, none)) if s.base_offset < below else s for s in after]
     folder = checkpoint.folder
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     if listed and after and listed[-1].base_offset == after[0].base_offset:
