@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
-import numpy as np
 
 from docs.make_pictures import HERE, THEMES, WIDTH, Colours, Drawing
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
@@ -133,13 +132,13 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
             seconds = kafkas.clean(archive, work / "kafka")
             if i:
                 found["kafka"].append(seconds)
-                settle(size)
+                settle(work, size)
                 found["work"].append(sum(ours(one, work) for one in singles))
     for _ in range(repeat):
         for engine in ("threads", "spark"):
             told = whole(archive, work, engine)
             found[engine].append(told["seconds"])
-            peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])
+            peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])  # in threads also this process's own
         found["floor"].append(floor(archive, work, told["bytes_after"]))
         found["library"].append(of_library(archive, cell))
     return asdict(cell) | {key: statistics.median(value) for key, value in found.items()} | {
@@ -149,12 +148,15 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
     }  # fmt: skip
 
 
-def settle(n_bytes: int) -> None:
+def settle(folder: Path, n_bytes: int) -> None:
     """Let the disk write what the last run left, and touch as much memory as the next one may: a virtual machine gives
     free memory back to its host, and whoever touches it next waits for it.
     """
     os.sync()
-    np.ones(n_bytes, np.uint8)
+    zeros = folder / "zeros"
+    with zeros.open("wb") as file:
+        subprocess.run(["head", "-c", str(n_bytes), "/dev/zero"], stdout=file, check=True)
+    zeros.unlink()
 
 
 class KafkaCleaners:
@@ -173,7 +175,7 @@ class KafkaCleaners:
     def clean(self, archive: Path, copy: Path) -> float:
         """Return the seconds in which a copy of the archive is cleaned: its own, of the slowest thread."""
         shutil.copytree(archive, copy, copy_function=shutil.copy2)
-        settle(sum(log.stat().st_size for log in archive.glob("*/*.log")))
+        settle(copy, sum(log.stat().st_size for log in archive.glob("*/*.log")))
         folders = sorted(copy.iterdir())
         clean = {"segment_bytes": SEGMENT_BYTES, "dedupe_buffer_bytes": 128 << 20}
         specs = [asdict(oracle.CleanSpec(folder, 1_800_000_000_000, **clean)) for folder in folders]
@@ -267,7 +269,7 @@ def tables(rows: Sequence[Row]) -> str:
             f"| {row['codec']} | {row['value_bytes']} B | {row['survivors']:.0%} | {row['partitions']} | {batches} "
             f"| {row['log_bytes'] / 1e6:,.0f} MB | {row['kafka']:.2f} s | {row['work']:.2f} s "
             f"| **{ratio(row):.2f}** | {library} | {row['floor']:.2f} s "
-            f"| {row['threads']:.2f} s | {row['spark']:.2f} s | {row['peaks']['threads'] / 1e6:,.0f} MB |"
+            f"| {row['threads']:.2f} s | {row['spark']:.2f} s | {row['peaks']['spark'] / 1e6:,.0f} MB |"
         )
     for cores, machine in sorted({(row["cores"], row["machine"]) for row in rows}):
         mine = [row for row in rows if (row["cores"], row["machine"]) == (cores, machine)]
