@@ -226,7 +226,9 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
     """
     chosen = next(c.commit for c in candidates if c.folder.run_id == run_id and c.commit is not None)
     committed = [c.commit for c in candidates if c.committed and c.commit is not None]
-    erased = to_text(merged(bounds_of(one.checkpoint) for one in (*committed, chosen)))
+    parents = {one.run.parent_run_id for one in (*committed, chosen)}  # their children note what they note, and later
+    last = [one for one in (*committed, chosen) if one.run.run_id not in parents]
+    erased = to_text(merged(bounds_of(one.checkpoint) for one in last))
     check_nothing_comes_back(chosen.checkpoint, replace(chosen.checkpoint, erased=erased))
     unknown = [c.folder for c in candidates if c.committed and c.commit is None]
     if has_erasures and any(folder.generation >= chosen.run.generation_after for folder in unknown):

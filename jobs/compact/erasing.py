@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from lastkey.jobs.compact.plan_partition import NotPlanned
 from lastkey.jobs.store.erasures import (
+    Bounds,
     bounds_of,
     check_key,
     erasure_path,
@@ -21,6 +22,7 @@ from lastkey.jobs.store.erasures import (
 )
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
+from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.plan import Erasing, PartitionPlan
@@ -60,21 +62,24 @@ class Erasures:
         """Return the plan; one that erases, if this run does, or if it reads again what was erased. Raise NotPlanned
         if it needs the user's key for that.
         """
-        known, ours = 0 if plan.anew else plan.known_until or 0, self.id
-        bounds = _bounds_in(before, plan.topic_id)
-        again = {one: until for one, until in bounds.items() if until > known}
+        known, bounds = 0 if plan.anew else plan.known_until or 0, bounds_of(before)
+        if plan.anew and plan.topic_id is None and any(_differ(logs) for logs in bounds.values()):
+            raise NotPlanned(_no_topic_id(plan))
+        after = _bounds_after(bounds, plan.topic_id, known, self.id)
+        bounds_here = in_log(bounds, plan.topic_id, MAX_OFFSET)
+        again = {one: until for one, until in bounds_here.items() if until > known}
         if not again and not self.new:
             return plan
         if not self.key:
             raise NotPlanned(_no_key(plan, again))
         files = {erasure_path(one): until for one, until in again.items()}
         if self.new and not plan.dry_run:
-            files[erasure_path(ours)] = MAX_OFFSET
+            files[erasure_path(self.id)] = MAX_OFFSET
         erasing = Erasing(
             secret_of(self.key),
             tuple(sorted(files.items())),
             self.new if plan.dry_run else b"",
-            noted=not plan.anew and MAX_OFFSET not in again.values() and (not self.new or bounds.get(ours, 0) >= known),
+            noted=not plan.anew and after == bounds,
         )
         nothing_else = replace(
             plan.settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False
@@ -84,26 +89,44 @@ class Erasures:
     def bounds_after(
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
     ) -> str | None:
-        """Return the column `erased` of a partition's new generation: the bounds of the one before, and those of its
-        own log, from which the keys of erasures of other logs went up to where it ends now.
-        """
-        bounds = bounds_of(before)
-        own = {
-            one: next_offset if until == MAX_OFFSET else until
-            for one, until in _bounds_in(before, archived.topic_id).items()
-        }
-        if self.new:
-            own[self.id] = max(next_offset, own.get(self.id, 0))
-        log = archived.topic_id or (before.topic_id if before and not anew else None) or ""
-        for one, until in own.items():
-            others = {other: n for other, n in bounds.get(one, {}).items() if other}  # one without an id is this one
-            bounds[one] = others | {log: until}
-        return to_text(bounds)
+        """Return the column `erased` of a partition's new generation."""
+        topic_id = archived.topic_id or (before.topic_id if before and not anew else None)
+        return to_text(_bounds_after(bounds_of(before), topic_id, next_offset, self.id))
 
 
-def _bounds_in(before: Checkpoint | None, topic_id: str | None) -> dict[str, int]:
-    """Return the bound of each erasure in the log that the archive holds; MAX_OFFSET if only other logs have one."""
-    return in_log(bounds_of(before), topic_id or (before.topic_id if before else None), MAX_OFFSET)
+def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: str) -> Bounds:
+    """Return the bounds of a generation that ends at next_offset: those of the one before, and those of its own log,
+    from which the keys of erasures of other logs went up to there. new: an erasure that is made now; "": none.
+    """
+    own = {
+        one: next_offset if until == MAX_OFFSET else until
+        for one, until in in_log(bounds, topic_id, MAX_OFFSET).items()
+    }
+    if new:
+        own[new] = max(next_offset, own.get(new, 0))
+    out, log = {}, topic_id or ""
+    for one, until in own.items():
+        others = {other: n for other, n in bounds.get(one, {}).items() if other}  # one without an id is this one
+        if one == new and log:
+            others = dict.fromkeys(others, MAX_OFFSET)  # records that came to them since the last erasure go too
+        out[one] = others | {log: until}
+    return out
+
+
+def _differ(logs: Mapping[str, int]) -> bool:
+    """Return whether an erasure has several bounds, and none of a log without topic id."""
+    return "" not in logs and len(set(logs.values())) > 1
+
+
+def _no_topic_id(plan: PartitionPlan) -> Problem:
+    return Problem(
+        "erased",
+        f"{plan.name}/{names.PARTITION_METADATA}",
+        NO_POSITION,
+        "a topic id: the topic was made again, and keys were erased up to another offset of each log",
+        "none",
+        hint="bring the file back: nobody knows which records of these keys came after the erasure",
+    )
 
 
 def _no_key(plan: PartitionPlan, bounds: Mapping[str, int]) -> Problem:

@@ -125,12 +125,12 @@ def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactO
 
 
 def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
-    """Return what went from each partition, by the runs that raised its bound: one that was killed told nobody."""
+    """Return what went from each partition, by the runs that set its bound: one that was killed told nobody."""
     out = []
     for _, chain in sorted(state.histories().items()):
         for run, before in zip(chain, [*chain[1:], None], strict=True):
             bound, known = (in_log(bounds_of(one), run.topic_id, 0).get(erasure, 0) for one in (run, before))
-            if bound > known and not run.back_to:
+            if bound != known and not run.back_to:
                 ranges = json.loads(run.erased_offsets or "[]")
                 numbers = run.generation_before, run.generation_after, bound, run.dropped_erased
                 out.append((run.topic, run.partition, *numbers, ranges))

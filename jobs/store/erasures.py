@@ -4,7 +4,8 @@
 The column `erased` of a generation has a bound for each erasure and log: below that offset the log's generations hold
 none of the keys. A topic that was made again is another log, and its topic id tells them apart. Every later generation
 of the partition has all these bounds too, also after a rollback and a --reset. So any two rows tell what may bring an
-erased record back: a generation that covers offsets below a bound which it lacks.
+erased record back: a generation that covers offsets below a bound which it lacks. Of a log that is away while the keys
+are erased once more nobody knows what has come to it since: its bound is MAX_OFFSET, as if it had never been searched.
 """
 
 from __future__ import annotations
@@ -127,9 +128,14 @@ def add_row(state: State, row: ErasureRow) -> None:
 
 
 def bounds_of(row: Checkpoint | RunRow | None) -> Bounds:
-    """Return the bounds that a generation notes, of all logs that the partition had."""
-    found: Bounds = {} if row is None else json.loads(row.erased or "{}")
-    return found
+    """Return the bounds that a generation notes, of all logs that the partition had. What was noted while the topic id
+    was lost is of the generation's own log, also after a rollback to before that.
+    """
+    if row is None:
+        return {}
+    found: Bounds = json.loads(row.erased or "{}")
+    own = row.topic_id or ""
+    return merged({one: {log or own: until}} for one, logs in found.items() for log, until in logs.items())
 
 
 def to_text(bounds: Bounds) -> str | None:
@@ -168,9 +174,9 @@ def brought_back(old: Checkpoint | RunRow, now: Checkpoint) -> str | None:
     """Return an erasure of which a generation may hold records, given the current one; None: it holds none. An erasure
     that only other logs know must have been searched for up to the generation's end.
     """
-    had, end = searched(old), old.next_offset
-    wanted = in_log(bounds_of(now), old.topic_id, MAX_OFFSET)
-    return min((one for one, until in wanted.items() if had.get(one, 0) < min(until, end)), default=None)
+    had, end = in_log(bounds_of(old), old.topic_id, -1), old.next_offset
+    wanted = in_log(bounds_of(now), old.topic_id, MAX_OFFSET) if end else {}
+    return min((one for one, until in wanted.items() if had.get(one, -1) < min(until, end)), default=None)
 
 
 def check_nothing_comes_back(old: Checkpoint | RunRow, now: Checkpoint) -> None:

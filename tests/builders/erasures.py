@@ -23,6 +23,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.erase.report import EraseReport
 from lastkey.jobs.verify import job as verify
+from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files.checkpoints import format_uuid
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.logs import START_MS, TOPIC_ID, write_partition
@@ -81,6 +82,8 @@ class Erasures:
         given = self.options(key_hash=hashes, **options) if by_hash else self.options(*keys, **options)
         report = erase.run(given, Silent())
         if not (report.exit_code or options.get("dry_run") or options.get("check")):
+            for logs in self.bounds.values():  # of those that are away all that has come since goes too
+                logs |= {key: MAX_OFFSET for key in map(str.encode, keys) if key in logs}
             self.bound(map(str.encode, keys))
         return report
 

@@ -146,6 +146,99 @@ def test_bounds_of_a_log_whose_topic_id_is_lost_for_a_while(tmp_path: Path) -> N
         assert [(r.key, r.value) for r in world.current()] == [(b"cem", b"1"), (b"ann", b"2"), (b"dan", b"1")]
 
 
+def put_log(world: Erasures, topic_id: UUID, *segments: str) -> None:
+    """Let the archive hold another log, and reset to it."""
+    world.topic_id, world.segments = topic_id, list(segments)
+    world.write()
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+
+
+def values(world: Erasures, key: bytes) -> list[bytes | None]:
+    return [r.value for r in world.current() if r.key == key]
+
+
+def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_path: Path) -> None:
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    assert world.erase("ann").exit_code == 0
+    world.grow("ann=2", roll=True)
+    world.grow("dan=1", roll=True)
+    assert world.compact().exit_code == 0  # generation 3
+    first = world.topic_id, tuple(world.segments)
+    put_log(world, UUID(int=5), "bob=8 ann=8", "cem=8")
+    assert world.erase("ann").exit_code == 0  # nothing new goes from this log
+    with pytest.raises(ErasedError):
+        restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out"), generation=3), Silent())
+    vacuumed(world, give_up=T)
+    assert world.erase("ann", check=True).result == "gone"
+    assert places_of([b"ann"], world.lab.store) == []
+    generation = world.lab.state().checkpoints()["t", 0].generation
+    world.erase("ann")
+    assert world.lab.state().checkpoints()["t", 0].generation == generation
+    put_log(world, first[0], *first[1])
+    assert values(world, b"ann") == []
+    assert world.erase("ann").exit_code == 0
+    ends = [
+        (before, bound, went)
+        for _, _, before, _, bound, went, _ in json.loads(table_of(world.lab.store)[-1]["partitions"])
+    ]
+    assert (generation, 5, 2) in ends
+    world.grow("ann=3", roll=True)
+    world.grow("eve=1", roll=True)
+    assert world.compact().exit_code == 0
+    assert values(world, b"ann") == [b"3"]
+    assert verified(world) == []
+
+
+def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
+    """Its bound is 0, and refuses the generations from before."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    log = world.lab.archive / "t-0"
+    for path in log.glob("0*"):
+        path.unlink()
+    (log / f"{0:020}.log").touch()
+    assert world.compact(reset=T).exit_code == 0
+    assert world.erase("ann").result == "older"
+    generation = world.lab.state().checkpoints()["t", 0].generation
+    assert world.erase("ann").result == "older"
+    assert world.lab.state().checkpoints()["t", 0].generation == generation
+    world.write()
+    with pytest.raises(ErasedError):
+        rollback.run(RollbackOptions(str(world.lab.store), 1), Silent())
+    vacuumed(world, give_up=T)
+    assert places_of([b"ann"], world.lab.store) == []
+    assert world.compact().exit_code == 0
+    assert values(world, b"ann") == [b"1"]  # new: it came after the erasure
+
+
+def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Path) -> None:
+    """What was noted without it is of that log alone, and none of one that comes later."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    assert world.erase("ann").exit_code == 0
+    assert world.compact().exit_code == 0
+    (world.lab.archive / "t-0" / "partition.metadata").unlink()
+    reset(world)
+    assert world.lab.state().checkpoints()["t", 0].topic_id is None
+    rollback.run(RollbackOptions(str(world.lab.store), 2), Silent())
+    put_log(world, UUID(int=5), "x=1 y=1 z=1 v=1", "ann=8", "cem=8")
+    assert values(world, b"ann") == []
+
+
+def test_a_reset_to_a_log_without_topic_id_when_several_are_known(tmp_path: Path) -> None:
+    """Nobody knows whose bounds it has, so it waits for the topic id."""
+    world = made(tmp_path, "x=1 y=1 z=1", "ann=1 bob=1", "cem=1")
+    assert world.erase("ann").exit_code == 0
+    first = world.topic_id, tuple(world.segments)
+    put_log(world, UUID(int=5), "bob=8", "cem=8")
+    world.topic_id, world.segments = first[0], list(first[1])
+    world.write()
+    (world.lab.archive / "t-0" / "partition.metadata").unlink()
+    report = world.compact(reset=T, hmac_key=world.hmac_key)
+    assert report.exit_code == 3
+    assert "bring the file back" in str(report.results[0].problem)
+    put_log(world, first[0], *first[1])
+    assert values(world, b"ann") == []
+
+
 def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
     """It has nothing of its own to say about erased records."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")

@@ -35,6 +35,7 @@ def test_the_key_is_read_once(tmp_path: Path) -> None:
     world.write()
     with piped(SECRET) as pipe:
         assert world.compact(reset=T, hmac_key=pipe).exit_code == 0
+    world.bound([b"ann"])
     assert world.judge() == ""
 
 

@@ -16,7 +16,7 @@ from lastkey.jobs.store import writing
 from lastkey.jobs.store.erasures import bounds_of
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.erasures import Erasures, made, places_of
-from tests.builders.logs import write_partition
+from tests.builders.logs import TOPIC_ID, write_partition
 
 T = TopicFilter(("t",))
 
@@ -102,6 +102,25 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
     world.grow("zoe=9", roll=True)
     assert world.compact().exit_code == 0
     assert b"ann" in {record.key for record in world.current()}
+
+
+def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path, monkeypatch):
+    world = made_again(tmp_path)
+    world.erase("ann")  # of the first log all must go now
+    world.topic_id, world.segments = TOPIC_ID, ["ann=1 bob=1", "cem=1", "ann=2", "dan=1"]
+    world.write()
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    world.grow("ann=3", roll=True)
+    world.grow("eve=1", roll=True)
+    assert world.compact().exit_code == 0
+    current, bounds = world.lab.folder(), bounds_of(world.lab.state().checkpoints()["t", 0])
+    world.grow("fay=1", roll=True)
+    die_before_the_commit(world, monkeypatch)
+    lose_tables(world, tmp_path)
+    rebuild(world, f"t-0={run_id(current)}")
+    assert bounds_of(world.lab.state().checkpoints()["t", 0]) == bounds
+    assert world.compact().exit_code == 0
+    assert [(r.key, r.value) for r in world.current() if r.key == b"ann"] == [(b"ann", b"3")]
 
 
 def test_a_generation_that_grew_after_its_topic_was_made_again_can_be_chosen(tmp_path, monkeypatch):
