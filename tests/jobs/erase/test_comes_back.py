@@ -211,7 +211,7 @@ def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
 
 
 def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Path) -> None:
-    """What was noted without it is of that log alone, and none of one that comes later."""
+    """Bounds that were noted without it are of that log alone, and of none that comes later."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
     assert world.compact().exit_code == 0
