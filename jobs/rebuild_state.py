@@ -230,13 +230,20 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
     last = [one for one in (*committed, chosen) if one.run.run_id not in parents]
     erased = to_text(merged(bounds_of(one.checkpoint) for one in last))
     check_nothing_comes_back(chosen.checkpoint, replace(chosen.checkpoint, erased=erased))
-    unknown = [c.folder for c in candidates if c.committed and c.commit is None]
-    if has_erasures and any(folder.generation >= chosen.run.generation_after for folder in unknown):
+    readable = {one.run.generation_after for one in committed}
+    unknown = [
+        c.folder
+        for c in candidates
+        if c.committed and c.commit is None
+        if c.folder.generation >= chosen.run.generation_after
+        or (c.folder.generation in readable and c.folder.run_id not in parents)  # of another history
+    ]
+    if has_erasures and unknown:
         what = f"generation {unknown[0].generation}, whose {MANIFEST} cannot be read, may have erased records"
         raise UsageError(message=f"{names.partition_folder(*unknown[0].key)}: {what}, {_WOULD_RETURN}")
     numbers = [c.folder.generation for c in candidates]  # falling
     is_highest = chosen.run.generation_after == numbers[0]
-    if is_highest and numbers.count(numbers[0]) == 1:
+    if is_highest and numbers.count(numbers[0]) == 1 and erased == to_text(bounds_of(chosen.checkpoint)):
         return chosen
     parent = run_id if is_highest else candidates[0].folder.run_id
     return going_back(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000, erased)

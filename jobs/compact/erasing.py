@@ -131,11 +131,12 @@ def _no_topic_id(plan: PartitionPlan) -> Problem:
 
 def _no_key(plan: PartitionPlan, bounds: Mapping[str, int]) -> Problem:
     erasure, until = max(bounds.items(), key=lambda one: one[1])
+    read = "a log that was not searched for its keys since" if until == MAX_OFFSET else f"offsets below {until} again"
     return Problem(
         "erased",
         plan.name,
         NO_POSITION,
-        f"--hmac-key, the key of erasure {erasure}, for this run reads offsets below {until} again",
+        f"--hmac-key, the key of erasure {erasure}, for this run reads {read}",
         "none",
         hint="give the file that erase was given: without it, records that were erased would come back",
     )

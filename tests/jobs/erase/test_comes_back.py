@@ -174,6 +174,10 @@ def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_pat
     generation = world.lab.state().checkpoints()["t", 0].generation
     world.erase("ann")
     assert world.lab.state().checkpoints()["t", 0].generation == generation
+    world.topic_id, world.segments = first[0], list(first[1])
+    world.write()
+    report = world.compact(reset=T)
+    assert "reads a log that was not searched for its keys since" in str(report.results[0].problem)
     put_log(world, first[0], *first[1])
     assert values(world, b"ann") == []
     assert world.erase("ann").exit_code == 0
@@ -211,7 +215,7 @@ def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
 
 
 def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Path) -> None:
-    """What was noted without it is of that log alone, and none of one that comes later."""
+    """Bounds that were noted without it are of that log alone, and of none that comes later."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
     assert world.compact().exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -86,6 +87,28 @@ def test_a_dead_runs_generation_of_the_same_number_is_refused(tmp_path, monkeypa
     lose_tables(world, tmp_path)
     with pytest.raises(UsageError, match="may have erased records"):
         rebuild(world, f"t-0={run_id(dead)}")
+
+
+def test_an_unreadable_generation_beside_the_parent_of_the_chosen_one_is_refused(tmp_path):
+    """Two histories of one store: what the other one erased nobody knows."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    shutil.copytree(world.lab.store, tmp_path / "before")
+    world.erase("ann")
+    damage_manifest(world)
+    erased = world.lab.folder().relative_to(world.lab.store)
+    world.lab.store.rename(tmp_path / "other")
+    shutil.copytree(tmp_path / "before", world.lab.store)
+    shutil.copytree(tmp_path / "other" / "erasures", world.lab.store / "erasures")
+    for _ in range(2):
+        world.grow("dan=1", roll=True)
+        assert world.compact().exit_code == 0
+    chosen = run_id(world.lab.folder())
+    shutil.copytree(tmp_path / "other" / erased, world.lab.store / erased)
+    lose_tables(world, tmp_path)
+    with pytest.raises(UndecidedError):
+        rebuild(world)
+    with pytest.raises(UsageError, match="may have erased records"):
+        rebuild(world, f"t-0={chosen}")
 
 
 def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(tmp_path, monkeypatch):
