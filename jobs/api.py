@@ -119,7 +119,7 @@ def compact(
     options = CompactOptions(
         archive=check_location("archive", archive),
         store=check_location("store", store),
-        **_shared(topics, exclude, topics_from, config),
+        **_shared(topics, exclude, topics_from, config, max_bytes_per_second),
         engine=_engine(engine),
         cleanup_policy=_one_of("cleanup_policy", cleanup_policy, POLICIES[:1]),
         now_ms=check_now_ms(_number("now_ms", now_ms)),
@@ -136,9 +136,6 @@ def compact(
         hmac_key=None if hmac_key is None else check_location("hmac_key", hmac_key),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
-    if (limit := _number("max_bytes_per_second", max_bytes_per_second, 1)) is not None:
-        job = replace(options.config.job, max_bytes_per_second=limit)
-        options = replace(options, config=replace(options.config, job=job))
     report: CompactReport = _run("compact", options, progress)
     return report
 
@@ -317,6 +314,7 @@ def restore(
     as_of: int | str | None = None,
     archive: Location | None = None,
     full_clean: bool = False,
+    max_bytes_per_second: int | None = None,
     topics: Globs = (),
     exclude: Globs = (),
     topics_from: Location | Iterable[Location] = (),
@@ -328,11 +326,10 @@ def restore(
     output: a new or empty folder. generation: None: the current one of each partition. as_of: instead the one that was
     current then, in milliseconds since 1970 or as ISO 8601. archive: where the store's archive is now, if it has moved.
     full_clean: first clean what a broker would clean again, in a run of `compact`, with the settings of config or, for
-    topics without any, of their last run. topics, exclude, topics_from, progress: as of `compact`.
+    topics without any, of their last run. max_bytes_per_second, topics, exclude, topics_from, progress: of `compact`.
 
     Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError;
-    NotCleanedError: full_clean found a problem), and
-    TypeError for an argument of another type.
+    NotCleanedError: full_clean found a problem), and TypeError for an argument of another type.
     """
     options = RestoreOptions(
         store=check_location("store", store),
@@ -341,7 +338,7 @@ def restore(
         as_of_ms=parse_time(as_of) if isinstance(as_of, str) else _number("as_of", as_of),
         archive=_location_or_none("archive", archive),
         full_clean=_flag("full_clean", full_clean),
-        **_shared(topics, exclude, topics_from, config),
+        **_shared(topics, exclude, topics_from, config, max_bytes_per_second),
     )
     if options.generation is not None and options.as_of_ms is not None:
         raise UsageError(message="--generation and --as-of both name a generation: give only one of them")
@@ -481,9 +478,12 @@ def _partitions(value: object) -> tuple[range, ...] | None:
     return tuple(range(number, number + 1) for number in numbers)
 
 
-def _shared(topics: Globs, exclude: Globs, topics_from: object, config: object) -> dict[str, Any]:
+def _shared(topics: Globs, exclude: Globs, topics_from: object, config: object, limit: object = None) -> dict[str, Any]:
     """Return the options that every job has."""
-    return {"topics": _topics(topics, exclude, topics_from), "config": settings_of(config)}
+    settings = settings_of(config)
+    if (n := _number("max_bytes_per_second", limit, 1)) is not None:
+        settings = replace(settings, job=replace(settings.job, max_bytes_per_second=n))
+    return {"topics": _topics(topics, exclude, topics_from), "config": settings}
 
 
 def settings_of(value: object) -> Config:

@@ -273,14 +273,14 @@ class JavaError(MachineError):
 
 
 class JarsError(MachineError):
-    """Delta's jars are missing, and could not be fetched."""
+    """Jars are missing, and could not be fetched."""
 
-    template = "Delta's jars ({expected}) could not be fetched: {found}"
+    template = "{what} could not be fetched: {found}"
     hint = "{advice}"
 
 
 class ForeignJarError(MachineError):
-    """A jar of Delta's that is not the published one."""
+    """A jar that is not the published one."""
 
     template = _FOUND
     hint = (
@@ -324,10 +324,7 @@ class ConnectorError(MachineError):
     """A file system that Spark's own code needs and has no jar for."""
 
     template = "{path}: Spark itself keeps a table there, and needs {expected}: {found}"
-    hint = (
-        "before the job's name give {give}, and how to reach it as --conf spark.hadoop.fs...=; Spark's connectors do "
-        "not know AWS_ENDPOINT_URL and AWS_PROFILE"
-    )
+    hint = "before the job's name give {give}, and except for S3 how to reach it as --conf spark.hadoop.fs...="
 
 
 class WorkerSetupError(MachineError):

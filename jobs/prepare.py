@@ -23,7 +23,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.archive.listing import list_archive
-from lastkey.jobs.spark import jvm, session
+from lastkey.jobs.spark import jars, jvm, session
 from lastkey.jobs.spark.submit import user_options
 from lastkey.jobs.store.minutes import minute_table, replace_segments
 from lastkey.jobs.store.tables import open_state
@@ -57,7 +57,7 @@ def main() -> int:
 
 def _prepare_spark(java: Path) -> None:
     """Fetch jars, and train a JVM that writes the archive of its classes."""
-    if not jvm.cached_jars(Path("~/.ivy2.5.2").expanduser()):
+    if not jars.cached(jars.cache({})):
         subprocess.run([sys.executable, "-c", "from lastkey.jobs.spark import session; session.start()"], check=False)
     archive = jvm.class_archive(java)
     if archive is None or archive.is_file():

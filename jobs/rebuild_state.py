@@ -16,7 +16,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyarrow import fs as pafs
@@ -26,14 +26,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.errors import MissingPathError, UndecidedError, UsageError
 from lastkey.jobs.store import manifests, writing
-from lastkey.jobs.store.erasures import (
-    Bounds,
-    bounds_of,
-    check_nothing_comes_back,
-    is_another_log,
-    merged,
-    to_text,
-)
+from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back, merged, to_text
 from lastkey.jobs.store.folders import RunFolder, run_folders
 from lastkey.jobs.store.generations import going_back
 from lastkey.jobs.store.paths import (
@@ -47,7 +40,7 @@ from lastkey.jobs.store.paths import (
     STATES,
     table_folder,
 )
-from lastkey.jobs.store.rows import Checkpoint, Commit
+from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
@@ -226,27 +219,15 @@ def _plain(candidates: Sequence[_Candidate]) -> Commit | None:
     return committed[0].commit if candidates[0].folder.generation == numbers[0] else None
 
 
-def _bounds_for(chosen: Checkpoint, candidates: Sequence[_Candidate]) -> Bounds:
-    """Return the bounds that were committed for the log of a generation. Offsets of another log, from before its topic
-    was made again, bound nothing in it: their erasures must only be known to it.
-    """
-    committed = [c.commit.checkpoint for c in candidates if c.committed and c.commit is not None]
-    own, others = (
-        merged(*(bounds_of(one) for one in committed if is_another_log(one.topic_id, chosen.topic_id) is apart))
-        for apart in (False, True)
-    )
-    return dict.fromkeys(others, 1) | own
-
-
 def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, has_erasures: bool) -> Commit:
     """Return the commit of a run; if another folder is as high or higher, a commit above all that goes back to it.
 
     has_erasures: in the store. Raises UsageError if erased records may return.
     """
     chosen = next(c.commit for c in candidates if c.folder.run_id == run_id and c.commit is not None)
-    bounds = _bounds_for(chosen.checkpoint, candidates)
-    now = next((c.commit for c in candidates if c.committed and c.commit is not None), chosen)  # the highest
-    check_nothing_comes_back(chosen.checkpoint, now.checkpoint, bounds)
+    committed = [c.commit for c in candidates if c.committed and c.commit is not None]
+    erased = to_text(merged(bounds_of(one.checkpoint) for one in (*committed, chosen)))
+    check_nothing_comes_back(chosen.checkpoint, replace(chosen.checkpoint, erased=erased))
     unknown = [c.folder for c in candidates if c.committed and c.commit is None]
     if has_erasures and any(folder.generation >= chosen.run.generation_after for folder in unknown):
         what = f"generation {unknown[0].generation}, whose {MANIFEST} cannot be read, may have erased records"
@@ -256,5 +237,4 @@ def _chosen(candidates: Sequence[_Candidate], run_id: str, new_run_id: str, *, h
     if is_highest and numbers.count(numbers[0]) == 1:
         return chosen
     parent = run_id if is_highest else candidates[0].folder.run_id
-    erased = to_text(merged(bounds, bounds_of(chosen.checkpoint)))
     return going_back(chosen, numbers[0] + 1, new_run_id, parent, time.time_ns() // 1_000_000, erased)

@@ -28,7 +28,7 @@ from lastkey.jobs.errors import MissingPathError, NoGenerationError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
-from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back, merged, to_text
+from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import check_runs, going_back, nobody_has, open_store
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.topics import Key, of_topics
@@ -107,8 +107,7 @@ def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
                 old = _target(store, row, chains[key], options.generation)
             if old.run.generation_after != (row.back_to or row.generation):
                 check_nothing_comes_back(old.checkpoint, row)
-                erased = to_text(merged(bounds_of(row), bounds_of(old.checkpoint)))
-                commits.append(going_back(old, row.generation + 1, run_id, row.run_id, now_ms, erased))
+                commits.append(going_back(old, row.generation + 1, run_id, row.run_id, now_ms, row.erased))
             progress.advance()
         for key in sorted(current.keys() - {commit.key for commit in commits}):
             report.notes.append(f"{names.partition_folder(*key)}: left at generation {current[key].generation}")

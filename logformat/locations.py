@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
+from lastkey.logformat import s3_access
 from lastkey.logformat.azure_access import hadoop_uri
 from lastkey.logformat.clouds import check_uri, cloud_of, watch_server
 from lastkey.logformat.gcs_access import RETRY_SECONDS
@@ -84,23 +85,6 @@ def _is_secret(scheme: str, authority: str) -> bool:
     return ":" in user or (bool(user) and scheme not in _NAMED) or not re.fullmatch("[0-9]*", port)
 
 
-def without_secrets(uri: str) -> str:
-    """Return the URI without its credentials. Stores may hold such URIs from before they were refused."""
-    if not has_secret(uri):
-        return uri
-    scheme, _, rest = uri.partition("://")
-    if not rest:
-        return f"{uri.partition(':')[0]}://***"
-    address, _, query = rest.partition("?")
-    authority, slash, path = address.partition("/")
-    user, _, host = authority.rpartition("@")
-    name = unquote(user).partition(":")[0]
-    kept = [p for p in query.split("&") if p and not has_secret(f"{scheme}://host?{p}")]
-    plain = f"{scheme}://{name + '@' if name and scheme in _NAMED else ''}{host}{slash}{path}"
-    plain += f"?{'&'.join(kept)}" if kept else ""
-    return f"{scheme}://***" if has_secret(plain) else plain
-
-
 def canonical(uri: str) -> str:
     """Return the URI with its scheme as we write it: s3a:// and s3n:// are Hadoop's names for s3://."""
     scheme = _SCHEME.match(uri)
@@ -113,6 +97,11 @@ def canonical(uri: str) -> str:
 def as_hadoop_names_it(uri: str) -> str:
     """Return the URI as Spark's own code wants it."""
     return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else hadoop_uri(uri)
+
+
+def hadoop_settings(uri: str) -> dict[str, str]:
+    """Return the settings by which Spark's own code reaches a URI; none for what is not in S3."""
+    return s3_access.hadoop_settings() if s3_access.is_ours(uri) else {}
 
 
 def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:

@@ -42,7 +42,8 @@ FOLDER_MARKS: Final = (DELETE, STRAY, FUTURE)
 
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
-PARTITION_SIDE_FILES: Final = (LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA)
+UPLOADED: Final = "offset.wm"  # how far Pinterest's uploader is; beside segments without any other side file
+PARTITION_SIDE_FILES: Final = (LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, UPLOADED)
 
 CLEANER_OFFSET_CHECKPOINT: Final = "cleaner-offset-checkpoint"
 RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"

@@ -1,15 +1,16 @@
-"""Access to archives and stores in S3, set up alike for the two libraries that use it: pyarrow and delta-rs.
+"""Access to archives and stores in S3, set up alike for the libraries that use it: pyarrow and delta-rs, and Hadoop's
+connector, by which Spark itself keeps tables.
 
 The libraries find credentials themselves, and renew those that expire: AWS_ACCESS_KEY_ID and its like, then the profile
 (AWS_PROFILE, ~/.aws), web identities, containers, the machine's role. delta-rs reads profiles only when told to
 (`delta_options`); pyarrow does not support a profile that assumes a role.
 
-This module finds endpoint and region in the environment and the profile, and gives them to both libraries: pyarrow
-ignores a profile's endpoint, and neither reads a profile's region beside an endpoint. Amazon is asked for the region of
+This module finds endpoint and region in the environment and the profile, and gives them to all three: pyarrow
+ignores a profile's endpoint, and none reads a profile's region beside an endpoint. Amazon is asked for the region of
 its buckets.
 
-The two libraries report a failed request in different words; `logformat.clouds` understands both by what is here. Both
-retry for some seconds by themselves.
+pyarrow and delta-rs report a failed request in different words; `logformat.clouds` understands both by what is here.
+Both retry for some seconds by themselves.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ SIGNS: Final = (
 _OF_S3: Final = re.compile(
     r"AWS Error|Generic S3 error|Error performing (?:GET|PUT|HEAD|POST|DELETE|list)|no credentials found in chain|"
     r"loading credentials|(?:resolving region for b|^B|: B)ucket '|to complete for path"
+)
+_PROVIDERS: Final = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider,org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider,"
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 )
 _KEYS: Final = ("aws_access_key_id", "credential_process", "sso_session", "sso_start_url", "login_session")
 _ROLES: Final = (
@@ -144,6 +149,18 @@ def delta_options(uri: str) -> dict[str, str]:
         options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = str(access.virtual).lower()
         options["AWS_ALLOW_HTTP"] = str(scheme == "http").lower()
     return options
+
+
+def hadoop_settings() -> dict[str, str]:
+    """Return what Hadoop's connector must be told: endpoint and region. Keys are none of it: the SDK's own chain, last
+    in `_PROVIDERS`, finds them where pyarrow does, and before that keys count that a user has given to Hadoop.
+    """
+    access = s3_access()
+    region = access.region or ("us-east-1" if access.endpoint else "")
+    out = {"fs.s3a.aws.credentials.provider": _PROVIDERS} | ({"fs.s3a.endpoint.region": region} if region else {})
+    if access.endpoint:
+        out |= {"fs.s3a.endpoint": access.endpoint, "fs.s3a.path.style.access": str(not access.virtual).lower()}
+    return out
 
 
 def is_said(said: str) -> bool:
@@ -248,6 +265,7 @@ def _filesystem(bucket: str, access: S3Access) -> Any:
         scheme=at.scheme or "https",
         force_virtual_addressing=access.virtual,
         connect_timeout=_CONNECT_SECONDS,
+        allow_delayed_open=True,  # a file of up to 10 MB is one request instead of three
         retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
         tls_ca_file_path=access.certificates or None,
     )

@@ -27,7 +27,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-SILENT_SECONDS: Final = 8
+SILENT_SECONDS: Final = 15
 _EVERY_SECONDS: Final = 3
 _ASKED_SECONDS: Final = 5
 _MOVED: Final = struct.Struct("=4I")  # in Linux's tcp_info: ms since data sent, acknowledgement sent, data and one got

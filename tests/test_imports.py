@@ -187,7 +187,7 @@ THIRD_PARTY = {
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
-    "py4j": "jobs.spark.session",
+    "py4j": "jobs.spark",
     "deltalake": "jobs.store",
     "click": "jobs.command",
     "tqdm": "jobs.command.progress",

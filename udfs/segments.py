@@ -11,10 +11,11 @@ from lastkey.logformat.listing import ListedSegment
 
 
 class NamedBytes(NamedTuple):
-    """Bytes of an archived `.log` that a generation names."""
+    """Bytes of an archived `.log` that a generation names: all of it that holds offsets below `until`."""
 
-    size: int
+    size: int  # 0: no generation names any
     checksum: int  # CRC-32C of the first `size` bytes
+    until: int
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class SegmentInput:
     from_offset: int = 0  # the generation holds the batches below already
     min_timestamp_ms: int = -1  # as in OutputSegment
     row: OutputSegment | None = None  # its row in the last generation, if that lies in the store
-    named: NamedBytes | None = None  # must be there still, because keys were erased from this partition
+    named: NamedBytes | None = None  # as keys were erased from these offsets: must be there still, and nothing else
 
     @property
     def base_offset(self) -> int:

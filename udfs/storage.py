@@ -179,10 +179,12 @@ def flush(root: Root, path: str) -> None:
 
 @contextlib.contextmanager
 def flushing(root: Root, path: str) -> Iterator[None]:
-    """Flush a file while the block runs."""
+    """Flush a file while the block runs. If both fail, raise the flush's error: it says why the bytes differ."""
     flushed = _flushers(os.getpid()).submit(flush, root, path)
-    yield
-    flushed.result()
+    try:
+        yield
+    finally:
+        flushed.result()
 
 
 def flush_all(root: Root, paths: Iterable[str]) -> None:

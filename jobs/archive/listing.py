@@ -20,7 +20,7 @@ from lastkey.logformat import names
 from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
 from lastkey.logformat.listing import ListedSegment, files_of
-from lastkey.logformat.locations import text_entries
+from lastkey.logformat.locations import TIERED, text_entries
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile, Traces
@@ -178,6 +178,15 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     except _TieredError as found:
         archive = list_archive(root.as_tiered(), wanted)
         archive.notes.insert(0, f"{found}: segments of tiered storage; the archive is read as {archive.root.uri}")
+    uploaded = [one.path for one in archive.partitions.values() if names.UPLOADED in one.side_files]
+    if uploaded:
+        more = f" and {len(uploaded) - 1:,} more" if len(uploaded) > 1 else ""
+        hint = "" if archive.root.uri.startswith(TIERED) else f"; if segments overlap, give {TIERED}{root.uri}"
+        archive.notes.insert(
+            0,
+            f"{uploaded[0]}{more}: uploaded by Pinterest's tiered storage ({names.UPLOADED}), without producer "
+            f"snapshots, transaction indexes and leader epochs{hint}",
+        )
     return archive
 
 

@@ -54,7 +54,8 @@ class ArchiveNeededReport(JobReport):
             "needed": _sum(a.needed),
             "not_needed": _sum(a.not_needed),
             "because": [
-                {"kind": r.kind, "message": str(r), "from": _base(a, r)} for r in sorted(a.reasons, key=_by_segment)
+                {"kind": r.kind, "message": str(r), "from": _base(a, r)}
+                for r in sorted(a.reasons, key=lambda reason: reason.segment)
             ],
             "segments": [
                 {
@@ -105,10 +106,6 @@ class ArchiveNeededReport(JobReport):
     def aside(self) -> list[str]:
         """Return problems and notes for stderr if stdout has paths alone."""
         return [*labelled("problem", self.problems), *labelled("note", self.notes)] if self.paths_only else []
-
-
-def _by_segment(reason: Reason) -> int:
-    return reason.segment
 
 
 def _base(a: Answer, reason: Reason) -> int | None:

@@ -18,7 +18,7 @@ from lastkey.jobs.command.options import AuditOptions, AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.report.write_page import checked_output, write_page
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret, check_files
 from lastkey.jobs.store.minutes import session_for, uri_for_spark
@@ -68,7 +68,7 @@ def run_audit(
     with spark_workers(f"audit {kind}", options, report, progress, brief=size < _FEW_BYTES) as workers:
         if not state.root.is_local:  # before hours of reading
             with workers.spark(f"audit {kind}") as spark:
-                session.check_connector(spark, uri_for_spark(state.root))
+                connector.connect(spark, uri_for_spark(state.root))
         at = time.perf_counter()
         asked = Asked(options.config, audit_secret(state), options.hide_keys, options.gaps)
         found = gather(state, listed, asked, workers, progress)

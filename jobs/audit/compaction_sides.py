@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lastkey.jobs.audit.audit import Audit
 from lastkey.jobs.audit.compaction_rules import NEVER, Allowed, Below
 from lastkey.jobs.audit.sources import Source
-from lastkey.jobs.store.erasures import bounds_of
+from lastkey.jobs.store.erasures import searched
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 
@@ -152,7 +152,7 @@ class Sides:
             before_whole=all(self._is_whole(source, key) for source in sources),
             after_whole=self._is_whole(self._store.after.name, key),
             erased_until=max(
-                (until for run, settings in told if settings.get("erases") for until in bounds_of(run).values()),
+                (until for run, settings in told if settings.get("erases") for until in searched(run).values()),
                 default=0,
             ),
         )

@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, IntegralType, StringType
 
 from lastkey.jobs.command.options import KeyFormat
 from lastkey.jobs.errors import MissingPathError, UsageError
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import connector
 from lastkey.jobs.store.audits import delta_table
 from lastkey.logformat.locations import as_hadoop_names_it
 from lastkey.udfs.audit.rows import Secret, hashed_keys
@@ -63,7 +63,7 @@ def _loaded(spark: SparkSession, uri: str) -> DataFrame:
     if not exists(root, ""):
         raise MissingPathError(path=uri, expected="a table of deliveries", found="nothing")
     place = as_hadoop_names_it(uri)
-    session.check_connector(spark, place)
+    connector.connect(spark, place)
     if exists(root, "_delta_log"):
         return delta_table(spark, place)
     kind = uri.rstrip("/").rpartition(".")[2].lower()

@@ -80,7 +80,7 @@ def go_on(spark: SparkSession, rows: DataFrame, asked: Asked) -> tuple[list[GoOn
         )  # fmt: skip
         new = first_new(known, starts, ignore_timestamps=asked.ignore_timestamps)
         for row in new.toArrow().to_pylist():
-            first[key_of(row)] = _without_passed_over(first[key_of(row)], found[key_of(row)], row["first_new"])
+            first[key_of(row)] = _decided(first[key_of(row)], found[key_of(row)], row["first_new"])
     by_time = {key: _from_ms(found[key]) for key in of_a if first[key].way == "time"}
     if by_time:
         times = frame(spark, [(*key, ms) for key, ms in by_time.items()], "from_ms")
@@ -134,10 +134,6 @@ def _may_pass_over(one: GoOn, row: Mapping[str, Any]) -> bool:
     """Return whether the answer is a record that A may have had and dropped: A has holes, and was read beyond them."""
     decides = one.way == "identity" and one.offset is not None and one.offset == row["first_unmatched"]
     return decides and one.a_records > 0 and row["a_end"] > row["a_records"] and one.committed is not None
-
-
-def _without_passed_over(one: GoOn, row: Mapping[str, Any], first_new: int | None) -> GoOn:
-    return _decided(one, row, first_new)
 
 
 def _from_ms(row: Mapping[str, Any]) -> int:

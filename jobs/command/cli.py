@@ -92,6 +92,14 @@ def lastkey() -> None:
     """
 
 
+limit_option = click.option(
+    "--max-bytes-per-second",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Read and write at most so much, all tasks together.",
+)
+
+
 @lastkey.command()
 @click.argument("archive")
 @click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
@@ -106,12 +114,7 @@ def lastkey() -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
 @click.option("--max-runtime", metavar="DURATION", help="Then stop, and commit what is finished: 90s, 30m, 1h30m.")
-@click.option(
-    "--max-bytes-per-second",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="Read and write at most so much, all tasks together.",
-)
+@limit_option
 @click.option("--hmac-key", metavar="FILE", help="With --reset, after an erasure: the file that erase was given.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
 @engine_option("spark")
@@ -179,6 +182,7 @@ def reindex(**given: Any) -> None:
 @click.option("--as-of", metavar="TIME", help="Restore what was current then: ISO 8601 (UTC), or ms since 1970.")
 @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
 @click.option("--full-clean", is_flag=True, help="First clean what a broker would clean again, in a run of compact.")
+@limit_option
 @monitoring_options
 @shared
 def restore(**given: Any) -> None:

@@ -7,14 +7,14 @@ import importlib
 import json
 import platform
 import time
-from dataclasses import asdict, astuple, fields, replace
+from dataclasses import asdict, astuple, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, columns_in
 from lastkey.udfs.compact.plan import CleanSettings, PartitionResult
 from lastkey.udfs.segments import OutputSegment
 
@@ -122,8 +122,9 @@ def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
 
 
 def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:
-    given = {f.name: getattr(s, f.name) for f in fields(s) if f.init}
-    return Segment(topic=r.topic, partition=r.partition, generation=generation, run_id=run_id, **given)
+    return Segment(
+        topic=r.topic, partition=r.partition, generation=generation, run_id=run_id, **columns_in(s, OutputSegment)
+    )
 
 
 @functools.cache  # reading them takes 3 ms, as long as a small partition

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from lastkey.jobs.compact.plan_partition import NotPlanned
 from lastkey.jobs.store.erasures import (
-    Bounds,
     bounds_of,
     check_key,
     erasure_path,
-    is_another_log,
+    in_log,
     secret_of,
     to_text,
     write_erasure,
@@ -61,22 +60,21 @@ class Erasures:
         """Return the plan; one that erases, if this run does, or if it reads again what was erased. Raise NotPlanned
         if it needs the user's key for that.
         """
-        bounds, known = bounds_of(before), 0 if plan.anew else plan.known_until or 0
+        known, ours = 0 if plan.anew else plan.known_until or 0, self.id
+        bounds = _bounds_in(before, plan.topic_id)
         again = {one: until for one, until in bounds.items() if until > known}
         if not again and not self.new:
             return plan
         if not self.key:
             raise NotPlanned(_no_key(plan, again))
-        ours = self.id
-        apart = plan.anew and before is not None and is_another_log(plan.topic_id, before.topic_id)
-        files = {erasure_path(one): MAX_OFFSET if apart else until for one, until in again.items()}
+        files = {erasure_path(one): until for one, until in again.items()}
         if self.new and not plan.dry_run:
             files[erasure_path(ours)] = MAX_OFFSET
         erasing = Erasing(
             secret_of(self.key),
             tuple(sorted(files.items())),
             self.new if plan.dry_run else b"",
-            noted=not plan.anew and (not self.new or bounds.get(ours, 0) >= known),
+            noted=not plan.anew and MAX_OFFSET not in again.values() and (not self.new or bounds.get(ours, 0) >= known),
         )
         nothing_else = replace(
             plan.settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False
@@ -86,15 +84,26 @@ class Erasures:
     def bounds_after(
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
     ) -> str | None:
-        """Return the column `erased` of a partition's new generation. A topic that was made anew is another log: its
-        keys went up to where it ends now.
+        """Return the column `erased` of a partition's new generation: the bounds of the one before, and those of its
+        own log, from which the keys of erasures of other logs went up to where it ends now.
         """
-        bounds: Bounds = bounds_of(before)
-        if anew and before is not None and is_another_log(archived.topic_id, before.topic_id):
-            bounds = dict.fromkeys(bounds, max(next_offset, 1))
+        bounds = bounds_of(before)
+        own = {
+            one: next_offset if until == MAX_OFFSET else until
+            for one, until in _bounds_in(before, archived.topic_id).items()
+        }
         if self.new:
-            bounds[self.id] = max(next_offset, bounds.get(self.id, 0))
+            own[self.id] = max(next_offset, own.get(self.id, 0))
+        log = archived.topic_id or (before.topic_id if before and not anew else None) or ""
+        for one, until in own.items():
+            others = {other: n for other, n in bounds.get(one, {}).items() if other}  # one without an id is this one
+            bounds[one] = others | {log: until}
         return to_text(bounds)
+
+
+def _bounds_in(before: Checkpoint | None, topic_id: str | None) -> dict[str, int]:
+    """Return the bound of each erasure in the log that the archive holds; MAX_OFFSET if only other logs have one."""
+    return in_log(bounds_of(before), topic_id or (before.topic_id if before else None), MAX_OFFSET)
 
 
 def _no_key(plan: PartitionPlan, bounds: Mapping[str, int]) -> Problem:

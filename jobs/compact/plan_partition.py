@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Required, TypedDict
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
-from lastkey.jobs.store.erasures import bounds_of
-from lastkey.jobs.store.rows import columns_of
+from lastkey.jobs.store.erasures import searched
+from lastkey.jobs.store.rows import columns_in
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
@@ -162,9 +162,11 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
-    if bounds_of(checkpoint):  # what is read again must be what was searched for erased keys
-        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum) for s in theirs if s.size_bytes}
-        after = [replace(s, named=named.get(s.listed.base_offset)) for s in after]
+    below = min(max(searched(checkpoint).values(), default=0), checkpoint.next_offset)
+    if below:  # what is read again below must be what was searched for erased keys
+        named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
+        none = NamedBytes(0, 0, below)
+        after = [replace(s, named=named.get(s.listed.base_offset, none)) if s.base_offset < below else s for s in after]
     folder = checkpoint.folder
     listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
     if listed and after and listed[-1].base_offset == after[0].base_offset:
@@ -213,9 +215,7 @@ def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
     """Return a segment with what its row in the last generation says."""
     if row is None:
         return segment
-    of_store = None
-    if row.root == "store":
-        of_store = OutputSegment(**{name: getattr(row, name) for name in columns_of(OutputSegment)})
+    of_store = OutputSegment(**columns_in(row, OutputSegment)) if row.root == "store" else None
     return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store)
 
 

@@ -44,16 +44,13 @@ def each(partitions: Sequence[SourcePartition], ranges: Sequence[Range]) -> list
     """Return the pieces of all partitions, in their order. UsageError for a start or end that does not exist."""
     if not partitions:
         return []
-    workers = min(len(partitions), _THREADS if _is_remote(partitions) else os.cpu_count() or 1)
+    remote = any("://" in segment.root for partition in partitions for segment in partition.segments[:1])
+    workers = min(len(partitions), _THREADS if remote else os.cpu_count() or 1)
     try:
         with ThreadPoolExecutor(workers) as pool:
             return [piece for pieces in pool.map(find_pieces, partitions, ranges) for piece in pieces]
     except (OutOfRangeError, NoSuchTimeError) as error:
         raise UsageError(message=str(error)) from error
-
-
-def _is_remote(partitions: Sequence[SourcePartition]) -> bool:
-    return any("://" in segment.root for partition in partitions for segment in partition.segments[:1])
 
 
 def range_of(options: ReadOptions, partition: SourcePartition, total_bytes: int) -> Range:

@@ -31,7 +31,7 @@ from lastkey.jobs.erase.report import EraseReport, Remains
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, key_id, read_key, secret_of
+from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, in_log, key_id, read_key, secret_of
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import of_users
@@ -129,8 +129,8 @@ def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
     out = []
     for _, chain in sorted(state.histories().items()):
         for run, before in zip(chain, [*chain[1:], None], strict=True):
-            bound = bounds_of(run).get(erasure, 0)
-            if bound > bounds_of(before).get(erasure, 0) and not run.back_to:
+            bound, known = (in_log(bounds_of(one), run.topic_id, 0).get(erasure, 0) for one in (run, before))
+            if bound > known and not run.back_to:
                 ranges = json.loads(run.erased_offsets or "[]")
                 numbers = run.generation_before, run.generation_after, bound, run.dropped_erased
                 out.append((run.topic, run.partition, *numbers, ranges))

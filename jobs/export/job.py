@@ -33,7 +33,7 @@ from lastkey.jobs.export.read import (
 )
 from lastkey.jobs.export.report import ExportedTopic, ExportReport
 from lastkey.jobs.functions import decoding
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import session_of
 from lastkey.jobs.store.latest import write_delta
 from lastkey.jobs.store.minutes import session_for
@@ -63,7 +63,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     size = sum(s.size for p in partitions for s in p.segments)
     with taken(root), session_of("export", options, report, progress, brief=size < _FEW_BYTES) as whole:
         spark = session_for(whole, size)
-        session.check_connector(whole, output.uri_of(""))
+        connector.connect(whole, output.uri_of(""))
         if origin is None:
             output.begin([*by_topic])
         else:

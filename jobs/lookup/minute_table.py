@@ -24,7 +24,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import session_of
 from lastkey.jobs.spark.tasks import cores_of
 from lastkey.jobs.store.minutes import known_segments, minute_table, replace_segments, uri_for_spark
@@ -121,7 +121,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
 def _ask(spark: SparkSession, options: LookupOptions, report: AtReport, plans: list[LookupPlan] | None) -> None:
     at, store = time.perf_counter(), report.store
     state = open_state(store)
-    session.check_connector(spark, uri_for_spark(state.root))
+    connector.connect(spark, uri_for_spark(state.root))
     covers = _covers(options)
     if options.refresh:
         if plans is None:

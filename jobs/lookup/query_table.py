@@ -23,7 +23,7 @@ from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, labelled, table
 from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
-from lastkey.jobs.spark import session
+from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import session_of
 from lastkey.jobs.spark.tasks import cores_of
 from lastkey.logformat.locations import as_hadoop_names_it
@@ -104,7 +104,7 @@ def _answer_all(
     reader = spark.read.option("header", "true").option("inferSchema", "true") if kinds[0] == "csv" else spark.read
     questions, answers = map(as_hadoop_names_it, uris)
     for uri in (questions, answers):
-        session.check_connector(spark, uri)
+        connector.connect(spark, uri)
     queries = _checked(reader.format(kinds[0]).load(questions), uris[0])
     at = time.perf_counter()
     progress.start("lookup", 1, "table")

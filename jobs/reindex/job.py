@@ -33,7 +33,7 @@ from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
-from lastkey.udfs.reindex.write import FileReport, Target, remove_leftovers
+from lastkey.udfs.reindex.write import FileReport, Target, impossible, remove_leftovers
 from lastkey.udfs.storage import Root, normal_uri, open_root
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
@@ -207,18 +207,7 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
 
 
 def _nothing_done(path: str, problem: Problem) -> FileReport:
-    return FileReport(
-        problem.path,
-        "folder" if problem.path == path else "log",
-        "impossible",
-        problem.kind,
-        problem.position,
-        -1,
-        problem.expected,
-        problem.found,
-        0,
-        problem.path,
-    )
+    return impossible(problem.path, "folder" if problem.path == path else "log", problem)
 
 
 def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ListedSegment]:

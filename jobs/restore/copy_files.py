@@ -15,6 +15,7 @@ import google_crc32c
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import MissingFileError
+from lastkey.logformat.io_limit import paid, spend
 from lastkey.logformat.locations import text_entries
 from lastkey.udfs.storage import Root, flush, flush_names, open_file, set_time
 
@@ -91,7 +92,7 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
     else:
         with (
             open_file(source, path) as read,
-            target.filesystem.open_output_stream(target.full(to), compression=None) as write,
+            paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write,
         ):
             found = left = 0
             left = size
@@ -100,6 +101,7 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
                 if not data:
                     raise MissingFileError(path=shown, expected=f"{size} bytes", found=f"{size - left}")
                 found = google_crc32c.extend(found, data)
+                spend(len(data))
                 write.write(data)
                 left -= len(data)
     check_checksum(shown, size, checksum, found)
@@ -119,9 +121,10 @@ def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | N
     size = found = 0
     with (
         open_file(source, path) as read,
-        target.filesystem.open_output_stream(target.full(to), compression=None) as write,
+        paid(target.filesystem.open_output_stream(target.full(to), compression=None)) as write,
     ):
         while data := read.read(_CHUNK_BYTES):
+            spend(len(data))
             write.write(data)
             size += len(data)
             found = google_crc32c.extend(found, data)
@@ -160,5 +163,6 @@ def checksum_of(root: Root, path: str, size: int) -> int:
             if not data:
                 break
             found = google_crc32c.extend(found, data)
+            spend(len(data))
             size -= len(data)
     return int(found)

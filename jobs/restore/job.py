@@ -45,6 +45,7 @@ from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, is_full
+from lastkey.logformat.io_limit import limited
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
@@ -91,7 +92,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         made.folder("")
         with locked([Path(output.base)]) if output.is_local else nullcontext():
             check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
-            with ThreadPoolExecutor(_THREADS) as pool:
+            with limited(options.config.job.max_bytes_per_second), ThreadPoolExecutor(_THREADS) as pool:
                 jobs = [
                     pool.submit(
                         _restore_partition,

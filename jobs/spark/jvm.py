@@ -28,33 +28,19 @@ import sys
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.command.progress import TALKS
-from lastkey.jobs.errors import ForeignJarError, JavaError, SparkStartError
+from lastkey.jobs.errors import JavaError, SparkStartError
 from lastkey.jobs.installation import CONF
-from lastkey.jobs.spark import forked
+from lastkey.jobs.spark import forked, jars
 from lastkey.jobs.spark.master import is_local
 from lastkey.jobs.spark.submit import OF_PACK, UserOptions, launch_arguments, read_properties
 from lastkey.logformat.control_characters import visible
 
-PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-# The resolver's jars that Spark's own do not hold already (in the same or a newer version), each with its
-# SHA-256: the resolver checks downloads only against sums from the same place, and its cache not at all
-JARS = {
-    "io.delta_delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
-    "io.delta_delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
-    "io.delta_delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
-    "io.delta_delta-kernel-defaults-4.4.0.jar": "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b",
-    "io.delta_delta-kernel-unitycatalog-4.4.0.jar": "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa",
-    "io.unitycatalog_unitycatalog-client-0.6.0.jar": "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19",
-    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
-}
 _BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _NOISE = re.compile(
     r"^(WARNING: Using incubator modules|Setting default log level|To adjust logging level|Picked up )"
@@ -204,15 +190,15 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     settings = read_properties(CONF / "spark-defaults.conf")
     local = is_local(user)
     java_options = [f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()}"]
-    ivy = Path(user.conf.get("spark.jars.ivy") or "~/.ivy2.5.2").expanduser()
-    jars = cached_jars(ivy)
-    if not jars:
-        settings["spark.jars.packages"] = PACKAGE
+    ivy = jars.cache(user.conf)
+    of_delta = jars.cached(ivy)
+    if not of_delta:
+        settings["spark.jars.packages"] = jars.PACKAGE
         settings["spark.jars.ivy"] = str(ivy)  # Java's idea of a home may be another one
     elif local:
-        settings["spark.driver.extraClassPath"] = ":".join(jars)
+        settings["spark.driver.extraClassPath"] = ":".join(of_delta)
     else:
-        settings["spark.jars"] = ",".join(jars)
+        settings["spark.jars"] = ",".join(of_delta)
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
@@ -241,25 +227,6 @@ def of_pack(user: UserOptions) -> dict[str, str]:
     if is_local(user) or not (executors_python(user) or "").endswith(OF_PACK):
         return {}
     return {"spark.python.daemon.module": _DAEMON, f"spark.executorEnv.{TALKS}": "INFO"}
-
-
-def cached_jars(ivy: Path) -> list[str]:
-    """Return Delta's jars in Spark's cache of downloads if all are whole, else none. ForeignJarError: altered ones."""
-    paths = [ivy / "jars" / name for name in JARS]
-    if not all(zipfile.is_zipfile(path) for path in paths):
-        return []
-    for path, expected in zip(paths, JARS.values(), strict=True):
-        stat = path.stat()
-        found = _sha256(path, stat.st_size, stat.st_mtime_ns)
-        if found != expected:
-            raise ForeignJarError(path=path, expected=f"SHA-256 {expected}", found=found)
-    return [str(path) for path in paths]
-
-
-@lru_cache(len(JARS))
-def _sha256(path: Path, *_: int) -> str:
-    """Return the SHA-256 of a file; `_`: size and time, by which the cache sees that it changed."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def find_java() -> Path:
@@ -291,7 +258,7 @@ def class_archive(java: Path) -> Path | None:
         return None
     spark = _pyspark()
     stat = java.stat()
-    key = hashlib.sha256(f"{java} {stat.st_size} {stat.st_mtime_ns} {spark} {JARS} 1".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{java} {stat.st_size} {stat.st_mtime_ns} {spark} {jars.DELTA} 1".encode()).hexdigest()[:16]
     return Path(sys.prefix) / "lastkey" / f"spark-{key}.jsa"
 
 
@@ -348,7 +315,7 @@ class Output:
                 self.end_without_threads(line)
                 if line.startswith(":: loading settings"):
                     resolving = True
-                    _say("fetching Delta's jars (once)")
+                    _say("fetching jars for Spark (once)")
                 elif not resolving and line and not _NOISE.search(line) and not _LEFT.fullmatch(line):
                     self._take(line.split("\n"))
                 resolving = resolving and not line.startswith(":: retrieving")

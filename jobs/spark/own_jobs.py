@@ -90,7 +90,7 @@ def await_tasks(spark: Spark, tag: str) -> bool:
     patience, rest = time.monotonic() + _PATIENCE, threading.Event()
     while time.monotonic() < patience:
         with suppress(Exception):  # as above
-            if not _some_task_runs(context, tag):
+            if not any(stage.numActiveTasks for stage in _stages(context, tag)):
                 return True
         rest.wait(0.1)
     return False
@@ -103,10 +103,6 @@ def count_tasks(spark: Spark, tag: str) -> int:
         context._jsc.sc().listenerBus().waitUntilEmpty(_TOLD_MS)  # the status store hears of tasks a little later
         return sum(stage.numCompletedTasks for stage in _stages(context, tag))
     return 0
-
-
-def _some_task_runs(context: Any, tag: str) -> bool:
-    return any(stage.numActiveTasks for stage in _stages(context, tag))
 
 
 def _stages(context: Any, tag: str) -> list[Any]:

@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from lastkey.jobs.errors import ConnectorError, JarsError, SparkStartError
+from lastkey.jobs.errors import SparkStartError
 from lastkey.jobs.installation import CONF
-from lastkey.jobs.spark import jvm
+from lastkey.jobs.spark import jars, jvm
 from lastkey.jobs.spark.master import check_master, is_local, public_address
 from lastkey.jobs.spark.running import context_of, running_spark
 from lastkey.jobs.spark.submit import UserOptions, from_environment, read_properties
@@ -27,12 +27,6 @@ from lastkey.jobs.spark.submit import UserOptions, from_environment, read_proper
 if TYPE_CHECKING:
     from lastkey.jobs.spark.running import Spark
 
-# Packages with the classes that Spark lacks for a file system, in the version of Spark's Hadoop
-_CONNECTORS = {
-    "s3a": "org.apache.hadoop:hadoop-aws",
-    "abfs": "org.apache.hadoop:hadoop-azure",
-    "abfss": "org.apache.hadoop:hadoop-azure",
-}
 _NEXT_LINE_SAYS_WHY = ("Error occurred during initialization of VM", "Error: A JNI error has occurred")
 _NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
 
@@ -183,24 +177,6 @@ def _connected(user: UserOptions, remote: str) -> SparkSession:
     return cast(SparkSession, made)
 
 
-def check_connector(spark: SparkSession, uri: str) -> None:
-    """Raise ConnectorError if Spark's own code has no file system for a URI. Of a server nobody knows."""
-    if "://" not in uri or context_of(spark) is None:
-        return
-    scheme = uri.partition("://")[0]
-    context: Any = spark.sparkContext
-    hadoop = context._jvm.org.apache.hadoop
-    try:
-        hadoop.fs.FileSystem.getFileSystemClass(scheme, context._jsc.hadoopConfiguration())
-    except Py4JJavaError as error:
-        package = _CONNECTORS.get(scheme)
-        version = hadoop.util.VersionInfo.getVersion()
-        given = f"--packages {package}:{version}" if package else "the jar of its connector (--jars)"
-        raise ConnectorError(
-            path=uri, expected=f"a connector for {scheme}://", found=_of_java(error), give=given
-        ) from error
-
-
 def local_folders() -> list[str]:
     """Return the folders in which Spark's processes on this machine write shuffle files, if the user named any."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or from_environment().conf.get("spark.local.dir", "")
@@ -230,15 +206,10 @@ def how_the_jvm_ended(patience_seconds: float = 0.0, said: str = "") -> str | No
 
 
 def _start_error(text: str, error: Exception, master: str | None = None) -> Exception:
-    failed = re.search(r"(download failed|unresolved dependency|not found): .*", text)
-    if failed or "UNRESOLVED DEPENDENCIES" in text:
-        local = Path("~/.m2/repository").expanduser()
-        advice = "check the network, or a proxy (--conf spark.driver.extraJavaOptions=-Dhttps.proxyHost=...)"
-        if "download failed" in text and local.is_dir():
-            advice = f"{local} holds poms without jars, and Spark's resolver fails on them: remove or rename it"
-        return JarsError(expected=jvm.PACKAGE, found=failed[0][:300] if failed else "unresolved", advice=advice)
+    if (unfetched := jars.failure_in(text)) is not None:
+        return jars.unfetched(f"Delta's jars ({jars.PACKAGE})", unfetched)
     if isinstance(error, Py4JJavaError):
-        found = _of_java(error)
+        found = of_java(error)
         if "stopped SparkContext" in found and (reason := re.search(r"^[\d:]+ ERROR \S+ (.*)", text, re.MULTILINE)):
             found = _plain(reason[1])
         return SparkStartError(found=found + (f" (--master {master})" if master else ""))
@@ -251,7 +222,7 @@ def _start_error(text: str, error: Exception, master: str | None = None) -> Exce
     return SparkStartError(found=_plain(said[first] if said else str(error)))
 
 
-def _of_java(error: Py4JJavaError) -> str:
+def of_java(error: Py4JJavaError) -> str:
     """Return the cause of an error of the JVM's, in its words and in one line."""
     cause = error.java_exception
     while (before := cause.getCause()) is not None:

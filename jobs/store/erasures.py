@@ -1,9 +1,10 @@
 """Erasures of a store: the keys of each, as digests in a file, and the offsets below which they went.
 
 `erasures/<id>` holds an erasure's digests (`udfs.erased_keys`), which follow from a key that the user holds.
-The column `erased` of a generation has a bound for each erasure: below that offset it holds none of the keys. Every
-later generation of the partition has it too, also after a rollback and a --reset. So any two rows tell what may bring
-an erased record back: a generation that covers offsets below a bound which it lacks.
+The column `erased` of a generation has a bound for each erasure and log: below that offset the log's generations hold
+none of the keys. A topic that was made again is another log, and its topic id tells them apart. Every later generation
+of the partition has all these bounds too, also after a rollback and a --reset. So any two rows tell what may bring an
+erased record back: a generation that covers offsets below a bound which it lacks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,10 +25,13 @@ from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import State
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, id_of, read_erased
 from lastkey.udfs.storage import Root, flush, flush_all, make_private, put_file
 
-Bounds = dict[str, int]  # erasure -> offset below which a partition holds none of its keys
+Bounds = dict[
+    str, dict[str, int]
+]  # erasure -> topic id, "" if none -> offset below which that log has none of its keys
 
 _LEAST_BYTES: Final = 16  # of the user's key
 _SECRET: Final = struct.Struct("<QQ")
@@ -123,45 +127,55 @@ def add_row(state: State, row: ErasureRow) -> None:
 
 
 def bounds_of(row: Checkpoint | RunRow | None) -> Bounds:
-    """Return the bounds of a generation."""
+    """Return the bounds that a generation notes, of all logs that the partition had."""
     found: Bounds = {} if row is None else json.loads(row.erased or "{}")
     return found
 
 
-def to_text(bounds: Mapping[str, int]) -> str | None:
+def to_text(bounds: Bounds) -> str | None:
     """Return bounds as the column `erased` holds them."""
-    return json.dumps(dict(sorted(bounds.items()))) if bounds else None
+    return json.dumps(bounds, sort_keys=True) if bounds else None
 
 
-def merged(*several: Mapping[str, int]) -> Bounds:
-    """Return the highest bound of each erasure."""
+def merged(several: Iterable[Bounds]) -> Bounds:
+    """Return the highest bound of each erasure in each log."""
     out: Bounds = {}
     for bounds in several:
-        out |= {erasure: max(until, out.get(erasure, 0)) for erasure, until in bounds.items()}
+        for erasure, logs in bounds.items():
+            known = out.setdefault(erasure, {})
+            known |= {log: max(until, known.get(log, 0)) for log, until in logs.items()}
     return out
 
 
-def is_another_log(topic_id: str | None, other: str | None) -> bool:
-    """Return whether a topic was made again, so that offsets of one log mean nothing in the other."""
-    return None not in (topic_id, other) and topic_id != other
-
-
-def brought_back(old: Checkpoint | RunRow, now: Checkpoint, bounds: Mapping[str, int] | None = None) -> str | None:
-    """Return an erasure of which a generation may hold records, given the current one, and the bounds that hold if they
-    are not its own; None: it holds none. One of another log must have been searched up to its end.
+def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, int]:
+    """Return the bound of each erasure in one log; `otherwise` if only other logs have one. Without a topic id, as
+    before Kafka 2.8, a log counts as the same one as any other.
     """
-    had, end = bounds_of(old), old.next_offset
-    apart = is_another_log(old.topic_id, now.topic_id)
-    wanted = sorted((bounds_of(now) if bounds is None else bounds).items())
-    lost = [one for one, until in wanted if had.get(one, 0) < (end if apart else min(until, end))]
-    return lost[0] if lost else None
+    out = {}
+    for erasure, logs in bounds.items():
+        same = {log: until for log, until in logs.items() if log in ("", topic_id)}
+        known = logs if topic_id is None and not same else same
+        out[erasure] = max(known.values(), default=otherwise)
+    return out
 
 
-def check_nothing_comes_back(
-    old: Checkpoint | RunRow, now: Checkpoint, bounds: Mapping[str, int] | None = None
-) -> None:
+def searched(row: Checkpoint | RunRow) -> dict[str, int]:
+    """Return for each erasure the offset below which a generation holds none of its keys."""
+    return in_log(bounds_of(row), row.topic_id, 0)
+
+
+def brought_back(old: Checkpoint | RunRow, now: Checkpoint) -> str | None:
+    """Return an erasure of which a generation may hold records, given the current one; None: it holds none. An erasure
+    that only other logs know must have been searched for up to the generation's end.
+    """
+    had, end = searched(old), old.next_offset
+    wanted = in_log(bounds_of(now), old.topic_id, MAX_OFFSET)
+    return min((one for one, until in wanted.items() if had.get(one, 0) < min(until, end)), default=None)
+
+
+def check_nothing_comes_back(old: Checkpoint | RunRow, now: Checkpoint) -> None:
     """Raise ErasedError if a generation may hold records that were erased (`brought_back`)."""
-    erasure = brought_back(old, now, bounds)
+    erasure = brought_back(old, now)
     if erasure is not None:
         number = old.generation if isinstance(old, Checkpoint) else old.generation_after
         name = names.partition_folder(old.topic, old.partition)

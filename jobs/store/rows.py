@@ -311,11 +311,16 @@ def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
     """Return a row from the values in a table or file. A column that is missing or null, as in older rows, takes its
     default; columns of newer versions are ignored.
     """
-    columns, missing = columns_of(kind).items(), dataclasses.MISSING
+    columns, missing = _columns_of(kind).items(), dataclasses.MISSING
     return kind(**{c: told[c] for c, default in columns if c in told and (told[c] is not None or default is missing)})
 
 
 @cache
-def columns_of(kind: type) -> dict[str, Any]:
+def _columns_of(kind: type) -> dict[str, Any]:
     """Return the columns of a kind of rows, with their defaults: dataclasses lists them anew for each row."""
     return {f.name: f.default for f in dataclasses.fields(kind) if f.init}
+
+
+def columns_in(row: object, kind: type) -> dict[str, Any]:
+    """Return the values of those columns of a row that rows of `kind` have."""
+    return {name: getattr(row, name) for name in _columns_of(kind)}

@@ -40,6 +40,7 @@ def plan_archived(
         snapshots=tuple(archived.located(archived.snapshots)),
         leader_epochs=side_file(archived.side_files.get(names.LEADER_EPOCH_CHECKPOINT)),
         metadata=side_file(archived.side_files.get(names.PARTITION_METADATA)),
+        txn_indexes=names.UPLOADED not in archived.side_files or any(s.txn_index for s in archived.segments),
         log_start_offset=archived.log_start_checkpoint,
         cleaner_checkpoint=archived.cleaner_checkpoint,
         high_watermark=archived.high_watermark,

@@ -218,36 +218,18 @@ class BodyLoader:
         while done < n and at + 2 * held < self.soft_bytes:  # sections are held twice, as they are and as records
             others = way[done:] != way[done]
             last = done + int(others.argmax()) if others.any() else n
-            if way[done] == _SMALL:
-                more, at, status = unpack_small(
-                    codecs[done:last].astype(np.int64),
-                    raw,
-                    starts[done:last],
-                    stops[done:last],
-                    scratch,
-                    at,
-                    self.soft_bytes - 2 * held,
-                    limit,
-                    ends[done:],
-                )
+            stop = self.soft_bytes - 2 * held
+            places = raw, starts[done:last], stops[done:last], scratch, at, stop, limit, ends[done:]
+            if way[done] != _ONE_BY_ONE:
+                if way[done] == _SMALL:
+                    more, at, status = unpack_small(codecs[done:last].astype(np.int64), *places)
+                else:
+                    more, at, status, _ = unpack_zstd(*places)
                 done += more
                 if status == DONE:
                     continue
-            elif way[done] == _ZSTD:
-                more, at, status, _ = unpack_zstd(
-                    raw,
-                    starts[done:last],
-                    stops[done:last],
-                    scratch,
-                    at,
-                    self.soft_bytes - 2 * held,
-                    limit,
-                    ends[done:],
-                )
-                done += more
-                if status == DONE:
-                    continue
-                last = done + 1  # raises the error of this body
+                if way[done] == _ZSTD:
+                    last = done + 1  # raises the error of this body
             done, at, held = self._unpack_each(
                 raw, raw_position, part, bodies, order, done, last, at, held, v3, stored, ends, path
             )

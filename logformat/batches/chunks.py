@@ -20,7 +20,6 @@ from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LA
 CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
 MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
 NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
-_SMALLEST_BATCH: Final = 26  # a magic 0 message without key and value
 
 
 @dataclass(frozen=True)

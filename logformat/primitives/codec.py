@@ -329,7 +329,7 @@ def unpack_small(
             codecs[done:], source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
         )
         done += n
-        if status != small.MORE_ROOM:
+        if status != zstd.MORE_ROOM:
             return done, at, status
         out.reserve(at + small.MOST)
 

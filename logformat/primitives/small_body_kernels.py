@@ -18,23 +18,22 @@ from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CODEC_LZ4
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
 from lastkey.logformat.primitives.xxhash_kernels import xxh32
+from lastkey.logformat.primitives.zstd_kernels import DONE, MORE_ROOM
 
 MOST_COMPRESSED: Final = 1 << 11  # bytes of a body; the libraries are faster with larger ones
 MOST: Final = 1 << 15  # bytes that it decompresses to: one block of snappy-java, and less than one of lz4
 
-# status of decompress_small
-DONE: Final = 0
-MORE_ROOM: Final = 1
-ASK_LIBRARY: Final = 2
+ASK_LIBRARY: Final = 4  # a status of decompress_small, beside those of zstd_kernels
 
 _LZ4_MAGIC: Final = 0x04224D18  # big-endian, as loaded
 _LZ4_PLAIN: Final = 0x60  # version 1, independent blocks, no checksums
 _LZ4_CONTENT_CHECKSUM: Final = 0x04
-_LZ4_AFTER_MATCH: Final = 8  # bytes that follow literals if they are not the last: offset, token, five literals
+_LZ4_LAST: Final = 6  # bytes that follow a match, at least: token, five literals
 _LZ4_LEAST_MATCH: Final = 4
 _XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big", signed=True)
 _XERIAL_HEADER: Final = 16
 _SNAPPY_MOST_LITERALS: Final = 60  # whose length lies in the tag
+_SNAPPY_LONGEST_LENGTH: Final = 4  # bytes; the library wants as many behind the tag, however many the length takes
 
 
 @inline
@@ -47,6 +46,19 @@ def _copy_match(out: NDArray[np.uint8], at: int, offset: int, length: int) -> No
             out[i] = out[i - offset]
 
 
+@inline
+def _length(source: NDArray[np.uint8], pos: int, end: int, length: int) -> tuple[int, int]:
+    """Return the length of which a token holds the first part, and the position behind it: -1 if it has no end."""
+    more = 255 if length == 15 else 0
+    while more == 255:
+        if pos >= end:
+            return length, -1
+        more = source[pos] & 0xFF
+        length += more
+        pos += 1
+    return length, pos
+
+
 @kernel
 def _lz4_block(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np.uint8], at: int, stop: int) -> int:
     """Decompress source[pos:end] to out[at:stop]; return where it ends in `out`, -1 if that is for the library."""
@@ -54,32 +66,22 @@ def _lz4_block(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np.ui
     while pos < end:
         token = source[pos] & 0xFF
         pos += 1
-        length, more = token >> 4, 255 if token >> 4 == 15 else 0
-        while more == 255:
-            if pos >= end:
-                return -1
-            more = source[pos] & 0xFF
-            length += more
-            pos += 1
-        if length > end - pos or length > stop - at:
+        length, pos = _length(source, pos, end, token >> 4)
+        if pos < 0 or length > end - pos or length > stop - at:
             return -1
         copy_bytes(out, at, source, pos, length)
         pos += length
         at += length
         if pos == end:
             return at
-        if end - pos < _LZ4_AFTER_MATCH:
+        if end - pos < 2:
             return -1
         offset = (source[pos] & 0xFF) | (source[pos + 1] & 0xFF) << 8
         pos += 2
-        length, more = token & 15, 255 if token & 15 == 15 else 0
-        while more == 255:
-            if pos >= end:
-                return -1
-            more = source[pos] & 0xFF
-            length += more
-            pos += 1
+        length, pos = _length(source, pos, end, token & 15)
         length += _LZ4_LEAST_MATCH
+        if pos < 0 or end - pos < _LZ4_LAST:
+            return -1
         if not 0 < offset <= at - begin or length > stop - at:
             return -1
         _copy_match(out, at, offset, length)
@@ -144,7 +146,7 @@ def _snappy_block(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np
         if kind == 0:
             if length > _SNAPPY_MOST_LITERALS:
                 n = length - _SNAPPY_MOST_LITERALS
-                if n > 2 or n > end - pos:
+                if n > 2 or end - pos < _SNAPPY_LONGEST_LENGTH:
                     return -1
                 length = 1 + (source[pos] & 0xFF)
                 if n == 2:

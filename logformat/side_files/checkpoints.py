@@ -11,7 +11,6 @@ PartitionMetadataFile, MetaProperties and CleanShutdownFileHandler (4.3.0).
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,11 +176,9 @@ def read_meta_properties(data: bytes, path: str) -> MetaProperties:
     )
 
 
-def write_clean_shutdown(broker_epoch: int = -1) -> bytes:
-    """Return the bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery; -1: unknown
-    epoch.
-    """
-    return json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":")).encode()
+def write_clean_shutdown() -> bytes:
+    """Return the bytes of a `.kafka_cleanshutdown`, which tells a broker that the logs need no recovery."""
+    return b'{"version":0,"brokerEpoch":-1}'  # of an unknown epoch
 
 
 def _entries(data: bytes, path: str, n_fields: int) -> list[tuple[int, list[str]]]:

@@ -14,6 +14,9 @@ by leader epochs: at each offset the epoch counts that the newest leader has the
 4. Where a copy continues another one in its middle, both must hold the same batch before that: the same header, which
    is offset, epoch and checksum, means the same log up to there. Else it cannot be decided.
 
+Pinterest's uploader copies no leader epochs. Where its copies overlap, the epochs in their batches are taken instead:
+of each copy for itself, and as the lineage those of the newest leader, below its first offset of the next one's.
+
 Source: RemoteLogManager and RemoteLogLeaderEpochState (Kafka 4.3.0).
 """
 
@@ -21,8 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from lastkey.logformat import names
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
@@ -93,10 +99,12 @@ def choose(contents: Sequence[Contents]) -> Choice:
             c for c, sizes in zip(contents, pool.map(lambda c: c.sizes, contents), strict=True) if names.LOG in sizes
         ]
         extents = list(pool.map(_extent, logs))
-    lineage = max((e for e in extents if e.epochs), key=lambda e: (e.epochs[-1][0], e.last, e.whole), default=None)
+    extents = _with_epochs(extents)
+    leaders = sorted((e for e in extents if e.epochs), key=lambda e: (e.epochs[-1][0], e.last, e.whole), reverse=True)
+    lineage = _lineage(leaders) if leaders else None
     valid = {id(e): _valid_until(e, lineage) for e in extents}
     pieces = list(_chain(extents, valid))
-    notes = list(_notes(contents, [p.extent for p in pieces], extents, valid))
+    notes = list(_notes(contents, pieces, extents, valid))
     held = [(p.begin, p.stop) for p in pieces]
     whole = {id(p.extent.contents) for p in pieces if not p.cut}
     left_out = tuple(c for c in logs if id(c) not in whole)
@@ -121,6 +129,41 @@ def _extent(contents: Contents) -> Extent:
     manifest = contents.manifest
     last = manifest.end_offset if manifest is not None else None
     return Extent(contents, _last_offset(contents) if last is None else last, epochs)
+
+
+def _with_epochs(extents: Sequence[Extent]) -> list[Extent]:
+    """Give copies that came without leader epochs those of their batches, where they overlap others."""
+    by_start = sorted(extents, key=lambda e: e.start)
+    overlapping = {id(e) for one, next_ in pairwise(by_start) if next_.start <= one.last for e in (one, next_)}
+    is_bare = [id(e) in overlapping and e.contents.copy.layout == "pinterest" for e in extents]
+    return [replace(e, epochs=_epochs(e.contents)) if bare else e for e, bare in zip(extents, is_bare, strict=True)]
+
+
+def _epochs(contents: Contents) -> tuple[tuple[int, int], ...]:
+    """Return (epoch, start offset) by the batches of a log; () if they are older than leader epochs."""
+    out: list[tuple[int, int]] = []
+    path, size = f"{contents.copy.name}.{names.LOG}", contents.sizes[names.LOG]
+    with readable(path), contents.open(names.LOG) as file:
+        for headers in read_headers(file, path, 0, size, ChunkBuffer(_CHUNK_BYTES), Tail()):
+            epochs = headers.batches["partition_leader_epoch"]
+            first = np.flatnonzero(np.diff(epochs, prepend=out[-1][0] if out else -2))
+            out += zip(epochs[first].tolist(), headers.batches["base_offset"][first].tolist(), strict=True)
+    return tuple(out) if all(epoch >= 0 for epoch, _ in out) else ()
+
+
+def _lineage(leaders: Sequence[Extent]) -> Extent:
+    """Return the copy of the newest leader, `leaders[0]`. If its epochs are those of its batches alone, they go on
+    below its first offset with those of the next leader that has lower ones, and so on.
+    """
+    newest = leaders[0]
+    if newest.contents.copy.layout != "pinterest":
+        return newest
+    epochs, start = newest.epochs, newest.start
+    for leader in leaders[1:]:
+        below = tuple(entry for entry in leader.epochs if entry[1] < start and entry[0] <= epochs[0][0])
+        if below:
+            epochs, start = below + epochs, leader.start
+    return replace(newest, epochs=epochs)
 
 
 def _last_offset(contents: Contents) -> int:
@@ -239,8 +282,10 @@ def _undecided(extent: Extent, other: Extent | None, expected: str, found: str) 
 
 
 def _notes(
-    contents: Sequence[Contents], taken: Sequence[Extent], extents: Sequence[Extent], valid: dict[int, int]
+    contents: Sequence[Contents], pieces: Sequence[Piece], extents: Sequence[Extent], valid: dict[int, int]
 ) -> Iterable[str]:
+    taken = [p.extent for p in pieces]
+
     def named(copy: Copy) -> str:
         return copy.name.rpartition("/")[2]
 
@@ -256,6 +301,12 @@ def _notes(
                 f"{named(e.contents.copy)}: offsets {first:,} to {e.last:,} of leader epoch {epoch} left out: later "
                 "leaders replaced them"
             )
+    later = [p for p in pieces if p.position]
+    if later:
+        yield (
+            f"{len(later):,} copies of segments overlap the ones before, after changes of leaders, and count from "
+            f"where those end: the first {named(later[0].extent.contents.copy)} from offset {later[0].begin:,}"
+        )
     again = [e for e in extents if all(e is not other for other in taken) and e.whole]
     if again:
         yield (

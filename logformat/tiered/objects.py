@@ -4,6 +4,7 @@
 |---|---|---|
 | Kafka's LocalTieredStorage | `<topic>-<partition>-<topic id>` | `<offset>-<segment id>.log`, `.index`, ... |
 | Aiven's plugin | `<topic>-<topic id>/<partition>` | `<offset>-<segment id>.log`, `.indexes`, `.rsm-manifest` |
+| Pinterest's uploader | `<topic>-<partition>`, with `offset.wm` | `<20 digits>.log`, `.index`, `.timeindex` |
 
 Source: RemoteTopicPartitionDirectory and RemoteLogSegmentFileset (Kafka 4.3.0); ObjectKeyFactory (Aiven 1.1.1).
 """
@@ -22,8 +23,9 @@ INDEXES: Final = "indexes"  # all side files of a segment in one object
 MANIFEST: Final = "rsm-manifest"
 # without one of these an upload has not ended, or objects were lost; a .txnindex exists only where it is needed
 COMPLETE: Final = {
-    False: (names.LOG, names.INDEX, names.TIME_INDEX, EPOCHS, names.SNAPSHOT),  # each uploaded after the one before
-    True: (names.LOG, INDEXES, MANIFEST),  # in Aiven's layout
+    "kafka": (names.LOG, names.INDEX, names.TIME_INDEX, EPOCHS, names.SNAPSHOT),  # each uploaded after the one before
+    "aiven": (names.LOG, INDEXES, MANIFEST),
+    "pinterest": (names.LOG, names.INDEX, names.TIME_INDEX),
 }
 
 _ID = "[a-zA-Z0-9_-]{21}[AQgw]"  # 16 bytes in base64: the last character holds 2 bits, so no name ends in a number
@@ -42,8 +44,8 @@ class RemotePartition:
 
     topic: str
     partition: int
-    topic_id: str
-    in_one: bool  # its indexes lie in one object a segment, described by a manifest: Aiven's layout
+    topic_id: str  # empty: not told
+    layout: str  # a key of COMPLETE
 
     @property
     def folder(self) -> str:
@@ -56,8 +58,8 @@ class Copy:
     """The objects of one uploaded copy of a segment."""
 
     start: int  # its first offset, by the name
-    segment_id: str
-    in_one: bool
+    segment_id: str  # empty: a copy is known by its offset
+    layout: str
     objects: dict[str, Any] = field(compare=False)  # kind -> pyarrow.fs.FileInfo
 
     @property
@@ -69,38 +71,49 @@ class Copy:
     @property
     def lacks(self) -> list[str]:
         """Kinds of objects that a finished upload has, and this one does not."""
-        return [kind for kind in COMPLETE[self.in_one] if kind not in self.objects]
+        return [kind for kind in COMPLETE[self.layout] if kind not in self.objects]
 
 
 def remote_partition(path: str) -> RemotePartition | None:
-    """Return the partition whose remote segments a folder holds, by its path; None for any other folder."""
+    """Return the partition whose remote segments a folder holds, by its path; None for any other folder. A folder of
+    Pinterest's has the name of any partition's.
+    """
     above, _, name = path.rpartition("/")
     if found := _FOLDER.fullmatch(name):
-        topic, number, in_one = found["topic"], found["partition"], False
+        topic, number, layout = found["topic"], found["partition"], "kafka"
     elif _NUMBER.fullmatch(name) and (found := _TOPIC.fullmatch(above.rpartition("/")[2])):
-        topic, number, in_one = found["topic"], name, True
+        topic, number, layout = found["topic"], name, "aiven"
+    elif (plain := names.parse_partition_folder(name)) is not None and not plain.mark:
+        return RemotePartition(plain.topic, plain.partition, "", "pinterest")
     else:
         return None
     if not names.is_topic(topic) or int(number) > names.MAX_PARTITION:
         return None
-    return RemotePartition(topic, int(number), found["id"], in_one)
+    return RemotePartition(topic, int(number), found["id"], layout)
 
 
-def is_object(name: str) -> bool:
-    """Return whether a file is an object of a remote segment, by its name."""
+def _object(layout: str, name: str) -> tuple[int, str, str] | None:
+    """Return offset, segment id and kind of an object of a remote segment, by its name; None for any other file."""
+    if layout == "pinterest":
+        file = names.parse_segment_file(name)
+        return None if file is None or file.suffix or file.kind not in COMPLETE[layout] else (file.base, "", file.kind)
     found = _OBJECT.fullmatch(name)
-    return found is not None and int(found["start"]) <= names.MAX_OFFSET
+    if found is None or int(found["start"]) > names.MAX_OFFSET:
+        return None
+    return int(found["start"]), found["id"], found["kind"]
 
 
 def holds_segments(path: str, files: Iterable[str]) -> bool:
-    """Return whether a folder with these files holds a partition's remote segments."""
-    return remote_partition(path) is not None and any(map(is_object, files))
+    """Return whether a folder with these files holds a partition's remote segments, and cannot be a log directory's."""
+    found = remote_partition(path)
+    return found is not None and bool(found.topic_id) and any(_object(found.layout, name) for name in files)
 
 
 def copies_of(partition: RemotePartition, files: Iterable[Any]) -> list[Copy]:
     """Return the copies of segments that these files (pyarrow.fs.FileInfo) make up, by offset and id."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for info in files:
-        if is_object(info.base_name) and (name := _OBJECT.fullmatch(info.base_name)):
-            found.setdefault((int(name["start"]), name["id"]), {})[name["kind"]] = info
-    return [Copy(start, name, partition.in_one, objects) for (start, name), objects in sorted(found.items())]
+        if (named := _object(partition.layout, info.base_name)) is not None:
+            start, segment_id, kind = named
+            found.setdefault((start, segment_id), {})[kind] = info
+    return [Copy(start, name, partition.layout, objects) for (start, name), objects in sorted(found.items())]

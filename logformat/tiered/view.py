@@ -10,9 +10,10 @@ Inside each folder X of remote segments it shows one folder `<topic>-<partition>
 | `X/<topic>-<partition>/partition.metadata` | made of the topic id in X's name |
 | `X/<topic>-<partition>.<segment id>-stray/<20 digits>.log` | a copy of which not all counts; in recursive listings |
 
-So the path of a file says which folder holds its object. Everything else is shown as it is. A copy that is cut is
-shown without indexes of offsets and times, which describe more than what counts: they are rebuilt, as missing ones are
-in any log. Its transaction index has the entries that count.
+A folder of Pinterest's, `<topic>-<partition>` with `offset.wm` in it, shows its own files so, in place. So the path of
+a file says which folder holds its object. Everything else is shown as it is. A copy that is cut is shown without
+indexes of offsets and times, which describe more than what counts: they are rebuilt, as missing ones are in any log.
+Its transaction index has the entries that count.
 
 What copies hold is read once a process and remembered, since the objects never change. A listing always asks for the
 objects anew; opening a file does so where what is known does not have it.
@@ -56,8 +57,9 @@ class _Shown:
 class _Folder:
     """A folder of remote segments, as listed."""
 
-    def __init__(self, partition: RemotePartition, contents: list[Contents]) -> None:
-        self.partition, self.contents = partition, contents  # of one file system
+    def __init__(self, partition: RemotePartition, contents: list[Contents], *, plain: bool = False) -> None:
+        """plain: it is a log directory's, and shown as it is. contents: of one file system."""
+        self.partition, self.contents, self.plain = partition, contents, plain
 
     @cached_property
     def choice(self) -> Choice:
@@ -86,6 +88,9 @@ class _Folder:
                 show(names.segment_file(piece.stop, names.SNAPSHOT), contents, names.SNAPSHOT)
         for contents in self.choice.orphans:
             show(names.segment_file(contents.copy.start, names.INDEX), contents, names.INDEX)
+        if not self.partition.topic_id:
+            out[names.UPLOADED] = _Shown(0, 0)
+            return out
         if self.choice.lineage is not None:
             show(names.LEADER_EPOCH_CHECKPOINT, self.choice.lineage.contents, EPOCHS)
         metadata = checkpoints.write_partition_metadata(
@@ -114,6 +119,8 @@ class TieredFileSystem:
         above, _, name = path.rpartition("/")
         if (at := _partition_of(above)) is None:
             return open_input(self.filesystem, path)
+        if self._folder(at[0], at[1]).plain:
+            return open_input(self.filesystem, path)
         found = self._file(*at, name)
         if found is None:
             raise FileNotFoundError(f"{path}: no such file among the remote segments")
@@ -127,7 +134,7 @@ class TieredFileSystem:
         file beside it.
         """
         at = _partition_of(path.rpartition("/")[0])
-        if at is None:
+        if at is None or self._folder(at[0], at[1]).plain:
             return [path]
         found = self._file(*at, path.rpartition("/")[2])
         if found is None or found.contents is None or found.kind != names.LOG:
@@ -152,7 +159,11 @@ class TieredFileSystem:
             known = None  # another endpoint since
         if known is not None and not again:
             return known
-        listed, _ = text_entries(self.filesystem.get_file_info(pafs.FileSelector(folder)))
+        selector = pafs.FileSelector(folder, allow_not_found=not partition.topic_id)
+        listed, _ = text_entries(self.filesystem.get_file_info(selector))
+        if not partition.topic_id and all(info.base_name != names.UPLOADED for info in listed):
+            _KNOWN[self._uri, folder] = _Folder(partition, [], plain=True)
+            return _KNOWN[self._uri, folder]
         copies = copies_of(partition, (info for info in listed if info.type == pafs.FileType.File))
         before = {c.copy: c for c in known.contents} if known is not None else {}
         same = {copy: before[copy] for copy in copies if copy in before and _equal(before[copy].copy, copy)}
@@ -165,9 +176,9 @@ class TieredFileSystem:
     def _entries(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
         path = asked.base_dir.rstrip("/")
         at = _partition_of(path)
-        if at is not None:
-            shown = self._folder(at[0], at[1], again=True).shown
-            return [_file_info(f"{path}/{name}", file) for name, file in sorted(shown.items())]
+        folder = None if at is None else self._folder(at[0], at[1], again=True)
+        if folder is not None and not folder.plain:
+            return [_file_info(f"{path}/{name}", file) for name, file in sorted(folder.shown.items())]
         listed = self.filesystem.get_file_info(asked)
         partition = remote_partition(path)
         texts, _ = text_entries(listed)
@@ -194,10 +205,10 @@ class TieredFileSystem:
 
     def _info(self, path: str) -> pafs.FileInfo:
         path = path.rstrip("/") or path
-        if (at := _partition_of(path)) is not None:
+        if (at := _partition_of(path)) is not None and not self._folder(at[0], at[1]).plain:
             kind = pafs.FileType.Directory if self._folder(at[0], at[1]).contents else pafs.FileType.NotFound
             return pafs.FileInfo(path, kind)
-        if (at := _partition_of(path.rpartition("/")[0])) is not None:
+        if (at := _partition_of(path.rpartition("/")[0])) is not None and not self._folder(at[0], at[1]).plain:
             found = self._file(*at, path.rpartition("/")[2])
             return pafs.FileInfo(path, pafs.FileType.NotFound) if found is None else _file_info(path, found)
         return self.filesystem.get_file_info(path)
@@ -251,8 +262,9 @@ def _partition_of(path: str) -> tuple[str, RemotePartition, str] | None:
     """
     folder, _, name = path.rpartition("/")
     partition = remote_partition(folder)
-    if partition is None:
-        return None
+    if partition is None or not partition.topic_id:
+        own = remote_partition(path)
+        return None if own is None or own.topic_id else (path, own, "")
     if name == partition.folder:
         return folder, partition, ""
     parsed = names.parse_partition_folder(name)
@@ -266,7 +278,7 @@ def _stray_folder(partition: RemotePartition, segment_id: str) -> str:
 
 def _strays(folder: str, partition: RemotePartition, copies: Iterable[Contents]) -> Iterator[pafs.FileInfo]:
     for contents in copies:
-        if names.LOG not in contents.copy.objects:
+        if names.LOG not in contents.copy.objects or not contents.copy.segment_id:
             continue
         path = f"{folder}/{_stray_folder(partition, contents.copy.segment_id)}"
         name = names.segment_file(contents.copy.start, names.LOG)

@@ -150,13 +150,18 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
 
 
 STUB = """#!/usr/bin/env bash
-# Stands for a job that ends in a way that no real one can be asked for. The endless one rings Airflow's own alarm, once
-# more was read than a pipe holds: Airflow knows the job then, however long both took to start. It rings until somebody
-# ends it: what Python raises in a callback is lost
+# Stands for a job that ends in a way that no real one can be asked for. The endless one rings Airflow's own alarm. It
+# waits until more was read than a pipe holds, so that Airflow knows the job, and until Airflow reads on: the alarm
+# writes to the log, and where it interrupts a line of the log, Airflow waits for the log's lock for ever. It rings
+# until somebody ends it: what Python raises in a callback is lost.
 echo "called with $*" >&2
 case "$CODE" in
   killed) kill -9 $$ ;;
-  endless) echo "process $$" >&2 && printf '%200000s\\n' '' >&2 && while kill -ALRM $PPID; do sleep 10; done ;;
+  endless)
+    echo "process $$" >&2 && printf '%200000s\\n' '' >&2
+    while read -r waits < <(cat "/proc/$PPID/wchan" && echo); do
+      case "$waits" in *pipe_read) kill -ALRM $PPID && sleep 10 ;; esac
+    done ;;
   *) exit "$CODE" ;;
 esac
 """

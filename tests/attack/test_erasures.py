@@ -118,7 +118,7 @@ class World(Erasures):
         assert report.exit_code == 0, report.to_text()
         self.tally["resets"] += 1
         if other_log:
-            self.bounds = dict.fromkeys(self.bounds, self.end())
+            self.bound({key for keys in self.bounds.values() for key in keys})
 
     def do_vacuum(self) -> None:
         erased = bool(self.bounds) and self.draw.random() < 0.7

@@ -3,7 +3,7 @@
 Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
 count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; then
 whole runs of the job by each way of finding the last offset, in threads, and once in Spark with shuffle bytes.
-`--matrix FILE` runs many kinds of logs instead, a cell at a time (`matrix`).
+`--matrix FILE` runs the cells of BENCHMARKS.md instead (`matrix`).
 """
 
 from __future__ import annotations
@@ -173,12 +173,16 @@ def main() -> None:
     parser.add_argument("--matrix", type=Path, metavar="FILE", help="run the cells that this file of JSON lines lacks")
     parser.add_argument("--cells", default="", help="only cells of the matrix with this in their name, as zstd/1000B")
     parser.add_argument("--megabytes", type=int, default=1000, help="of records in most cells of the matrix")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write BENCHMARKS.md and its plots from such a file")
     options = parser.parse_args()
     if options.matrix:
         matrix.run(
             options.matrix, options.cells, options.megabytes, options.repeat,
             lambda archive, work: ours(archive, work)[1], _for_matrix,
         )  # fmt: skip
+    if options.page:
+        matrix.write_page(options.page)
+    if options.matrix or options.page:
         return
     for codec in options.codec:
         with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:

@@ -4,6 +4,7 @@ A cell is one archive. Kafka's cleaner runs in-process, in as many JVMs as there
 task after the other in one process (work only), and as whole runs of the job in threads and on Spark; in turn, over the
 same files. The floor is what the system's own tools take to read the log, sum its checksums, and copy what stays. Each
 result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run goes on.
+`--page` writes the tables of BENCHMARKS.md and its plots from such a file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -24,12 +25,24 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
+from docs.make_pictures import HERE, THEMES, WIDTH, Colours, Drawing
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
+from lastkey.logformat.primitives.codec import Scratch, compress, read_body
+from lastkey.udfs.storage import open_root, opened
 from tests.bench.make_log import SEGMENT_BYTES, keys_for, make_partition
 from tests.kafka_lab import oracle
 from tests.kafka_lab.jvm import LabJvm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = ROOT / "BENCHMARKS.md"
+BEGIN, END = "<!-- made by python -m tests.bench.bench_compact --page -->\n", "<!-- until here -->\n"
+COLUMNS = (
+    "codec", "value", "stay", "partitions", "batches", "log", "Kafka", "work", "**ratio**", "library", "floor",
+    "threads", "Spark", "memory",
+)  # fmt: skip
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORES = os.cpu_count() or 1
 _RECORD_BYTES = 28  # of a record beside its value, about
@@ -95,7 +108,7 @@ def run(file: Path, pattern: str, megabytes: int, repeat: int, ours: Seconds, wh
                 row = measure(cell, Path(name), repeat, ours, whole)
             with file.open("a") as out:
                 out.write(json.dumps(row) + "\n")
-            print(f"{cell.name}: {ratio(row):.2f} times Kafka's cleaner, work only", flush=True)
+            print(f"{cell.name}: {row['kafka'] / row['work']:.2f} times Kafka's cleaner, work only", flush=True)
 
 
 def read(file: Path) -> list[Row]:
@@ -113,13 +126,14 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
         singles[-1].mkdir(parents=True)
         (singles[-1] / folder.name).symlink_to(folder)
     ours(singles[0], work)  # page cache, compiled kernels
-    found: dict[str, list[float]] = {"kafka": [], "work": [], "threads": [], "spark": [], "floor": []}
+    found: dict[str, list[float]] = {"kafka": [], "work": [], "threads": [], "spark": [], "floor": [], "library": []}
     peaks: dict[str, int] = {}
     with KafkaCleaners(min(CORES, cell.partitions)) as kafkas:
         for i in range(repeat + 1):  # the first time compiles Java's code
             seconds = kafkas.clean(archive, work / "kafka")
             if i:
                 found["kafka"].append(seconds)
+                settle(size)
                 found["work"].append(sum(ours(one, work) for one in singles))
     for _ in range(repeat):
         for engine in ("threads", "spark"):
@@ -127,11 +141,20 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
             found[engine].append(told["seconds"])
             peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])
         found["floor"].append(floor(archive, work, told["bytes_after"]))
+        found["library"].append(of_library(archive, cell))
     return asdict(cell) | {key: statistics.median(value) for key, value in found.items()} | {
         "name": cell.name, "each": found, "log_bytes": size, "left_bytes": told["bytes_after"], "peaks": peaks,
         "repeat": repeat, "cores": CORES, "machine": processor(), "load": load, "commit": commit(),
         "at": datetime.now(UTC).isoformat(timespec="minutes"),
     }  # fmt: skip
+
+
+def settle(n_bytes: int) -> None:
+    """Let the disk write what the last run left, and touch as much memory as the next one may: a virtual machine gives
+    free memory back to its host, and whoever touches it next waits for it.
+    """
+    os.sync()
+    np.ones(n_bytes, np.uint8)
 
 
 class KafkaCleaners:
@@ -150,6 +173,7 @@ class KafkaCleaners:
     def clean(self, archive: Path, copy: Path) -> float:
         """Return the seconds in which a copy of the archive is cleaned: its own, of the slowest thread."""
         shutil.copytree(archive, copy, copy_function=shutil.copy2)
+        settle(sum(log.stat().st_size for log in archive.glob("*/*.log")))
         folders = sorted(copy.iterdir())
         clean = {"segment_bytes": SEGMENT_BYTES, "dedupe_buffer_bytes": 128 << 20}
         specs = [asdict(oracle.CleanSpec(folder, 1_800_000_000_000, **clean)) for folder in folders]
@@ -184,6 +208,29 @@ def floor(archive: Path, work: Path, left: int) -> float:
     return time.perf_counter() - start
 
 
+def of_library(archive: Path, cell: Cell) -> float:
+    """Return the seconds of the codec's library alone for what any cleaner asks of it: to decompress all bodies, to
+    compress what stays of each, and to decompress that once more, as a check. 0 where a call costs more than its work.
+    """
+    total, before, after, codec = 0.0, Scratch(), Scratch(), CODEC_NAMES.index(cell.codec)
+    if cell.codec == "none" or cell.one_record:
+        return 0.0
+    buffer = ChunkBuffer(8 << 20, 1 << 30)
+    for log in sorted(archive.glob("*/*.log")):
+        with opened(open_root(str(log.parent)), log.name) as file:
+            for chunk in read_chunks(file, log.name, 0, log.stat().st_size, buffer, Tail(), check_crc=False):
+                batches = chunk.batches[chunk.batches["attributes"] & CODEC_MASK == codec]  # the last one has no codec
+                ends = (batches["position"] - chunk.position + batches["size"]).tolist()
+                starts = (batches["position"] - chunk.position + BATCH_OVERHEAD).tolist()
+                start = time.perf_counter()
+                for at, end in zip(starts, ends, strict=True):
+                    size = read_body(codec, chunk.raw.data[at:end], before, 0, 1 << 30)
+                    left = compress(codec, before.view[: int(size * cell.survivors)])
+                    read_body(codec, memoryview(left), after, 0, 1 << 30)
+                total += time.perf_counter() - start
+    return total
+
+
 def processor() -> str:
     """Return the processor's name, as Linux tells it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -197,6 +244,60 @@ def commit() -> str:
     return subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
 
 
+def write_page(file: Path) -> None:
+    """Write the tables of BENCHMARKS.md between its marks, and the plots, from a file of results."""
+    rows = read(file)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + tables(rows) + END + rest.partition(END)[2])
+    for theme, colours in THEMES.items():
+        (HERE / f"benchmark-{theme}.svg").write_text(plot(colours, rows))
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Return the table of all cells, and what they were measured on."""
+    lines = [
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
+    ]
+    for row in rows:
+        batches = "1 record" if row["one_record"] else "full"
+        library = f"{row['library']:.2f} s" if row["library"] else ""
+        lines.append(
+            f"| {row['codec']} | {row['value_bytes']} B | {row['survivors']:.0%} | {row['partitions']} | {batches} "
+            f"| {row['log_bytes'] / 1e6:,.0f} MB | {row['kafka']:.2f} s | {row['work']:.2f} s "
+            f"| **{ratio(row):.2f}** | {library} | {row['floor']:.2f} s "
+            f"| {row['threads']:.2f} s | {row['spark']:.2f} s | {row['peaks']['threads'] / 1e6:,.0f} MB |"
+        )
+    for cores, machine in sorted({(row["cores"], row["machine"]) for row in rows}):
+        mine = [row for row in rows if (row["cores"], row["machine"]) == (cores, machine)]
+        loads = [row["load"] for row in mine]
+        lines += [
+            "",
+            f"{len(mine)} cells on {cores} cores ({machine}), {min(row['at'] for row in mine)[:10]}, commits "
+            f"{', '.join(sorted({row['commit'] for row in mine}))}; medians of {min(row['repeat'] for row in mine)} or "
+            f"more; load of the machine before a cell {min(loads):.1f} to {max(loads):.1f}.",
+        ]
+    return "\n".join([*lines, "", ""])
+
+
 def ratio(row: Mapping[str, Any]) -> float:
     """Return how many times as long Kafka's cleaner takes as our tasks, on as many cores."""
     return float(row["kafka"] * min(row["cores"], row["partitions"]) / row["work"])
+
+
+def plot(colours: Colours, rows: Sequence[Row]) -> str:
+    """Draw a bar for each cell: how many times as fast as Kafka's cleaner."""
+    d = Drawing(colours, "Compaction against Kafka's own cleaner: times as fast, work of one task, by cell")
+    tall, left, most = 22.0, 300.0, max([ratio(row) for row in rows], default=1.0)
+    scale = (WIDTH - left - 70) / most
+    d.text(12, 22, "Times as fast as Kafka's cleaner on as many cores, work only", size=14)
+    y = 40.0
+    for row in rows:
+        d.text(left - 8, y + 15, row["name"], size=12, anchor="end")
+        d.box(left, y + 2, ratio(row) * scale, tall - 5, colours.good if ratio(row) >= 2 else colours.gone)
+        d.text(left + ratio(row) * scale + 6, y + 15, f"{ratio(row):.1f}", size=12)
+        y += tall
+    d.line(left + scale, 36, left + scale, y + 2, dashed=True)
+    d.text(left + scale, y + 16, "as fast as Kafka", size=11, faint=True)
+    return d.svg(int(y) + 26)

@@ -23,10 +23,10 @@ from pathlib import Path
 import pyspark
 
 from lastkey.jobs.spark.jvm import find_java
+from tests.cheap_java import CHEAP
 
 SPARK = Path(pyspark.__file__).parent
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-CHEAP = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # for JVMs that live a minute: half the processor time of a start
 LOOPBACK = ("--port", "0", "--webui-port", "0", "--host")
 IS_ROOT = os.geteuid() == 0
 _NOT_ON_NODES = shutil.ignore_patterns("__pycache__", "site-packages", "dist-packages", "test", "idlelib", "config-*")

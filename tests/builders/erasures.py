@@ -23,6 +23,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.erase.report import EraseReport
 from lastkey.jobs.verify import job as verify
+from lastkey.logformat.side_files.checkpoints import format_uuid
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.logs import START_MS, TOPIC_ID, write_partition
 from tests.reference.log import Record, decode_log
@@ -39,7 +40,7 @@ class Erasures:
     defaults: dict[str, Any] = field(default_factory=lambda: dict(COMPACT))
     segments: list[str] = field(default_factory=list)
     topic_id: UUID = TOPIC_ID
-    bounds: dict[bytes, int] = field(default_factory=dict)  # key -> offset below which its records are gone
+    bounds: dict[str, dict[bytes, int]] = field(default_factory=dict)  # topic id -> key -> its records below are gone
     engine: str = "threads"
 
     @property
@@ -80,8 +81,13 @@ class Erasures:
         given = self.options(key_hash=hashes, **options) if by_hash else self.options(*keys, **options)
         report = erase.run(given, Silent())
         if not (report.exit_code or options.get("dry_run") or options.get("check")):
-            self.bounds |= dict.fromkeys(map(str.encode, keys), self.end())
+            self.bound(map(str.encode, keys))
         return report
+
+    def bound(self, keys: Iterable[bytes]) -> None:
+        """Note that all records of these keys are gone from the log that the archive holds."""
+        if gone := dict.fromkeys(keys, self.end()):
+            self.bounds.setdefault(format_uuid(self.topic_id), {}).update(gone)
 
     def options(self, *keys: str, **options: Any) -> EraseOptions:
         given = {"store": str(self.lab.store), "hmac_key": self.hmac_key, "config": self.config}
@@ -106,20 +112,22 @@ class Erasures:
         if ("t", 0) not in state.checkpoints():
             return ""
         end, there, held = self.end(), {r.offset: r for r in self.archived()}, self.current()
+        bounds = self.bounds.get(state.checkpoints()["t", 0].topic_id or "", {})
         for r in held:
-            if r.offset < self.bounds.get(r.key or b"", 0):
-                return f"{r.key!r} at {r.offset}, erased below {self.bounds[r.key or b'']}"
+            if r.offset < bounds.get(r.key or b"", 0):
+                return f"{r.key!r} at {r.offset}, erased below {bounds[r.key or b'']}"
             if there.get(r.offset) != r:
                 return f"{r} is not {there.get(r.offset)}"
         last = {r.key: r for r in there.values() if r.offset < end}
-        wanted = {r.offset for r in last.values() if r.offset >= self.bounds.get(r.key or b"", 0)}
+        wanted = {r.offset for r in last.values() if r.offset >= bounds.get(r.key or b"", 0)}
         lost = wanted - {r.offset for r in held}
         return f"lost {[there[offset] for offset in sorted(lost)]}" if lost else ""
 
     def gone_keys(self) -> set[bytes]:
-        """Return the keys of which nothing may be anywhere in the store: erased, and not written since."""
+        """Return the keys of which nothing may be anywhere in the store: erased, and written since to no log."""
         last = {r.key: r.offset for r in self.archived()}
-        return {key for key, until in self.bounds.items() if last.get(key, -1) < until}
+        erased = [one for logs in self.bounds.values() for one in logs.items()]
+        return {key for key, _ in erased} - {key for key, until in erased if last.get(key, -1) >= until}
 
 
 def made(root: Path, *segments: str, defaults: dict[str, Any] | None = None) -> Erasures:

@@ -1,4 +1,4 @@
-"""Segments of tiered storage, as Kafka's LocalTieredStorage and Aiven's plugin upload them.
+"""Segments of tiered storage, as Kafka's LocalTieredStorage, Aiven's plugin and Pinterest's uploader upload them.
 
 Aiven's jars are not on Maven Central, so their objects are written here from the published format, with the standard
 library and the zstandard codec alone. Source, at Aiven-Open/tiered-storage-for-apache-kafka 1.1.1: ObjectKeyFactory,
@@ -80,6 +80,17 @@ def put_kafka(root: Path, partition: str, number: int, files: Uploaded, without:
     for kind, data in kinds.items():
         if kind not in without:
             (folder / f"{files.start}-{segment_id(number)}.{kind}").write_bytes(data)
+    return folder
+
+
+def put_pinterest(root: Path, partition: str, number: int, files: Uploaded, without: Sequence[str] = ()) -> Path:
+    """Upload a segment as Pinterest's uploader does; `number` is in no name. Return its folder."""
+    folder = root / partition
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, data in (("log", files.log), ("index", files.index), ("timeindex", files.time_index)):
+        if kind not in without:
+            (folder / f"{files.start:020d}.{kind}").write_bytes(data)
+    (folder / "offset.wm").write_text(str(files.start))
     return folder
 
 

@@ -108,8 +108,8 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
     out["report"] = run("report", archive, "--output", f"{place}/page.html", "--json", *NOW)
     out["needed"] = run("archive-needed", archive, "--store", store, "--current-only", "--json", *threads)
     for name, *words in (
-        ("export", archive, "--format", "parquet", "--topics", "users", *threads),
-        ("export", "--store", store, "--format", "ndjson", *threads), ("convert", archive, "--to", "v3", *threads),
+        ("export", archive, "--format", "parquet", "--topics", "users"),
+        ("export", "--store", store, "--format", "ndjson"), ("convert", archive, "--to", "v3", *threads),
     ):  # fmt: skip
         output = f"{place}/{name}-{len(words)}"
         run(name, *words, "--output", output)

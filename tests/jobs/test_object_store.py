@@ -29,7 +29,7 @@ from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.convert.unfinished import close_folder
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
-from tests.builders.remote import batches, put_aiven, put_kafka, segment
+from tests.builders.remote import batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import read, tasks_of
 from tests.builders.trees import files_in, files_of
@@ -98,24 +98,27 @@ def test_jobs_say_the_same(words):
     assert remote[2].replace(uri, str(EXAMPLE)) == local[2]
 
 
-@pytest.mark.parametrize("upload", [put_kafka, put_aiven])
+@pytest.mark.parametrize("upload", [put_kafka, put_aiven, put_pinterest])
 def test_tiered_storage_in_the_bucket_gives_what_it_gives_on_a_disk(upload, tmp_path):
     for number in range(3):  # each segment begins inside of the one before
         upload(tmp_path / "remote", "t-0", number, segment(batches(number * 50, number * 50 + 80)))
     uri, settings = f"{BUCKET}/{upload.__name__}", ["--topics", "t", "--cleanup-policy", "compact", "--sealed"]
     put(tmp_path / "remote", uri)
+    given = "tiered+" if upload is put_pinterest else ""  # else its folders are those of a log directory
     for name, archive in (("a", tmp_path / "remote"), ("b", uri)):
         store = ["--store", tmp_path / f"store-{name}"]
-        code, said, _ = run("compact", archive, *store, *settings, "--engine", "threads", "--now", 1_800_000_000_000)
+        code, said, _ = run(
+            "compact", f"{given}{archive}", *store, *settings, "--engine", "threads", "--now", 1_800_000_000_000
+        )
         assert code == 0
         assert re.search(r"\b180 +->", said), said
         assert run("restore", *store, "--output", tmp_path / name)[0] == 0
     ours = files_of(tmp_path / "a")
     assert len(ours) > 5
     assert files_of(tmp_path / "b") == ours
-    rows = read("kafka_log", uri)
+    rows = read("kafka_log", f"{given}{uri}")
     assert rows["offset"].to_pylist() == list(range(180))
-    assert rows.equals(read("kafka_log", tmp_path / "remote"))
+    assert rows.equals(read("kafka_log", f"{given}{tmp_path / 'remote'}"))
 
 
 def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
@@ -283,26 +286,6 @@ def test_what_may_be_deleted_of_a_bucket(tmp_path):
         filesystem.delete_file(path)
     assert len(names.splitlines()) > 10 and run(*compact, "--sealed", "--force")[0] == 0
     assert run("verify", "--store", store, *threads)[0] == 0
-
-
-@pytest.mark.spark
-def test_a_table_that_spark_cannot_reach_is_one_line(spark, tmp_path, capsys):
-    """`lookup --at` and `--queries`: Spark's own code reads and writes these, and needs a connector of its own."""
-    words = ("lookup", f"{BUCKET}/archive", "--store", f"{BUCKET}/unreached", "--at", "2026-11-21T02:30Z")
-    (tmp_path / "q.csv").write_text("topic,partition,offset\norders,0,1\n")
-    put(tmp_path, f"{BUCKET}/queries")
-    queries = (
-        "lookup",
-        f"{BUCKET}/archive",
-        "--queries",
-        f"{BUCKET}/queries/q.csv",
-        "--output",
-        str(tmp_path / "a.csv"),
-    )
-    for given in (words, queries):
-        assert cli.main([*given]) == 5
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("error: s3a://logs/") and "org.apache.hadoop:hadoop-aws:" in line
 
 
 @pytest.mark.spark

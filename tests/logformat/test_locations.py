@@ -18,35 +18,34 @@ from lastkey.logformat.locations import (
     file_system,
     has_secret,
     locate,
-    without_secrets,
 )
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.storage import normal_uri, open_root
 
-SECRETS = {  # URI -> what may be shown of it
-    "s3://AKIA:hush@bucket/a": "s3://bucket/a",
-    "s3://AKIA:hush@bucket": "s3://bucket",
-    "S3://AKIA:hush@bucket/a": "S3://bucket/a",
-    "s3://hush@bucket/a": "s3://bucket/a",
-    "s3://AKIA%3Ahush@bucket/a": "s3://bucket/a",
-    "s3://AKIA:hu/sh@bucket/a": "s3://***",  # no URI, but what people type: half of all keys hold a slash
-    "s3://AKIA:hu?sh@bucket/a": "s3://***",
-    "s3://AKIA:hu,sh@bucket/a": "s3://bucket/a",
-    "s3a://AKIA:hush@bucket/a": "s3a://bucket/a",
-    "gs://hush@bucket/a": "gs://bucket/a",
-    "hdfs://me:hush@host:8020/a": "hdfs://me@host:8020/a",
-    "hdfs://me:hu/sh@host/a": "hdfs://***",
-    "abfs://data:hush@account.dfs.core.windows.net/a": "abfs://data@account.dfs.core.windows.net/a",
-    "abfs://:hush@account.blob.core.windows.net/a": "abfs://account.blob.core.windows.net/a",
-    "https://hush@host/a": "https://host/a",
-    "ftp://me:hush@host/a": "ftp://host/a",
-    "s3://bucket/a?access_key=hush&region=eu": "s3://bucket/a?region=eu",
-    "s3://bucket/a?region=eu&Secret%5FKey=hush": "s3://bucket/a?region=eu",
-    "s3://bucket/a?session_token=hush": "s3://bucket/a",
-    "s3://bucket/a?endpoint_override=http://me:hush@host:9000": "s3://bucket/a",
-    "abfs://data@account/a?client_secret=hush&tenant_id=1": "abfs://data@account/a?tenant_id=1",
-    "abfs://data@account/a?sv=2024&sig=hush": "abfs://data@account/a?sv=2024",
-}
+SECRETS = [
+    "s3://AKIA:hush@bucket/a",
+    "s3://AKIA:hush@bucket",
+    "S3://AKIA:hush@bucket/a",
+    "s3://hush@bucket/a",
+    "s3://AKIA%3Ahush@bucket/a",
+    "s3://AKIA:hu/sh@bucket/a",  # no URI, but what people type: half of all keys hold a slash
+    "s3://AKIA:hu?sh@bucket/a",
+    "s3://AKIA:hu,sh@bucket/a",
+    "s3a://AKIA:hush@bucket/a",
+    "gs://hush@bucket/a",
+    "hdfs://me:hush@host:8020/a",
+    "hdfs://me:hu/sh@host/a",
+    "abfs://data:hush@account.dfs.core.windows.net/a",
+    "abfs://:hush@account.blob.core.windows.net/a",
+    "https://hush@host/a",
+    "ftp://me:hush@host/a",
+    "s3://bucket/a?access_key=hush&region=eu",
+    "s3://bucket/a?region=eu&Secret%5FKey=hush",
+    "s3://bucket/a?session_token=hush",
+    "s3://bucket/a?endpoint_override=http://me:hush@host:9000",
+    "abfs://data@account/a?client_secret=hush&tenant_id=1",
+    "abfs://data@account/a?sv=2024&sig=hush",
+]
 PLAIN = [
     "s3://bucket/a", "s3://bucket/topic@home/a", "s3://bucket/a?region=eu&scheme=http", "s3://bucket/a/key=1/b",
     "s3://bucket/a?endpoint_override=127.0.0.1:9000", "gs://bucket/a", "gs://anonymous@bucket/a", "hdfs:///a",
@@ -68,16 +67,9 @@ def test_credentials_are_refused_and_not_repeated(uri, tmp_path, monkeypatch):
         list(list_files([uri]))
 
 
-@pytest.mark.parametrize(("uri", "shown"), SECRETS.items())
-def test_of_stored_ones_the_rest_is_shown(uri, shown):
-    assert without_secrets(uri) == shown
-    assert not has_secret(shown)
-
-
 @pytest.mark.parametrize("uri", PLAIN)
 def test_others_stay_as_they_are(uri):
     assert not has_secret(uri)
-    assert without_secrets(uri) == uri
 
 
 @pytest.mark.parametrize(
@@ -124,12 +116,6 @@ def test_spellings_that_hide_a_secret(uri):
     with pytest.raises(SecretInUriError) as refused:
         file_system(uri)
     assert "SEKRET" not in str(refused.value)
-    assert "SEKRET" not in without_secrets(uri)
-
-
-def test_what_was_stored_with_too_few_slashes_is_shown_without_its_secret():
-    for uri in ("s3:KEY:SEKRET@b", "s3:/KEY:SEKRET@b/x"):
-        assert "SEKRET" not in without_secrets(uri)
 
 
 def test_a_uri_without_a_bucket():

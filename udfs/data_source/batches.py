@@ -5,6 +5,7 @@ local files only the headers are read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,15 +14,11 @@ from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
 from lastkey.logformat.batches.columns import Place, header_batch
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.batches.segment_bounds import check_offsets
-from lastkey.logformat.errors import stopped
 from lastkey.logformat.schemas import BATCHES, select
 from lastkey.udfs.data_source.gaps import Gaps
-from lastkey.udfs.data_source.pieces import Piece, ReadSpec, is_past
-from lastkey.udfs.data_source.records import check_size, check_tail
-from lastkey.udfs.data_source.resume import resume_position
-from lastkey.udfs.data_source.rows import aligned, problem_row
-from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import cached_root, opened
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec
+from lastkey.udfs.data_source.rows import aligned
+from lastkey.udfs.data_source.stretches import Stretch, read_piece
 
 _BUFFER_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 1 << 16
@@ -35,48 +32,17 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     schema = select(BATCHES, [name for name in spec.schema.names if name in BATCHES.names] or ["position"])
     buffer, gaps = ChunkBuffer(_BUFFER_BYTES), Gaps(spec)
     for piece in pieces:
-        yield from _read(piece, spec, schema, buffer, gaps)
+        yield from read_piece(piece, spec, gaps, partial(_stretches, piece, spec, schema, buffer))
 
 
-def _read(piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer, gaps: Gaps) -> Iterator[Any]:
-    if piece.problem is not None:
-        if not spec.set_aside:
-            raise piece.problem.as_error()
-        yield problem_row(spec.schema, piece, piece.problem)
-        return
-    root, position, previous, ends = cached_root(piece.root), piece.start, -1, True
-    while position < piece.end:
-        tail = Tail(position)
-        try:
-            with opened(root, piece.path) as file:
-                check_size(file, piece)
-                for headers in read_headers(
-                    file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous
-                ):
-                    _check(piece, spec, headers.batches)
-                    yield from _rows(piece, spec, schema, headers.batches, previous)
-                    past = is_past(piece, headers.batches, previous)
-                    position, previous = headers.position + headers.size, int(headers.batches["last_offset"][-1])
-                    ends = True
-                    if past:
-                        break
-                else:
-                    check_tail(file, piece, tail)
-            break
-        except Exception as found_error:  # of whatever kind: the problem names the file
-            error = stopped(found_error, piece.shown)
-            if not spec.set_aside:
-                raise error from error.__cause__
-            yield problem_row(spec.schema, piece, Problem.of(error))
-            found = resume_position(root, piece, error, position)
-            if found is None:
-                return
-            position, ends = found, False  # the segment may end with the damage
-    gap = gaps.behind(piece, previous) if ends else None
-    if gap is not None:
-        if not spec.set_aside:
-            raise gap.as_error()
-        yield problem_row(spec.schema, piece, gap)
+def _stretches(
+    piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer, file: Any, position: int, previous: int, tail: Tail
+) -> Iterator[Stretch]:
+    for headers in read_headers(file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous):
+        _check(piece, spec, headers.batches)
+        rows = _rows(piece, spec, schema, headers.batches, previous)
+        yield rows, headers.batches, headers.position + headers.size
+        previous = int(headers.batches["last_offset"][-1])
 
 
 def _check(piece: Piece, spec: ReadSpec, batches: np.ndarray) -> None:

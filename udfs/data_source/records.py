@@ -10,10 +10,9 @@ In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and o
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,15 +24,14 @@ from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.batches.columns import MAX_ROWS, Place, record_batches
 from lastkey.logformat.batches.segment_bounds import check_offsets
-from lastkey.logformat.errors import LogFormatError, stopped
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.udfs.data_source.committed import Outcomes
 from lastkey.udfs.data_source.gaps import Gaps
-from lastkey.udfs.data_source.pieces import Piece, ReadSpec, is_past, limited
-from lastkey.udfs.data_source.resume import next_indexed, resume_position
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec, limited
 from lastkey.udfs.data_source.rows import aligned, problem_row
+from lastkey.udfs.data_source.stretches import Stretch, read_piece
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import cached_root, opened
 
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of the columns that a search compares
 
@@ -71,52 +69,14 @@ class _Reader:
 
     def read(self, piece: Piece) -> Iterator[Any]:
         """Yield the records of one piece."""
-        if piece.problem is not None:
-            if not self.spec.set_aside:
-                raise piece.problem.as_error()
-            yield problem_row(self.spec.schema, piece, piece.problem)
-            return
-        root = cached_root(piece.root)
-        position, previous, ends = piece.start, -1, True
-        while position < piece.end:
-            tail = Tail(position)
-            try:
-                with opened(root, piece.path) as file:
-                    check_size(file, piece)
-                    outcomes = self._outcomes(piece, position)
-                    for chunk in read_chunks(
-                        file,
-                        piece.shown,
-                        position,
-                        piece.end,
-                        self.buffer,
-                        tail,
-                        previous_last_offset=previous,
-                    ):
-                        within = yield from self._within(piece, chunk)
-                        yield from self._chunk(within, chunk, outcomes)
-                        past = is_past(piece, chunk.batches, previous)
-                        position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
-                        ends = True
-                        if past:
-                            break
-                    else:
-                        check_tail(file, piece, tail)
-                break
-            except Exception as found_error:  # of whatever kind: the problem names the file
-                error = stopped(found_error, piece.shown)
-                if not self.spec.set_aside:
-                    raise error from error.__cause__
-                yield problem_row(self.spec.schema, piece, Problem.of(error))
-                found = resume_position(root, piece, error, position)
-                if found is None:
-                    return
-                position, ends = found, False  # the segment may end with the damage
-        gap = self.gaps.behind(piece, previous) if ends else None
-        if gap is not None:
-            if not self.spec.set_aside:
-                raise gap.as_error()
-            yield problem_row(self.spec.schema, piece, gap)
+        return read_piece(piece, self.spec, self.gaps, partial(self._stretches, piece))
+
+    def _stretches(self, piece: Piece, file: Any, position: int, previous: int, tail: Tail) -> Iterator[Stretch]:
+        outcomes = self._outcomes(piece, position)
+        for chunk in read_chunks(
+            file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous
+        ):
+            yield self._chunk(piece, chunk, outcomes), chunk.batches, chunk.position + len(chunk.raw)
 
     def _outcomes(self, piece: Piece, position: int) -> Outcomes | None:
         """Return the outcomes of transactions from a position on; None if aborted records are wanted too.
@@ -139,7 +99,7 @@ class _Reader:
         return piece
 
     def _chunk(self, piece: Piece, chunk: Chunk, outcomes: Outcomes | None) -> Iterator[Any]:
-        batches = chunk.batches
+        piece, batches = (yield from self._within(piece, chunk)), chunk.batches
         wanted = self.spec.wanted.batches(batches, piece.start_offset, piece.end_offset)
         if outcomes is not None and wanted.any():
             aborted, unknown = outcomes.aborted(chunk, wanted)
@@ -196,22 +156,3 @@ class _Reader:
                 mask &= np.asarray(equal)
             found.append(mask)
         return np.concatenate(found)
-
-
-def check_size(file: Any, piece: Piece) -> None:
-    """Raise kind "changed" unless the file still holds the piece."""
-    size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
-    if size < piece.end:
-        raise LogFormatError("changed", piece.shown, size, f"{piece.end} bytes, as listed", f"{size}")
-
-
-def check_tail(file: Any, piece: Piece, tail: Tail) -> None:
-    """Raise kind "torn_tail" unless the piece ends with a whole batch, or in the torn tail of a log still being
-    written.
-
-    A length that leads behind the file's end looks like a torn tail, but the index may know a batch behind it.
-    """
-    if tail.torn_bytes and not (piece.torn_tail and next_indexed(file, piece, tail.position) is None):
-        raise LogFormatError(
-            "torn_tail", piece.shown, tail.position, "whole batches up to the end", f"{tail.torn_bytes} more bytes"
-        )

@@ -117,7 +117,7 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
 
 def _stopped(task: ReindexTask, segment: ListedSegment, problem: Problem) -> SegmentOutcome:
     places = [_place(task.folder, segment, kind) for kind in _OURS]
-    files = tuple(impossible(place, problem) for place in places)
+    files = tuple(impossible(place.path, place.kind, problem) for place in places)
     return SegmentOutcome(segment.base_offset, segment.path, problem, files=files)
 
 

@@ -169,7 +169,7 @@ class _Fold:
         place = SideFilePlace(self.plan.folder, name, names.TXN_INDEX, archived, outcome.log)
         if entries is None:
             if self.why is not None:
-                self.done.files.append(impossible(place, self.why))
+                self.done.files.append(impossible(place.path, place.kind, self.why))
             return
         data = transaction_index.write(entries)
         if archived is None and not data:
@@ -197,7 +197,7 @@ class _Fold:
             self._load(offset, archived)
         if self.state is None:
             if self.why is not None:
-                self.done.files.append(impossible(place, self.why))
+                self.done.files.append(impossible(place.path, place.kind, self.why))
             return
         entries = self.state.entries()
         if self.headless and archived is None:
@@ -305,7 +305,7 @@ class _Fold:
             verdict = Verdict("stale", expected=f"{len(found)} leader epochs", found="none")
         bad = next((outcome.problem for outcome in outcomes if outcome.problem is not None), None)
         if bad is not None:
-            self.done.files.append(impossible(place, bad))
+            self.done.files.append(impossible(place.path, place.kind, bad))
         elif _is_headless(self.plan, outcomes[0].base_offset):  # the file would say that the log begins there
             if found or path is not None:
                 self._say_headless()

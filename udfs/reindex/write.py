@@ -73,20 +73,9 @@ class SideFilePlace:
         return f"{self.folder}/{self.name}{names.SWAP if alike else ''}"  # a broker will rename both
 
 
-def impossible(place: SideFilePlace, problem: Problem) -> FileReport:
-    """Return the report on a file that cannot be rebuilt, because a log has a problem."""
-    return FileReport(
-        place.path,
-        place.kind,
-        "impossible",
-        problem.kind,
-        problem.position,
-        -1,
-        problem.expected,
-        problem.found,
-        0,
-        problem.path,
-    )
+def impossible(path: str, kind: str, why: Problem) -> FileReport:
+    """Return the report on a file that cannot be rebuilt, because a log has a problem, or on that log."""
+    return FileReport(path, kind, "impossible", why.kind, why.position, -1, why.expected, why.found, 0, why.path)
 
 
 def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) -> tuple[FileReport, int]:

@@ -31,6 +31,7 @@ class CheckPlan:
     leader_epochs: SideFile | None = None
     archived_epochs: tuple[tuple[int, int], ...] = ()  # of a generation: (epoch, start offset), by the archive's file
     metadata: SideFile | None = None
+    txn_indexes: bool = True  # False: nobody has copied them into this archive
     log_start_offset: int | None = None  # by a checkpoint
     cleaner_checkpoint: int | None = None
     high_watermark: int | None = None

@@ -218,6 +218,10 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
 
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
     rows = found.transactions
+    if not plan.txn_indexes:
+        if len(rows):
+            found.not_checked.append(f"{plan.name}: transaction indexes, because uploads of its kind have none")
+        return
     if any(f.damaged for f in found.facts) and len(rows):
         found.not_checked.append(f"{plan.name}: transaction indexes, because not every batch could be read")
         return

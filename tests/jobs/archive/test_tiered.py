@@ -16,7 +16,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.errors import PROBLEMS
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
-from tests.builders.remote import TOPIC_ID, Uploaded, batches, put_aiven, put_kafka, segment
+from tests.builders.remote import TOPIC_ID, Uploaded, batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.sources import read
 from tests.builders.trees import files_of, tree
 
@@ -42,7 +42,7 @@ def upload(archive: Path, remote: Path, put) -> None:
             )  # fmt: skip
             into = put(remote, folder.name, number, files)
             for made in into.glob("*.log"):
-                stat = (folder / f"{int(made.name.partition('-')[0]):020d}.log").stat()
+                stat = (folder / f"{int(made.stem.partition('-')[0]):020d}.log").stat()
                 os.utime(made, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
         for path in folder.glob(f"{bases[-1]:020d}.*"):
             if path.suffix != ".snapshot":
@@ -57,10 +57,11 @@ def plain(tmp_path_factory) -> Path:
     """Make the example archive's closed segments a log directory, and upload them beside it."""
     archive = tmp_path_factory.mktemp("plain") / "archive"
     for folder in (EXAMPLES / "archive").glob("[a-z]*-[0-9]"):
-        for copy in (archive, archive.parent / "again"):
+        for copy in (archive, archive.parent / "again", archive.parent / "third"):
             shutil.copytree(folder, copy / folder.name)
     upload(archive, archive.parent / "kafka", put_kafka)
     upload(archive.parent / "again", archive.parent / "aiven", put_aiven)
+    upload(archive.parent / "third", archive.parent / "pinterest/backup/1a2b/kafka", put_pinterest)
     return archive
 
 
@@ -94,6 +95,32 @@ def test_a_generation_is_that_of_the_same_log_directory(plain, tmp_path, layout,
     stems = {path.rpartition(".")[0] for path in objects}  # a segment goes with all of its objects
     assert {path for path in kept if path.rpartition(".")[0] in stems} == set(objects)
     assert tree(remote) == before
+
+
+@pytest.mark.parametrize("given", ["", "tiered+"])
+def test_pinterests_uploads_are_cleaned_as_their_log_directory(plain, tmp_path, given, capsys):
+    """By themselves, and as copies that may overlap; snapshots of producers and leader epochs are not uploaded."""
+    remote = f"{given}{plain.parent / 'pinterest'}"
+    found, expected = (generation(a, tmp_path / f"{i}") for i, a in enumerate((remote, plain)))
+    logs = {name for name in expected if name.endswith(("log", "index"))}
+    assert len(logs) > 40
+    assert {name: found.get(name) for name in logs} == {name: expected[name] for name in logs}
+    capsys.readouterr()
+    assert run("verify", remote, "--sealed", *QUIET) == 0
+    said = capsys.readouterr().out
+    assert "kafka/clicks-0 and 4 more: uploaded by Pinterest's tiered storage (offset.wm), without producer" in said
+    assert (f"if segments overlap, give tiered+{plain.parent}" in said) == (given == "")
+    assert re.search(r"not checked: \S*orders-0: transaction indexes", said)
+    for job in (["lookup", "--offset", "1500", "--topics", "users"], ["inspect", "--filter", "key=user-000058"]):
+        texts = []
+        for archive in (remote, plain):
+            assert run(job[0], archive, *job[1:], *QUIET) == 0
+            text = capsys.readouterr().out.replace(str(remote), "A").replace(str(plain), "A")
+            texts.append(re.sub(r"backup/1a2b/kafka/|(?m:^(?:note|seconds): .*\n)", "", text))
+        assert len(texts[0]) > 200
+        assert texts[0] == texts[1]
+    rows = read("kafka_log", remote, topics="orders,users", isolationLevel="read_committed")
+    assert rows.equals(read("kafka_log", plain, topics="orders,users", isolationLevel="read_committed"))
 
 
 def shown(text: str, archive: Path) -> str:

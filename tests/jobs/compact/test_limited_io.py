@@ -57,6 +57,27 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
     assert [(r.bytes_after, r.counters) for r in report.results] == [(r.bytes_after, r.counters) for r in free.results]
 
 
+def test_a_restore_keeps_to_the_limit(archive, tmp_path):
+    """A reflink moves no bytes: only its checksum is read."""
+    _compact(archive, tmp_path / "store", engine="threads")
+    with _sum() as spent:
+        counted = lastkey.restore(tmp_path / "store", tmp_path / "counted", max_bytes_per_second=LIMIT)
+    size = sum(p.bytes for p in counted.partitions)
+    assert size <= spent[0] <= 2 * size
+    report = lastkey.restore(tmp_path / "store", tmp_path / "restored", max_bytes_per_second=LIMIT // 4)
+    assert report.seconds["total"] > 0.9 * spent[0] / (LIMIT // 4)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_audits_reading_keeps_to_the_limit(spark, archive, tmp_path):
+    """By the setting, as other jobs in tasks; on Spark each of the tasks has its part."""
+    config = {"job": {"max.bytes.per.second": LIMIT // 8}}
+    report = lastkey.audit("keys", archive, audits=tmp_path / "audits", config=config)
+    assert report.bytes_read > 30_000_000
+    assert report.seconds["read"] > 0.9 * report.bytes_read / (LIMIT // 8)
+
+
 @contextmanager
 def _sum() -> Iterator[list[int]]:
     """Yield what is spent in the block, without waiting."""

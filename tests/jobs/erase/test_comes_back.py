@@ -21,7 +21,7 @@ from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store.erasures import ErasedError
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
-from tests.builders.erasures import NOW, made, places_of, records_of, table_of, vacuumed, verified
+from tests.builders.erasures import NOW, Erasures, made, places_of, records_of, table_of, vacuumed, verified
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 
@@ -74,6 +74,76 @@ def test_other_jobs_read_and_write_the_store_without_the_key(spark: Any, tmp_pat
     assert verified(world) == []
     assert main(["audit", "compaction", "--store", store]) == 0
     assert main(["archive-needed", str(world.lab.archive), "--store", store]) == 0
+
+
+def test_a_record_written_to_a_new_log_stays_after_a_rollback_to_the_old_one(tmp_path: Path) -> None:
+    """Bounds of both logs are always known, so a second reset takes no more from the new log than the first."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    assert world.erase("ann").exit_code == 0
+    world.topic_id = UUID(int=5)
+    world.grow("ann=8 dan=8", roll=True)
+    world.grow("eve=8", roll=True)
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    world.bound([b"ann"])
+    world.grow("ann=9", roll=True)
+    world.grow("fay=9", roll=True)
+    assert world.compact().exit_code == 0
+    rollback.run(RollbackOptions(str(world.lab.store), 2), Silent())
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    assert [r.value for r in world.current() if r.key == b"ann"] == [b"9"]
+    assert world.judge() == ""
+    assert verified(world) == []
+
+
+def test_a_log_loses_a_key_that_was_erased_from_another_one_after_it(tmp_path: Path) -> None:
+    """A generation of a log in which a key was never looked for is refused while another log knows of its erasure."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    first, world.topic_id = world.topic_id, UUID(int=5)
+    world.write()
+    assert world.compact(reset=T).exit_code == 0
+    assert world.erase("ann").exit_code == 0
+    with pytest.raises(ErasedError, match="generation 1 may hold records"):
+        rollback.run(RollbackOptions(str(world.lab.store), 1), Silent())
+    world.topic_id = first
+    world.write()
+    assert {r.problem.kind for r in world.compact(reset=T).results if r.problem} == {"erased"}
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+    assert [r.key for r in world.current()] == [b"bob", b"cem"]
+    world.grow("ann=2", roll=True)
+    world.grow("dan=1", roll=True)
+    assert world.compact().exit_code == 0
+    assert [r.value for r in world.current() if r.key == b"ann"] == [b"2"]
+    assert vacuumed(world).exit_code == 0
+    assert verified(world) == []
+
+
+def reset(world: Erasures) -> None:
+    """Lose a file of the store, so that the partition begins anew."""
+    lost = next(row for row in world.lab.state().current()[1]["t", 0] if row.root == "store" and row.size_bytes)
+    world.lab.path(lost).unlink()
+    assert world.compact().exit_code == 3
+    assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
+
+
+def test_bounds_of_a_log_whose_topic_id_is_lost_for_a_while(tmp_path: Path) -> None:
+    """It counts as the log of the generation before, and what was erased meanwhile is known when the id is back."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1")
+    path = world.lab.archive / "t-0" / "partition.metadata"
+    assert world.erase("ann").exit_code == 0
+    world.grow("ann=2", roll=True)
+    world.grow("dan=1", roll=True)
+    assert world.compact().exit_code == 0
+    path.unlink()
+    reset(world)
+    assert world.lab.state().checkpoints()["t", 0].topic_id is None
+    assert [r.value for r in world.current() if r.key == b"ann"] == [b"2"]
+    assert world.erase("bob").exit_code == 0
+    reset(world)
+    world.write()
+    assert path.exists()
+    for _ in range(2):
+        reset(world)
+        assert [(r.key, r.value) for r in world.current()] == [(b"cem", b"1"), (b"ann", b"2"), (b"dan", b"1")]
 
 
 def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:

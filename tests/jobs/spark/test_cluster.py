@@ -26,13 +26,14 @@ import pytest
 import lastkey
 from lastkey import open_partition
 from lastkey.jobs.errors import ENVIRONMENT
-from lastkey.jobs.spark.jvm import cached_jars
+from lastkey.jobs.spark.jars import cache, cached
 from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.holding import Holds
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.stopping import descendants, wait_until_gone
 from tests.builders.trees import files_in, files_of
 from tests.builders.wheel import build_wheel, install
+from tests.cheap_java import CHEAP
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKED = ("lastkey", "jobs", "logformat", "udfs", "conf", "requirements", "examples")
@@ -92,6 +93,8 @@ STAGES = {
     "commit": "lastkey.jobs.store.writing:commit_wave",
 }
 
+_SMALL = ("--executor-memory", "512m", "--conf", f"spark.driver.extraJavaOptions={CHEAP}")
+
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
@@ -133,7 +136,9 @@ class Place:
 
     def spark_submit(self, *words: object, **more: str) -> subprocess.Popen[str]:
         """Start Spark's own spark-submit as the executors' user, who needs no other installation."""
-        environment = self.node.environment | {"PYSPARK_PYTHON": "./lastkey/bin/python"} | more
+        environment = (
+            self.node.environment | {"PYSPARK_PYTHON": "./lastkey/bin/python", "SPARK_LAUNCHER_OPTS": CHEAP} | more
+        )
         return subprocess.Popen(
             self.node.as_user(self.node.spark / "bin" / "spark-submit", "--master", self.master, *words),
             cwd=self.elsewhere, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -141,12 +146,12 @@ class Place:
 
     def packed(self) -> tuple[str, ...]:
         """Return the options that send the pack to executors."""
-        return ("--archives", f"{self.pack}#lastkey", "--executor-memory", "512m")
+        return ("--archives", f"{self.pack}#lastkey", *_SMALL)
 
     def unpacked(self) -> tuple[str, ...]:
         """Return the options for executors that run by the pack on a path that all see."""
         python = self.elsewhere / "lastkey" / "bin" / "python"
-        return ("--conf", f"spark.pyspark.python={python}", "--executor-memory", "512m")
+        return ("--conf", f"spark.pyspark.python={python}", *_SMALL)
 
     def logged(self, log: str) -> tuple[str, ...]:
         """Return the options for an event log."""
@@ -249,7 +254,7 @@ def test_compact_by_the_checkout_s_command(place, local):
 
 
 def test_a_worker_that_lacks_lastkey_is_one_line(place):
-    options = ("--master", place.master, "--executor-memory", "512m")
+    options = ("--master", place.master, *_SMALL)
     done = place.run("./spark-submit.sh", *options, *_compact(place, place.shared / "never"), PYSPARK_PYTHON=PYTHON)
     *others, line = done.stderr.splitlines()
     assert all(" WARN " in other for other in others), done.stderr  # as that a worker is slow to begin
@@ -280,7 +285,7 @@ def _results(output: Path, store: Path) -> dict[str, Any]:
 
 def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     """By Spark's own spark-submit; it gets Delta's jars from the user, and executors from it."""
-    jars = [place.elsewhere / Path(jar).name for jar in cached_jars(Path("~/.ivy2.5.2").expanduser())]
+    jars = [place.elsewhere / Path(jar).name for jar in cached(cache({}))]
     assert jars
     for jar in jars:
         shutil.copy(Path("~/.ivy2.5.2/jars").expanduser() / jar.name, jar)
@@ -289,7 +294,8 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     for path in (store, *store.rglob("*")) if IS_ROOT else ():
         shutil.chown(path, "nobody")
     options = (*place.packed(), *place.logged("log-2"), "--jars", ",".join(map(str, jars)))
-    words = ("--conf", "spark.executor.pyspark.memory=8g", "program.py", place.shared / "archive")
+    one = ("--total-executor-cores", "1")  # a second executor would unpack the pack too
+    words = (*one, "--conf", "spark.executor.pyspark.memory=8g", "program.py", place.shared / "archive")
     run = place.spark_submit(*options, *words, store, output, NOW_MS, place.checkout)
     said, _ = run.communicate()
     assert run.returncode == 0, said
@@ -332,6 +338,10 @@ def test_the_wheel_s_command_with_archive_and_store_in_s3(place, local, tmp_path
         )
         assert done.returncode == 0, done.stderr
         get(f"{BUCKET}/store", tmp_path / "store")
+        minutes = ("lookup", f"{BUCKET}/archive", "--store", f"{BUCKET}/store", "--at", "2026-11-21T02:30Z", "--json")
+        done = place.run(command, *options, *minutes, **access, LASTKEY_VENV="")  # executors get the connector too
+        assert done.returncode == 0, done.stderr
+        assert [row["minutes"] for row in json.loads(done.stdout)["partitions"]] == [1] * 5
     assert {executor for executor, _ in place.tasks("log-3")} <= {"0", "1"}
     assert _generations(tmp_path / "store") == _generations(local)
 

@@ -15,31 +15,31 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs import prepare
-from lastkey.jobs.errors import ENVIRONMENT, ConnectorError, ForeignJarError, JarsError, JavaError, SparkStartError
-from lastkey.jobs.spark import engine, jvm, session
+from lastkey.jobs.errors import ENVIRONMENT, ForeignJarError, JarsError, JavaError, SparkStartError
+from lastkey.jobs.spark import engine, jars, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
 
 ROOT = Path(__file__).resolve().parents[3]
-DELTA = next(iter(jvm.JARS))
+DELTA = next(iter(jars.DELTA))
 
 
 def _jars(folder, monkeypatch):
     """Write empty jars in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
-    for name in jvm.JARS:
+    for name in jars.DELTA:
         path = folder / "jars" / name
         with zipfile.ZipFile(path, "w") as jar:
             jar.writestr("x", name)
-        monkeypatch.setitem(jvm.JARS, name, hashlib.sha256(path.read_bytes()).hexdigest())
+        monkeypatch.setitem(jars.DELTA, name, hashlib.sha256(path.read_bytes()).hexdigest())
     return folder
 
 
 def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path, monkeypatch):
-    assert jvm.cached_jars(tmp_path) == []
+    assert jars.cached(tmp_path) == []
     _jars(tmp_path, monkeypatch)
-    assert len(jvm.cached_jars(tmp_path)) == len(jvm.JARS)
+    assert len(jars.cached(tmp_path)) == len(jars.DELTA)
     (tmp_path / "jars" / DELTA).write_bytes(b"PK\x03\x04 cut")
-    assert jvm.cached_jars(tmp_path) == []
+    assert jars.cached(tmp_path) == []
 
 
 def test_a_jar_that_is_another_one_is_not_loaded(tmp_path, monkeypatch):
@@ -47,14 +47,14 @@ def test_a_jar_that_is_another_one_is_not_loaded(tmp_path, monkeypatch):
     path = tmp_path / "jars" / DELTA
     with zipfile.ZipFile(path, "a") as jar:
         jar.writestr("Evil.class", "")
-    with pytest.raises(ForeignJarError, match=rf"{DELTA}: expected SHA-256 {jvm.JARS[DELTA]}, found [0-9a-f]{{64}}"):
-        jvm.cached_jars(tmp_path)
+    with pytest.raises(ForeignJarError, match=rf"{DELTA}: expected SHA-256 {jars.DELTA[DELTA]}, found [0-9a-f]{{64}}"):
+        jars.cached(tmp_path)
 
 
 @pytest.mark.spark
 def test_the_jars_of_this_session_are_those_that_are_published(spark):
     """The hashes stand for what the resolver brings."""
-    assert len(jvm.cached_jars(Path("~/.ivy2.5.2").expanduser())) == len(jvm.JARS)
+    assert len(jars.cached(jars.cache({}))) == len(jars.DELTA)
 
 
 def test_settings_by_master(tmp_path, monkeypatch):
@@ -77,7 +77,7 @@ def test_settings_by_master(tmp_path, monkeypatch):
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
     fresh = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
-    assert fresh["spark.jars.packages"] == jvm.PACKAGE
+    assert fresh["spark.jars.packages"] == jars.PACKAGE
     assert "TieredStopAtLevel" not in jvm.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
@@ -268,18 +268,6 @@ def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
     assert int(done.stdout) > 10_000
 
 
-@pytest.mark.spark
-def test_a_file_system_that_spark_has_no_connector_for(spark):
-    session.check_connector(spark, "/a/path")
-    session.check_connector(spark, "file:///a/path")
-    with pytest.raises(ConnectorError, match=r"^s3a://b/t: .*S3AFileSystem not found$") as raised:
-        session.check_connector(spark, "s3a://b/t")
-    assert re.search(r"--packages org\.apache\.hadoop:hadoop-aws:\d+\.\d+\.\d+,", raised.value.advice)
-    with pytest.raises(ConnectorError, match=r"^gs://b/t: .* a connector for gs://: ") as raised:
-        session.check_connector(spark, "gs://b/t")
-    assert "(--jars)" in raised.value.advice
-
-
 def test_the_jvm_is_heard_once_the_session_stands(capsys):
     output = jvm.Output()
     os.write(output.descriptor, b"before\n")
@@ -365,7 +353,7 @@ def test_classes_of_a_jvm_that_did_not_end_well_are_not_kept(code, tmp_path, mon
         Path(re.findall(r"'(/.*)'", command[-1])[0]).write_bytes(b"classes")
         return subprocess.CompletedProcess(command, code)
 
-    monkeypatch.setattr(jvm, "cached_jars", lambda ivy: ["delta.jar"])
+    monkeypatch.setattr(jars, "cached", lambda ivy: ["delta.jar"])
     monkeypatch.setattr(jvm, "class_archive", lambda java: archive)
     monkeypatch.setattr(prepare.subprocess, "run", run)
     prepare._prepare_spark(Path("java"))

@@ -109,6 +109,25 @@ def test_every_cut_and_what_is_left_over(codec: int) -> None:
         agree(codec, body + body[:cut])
 
 
+@pytest.mark.parametrize("extra", range(7))
+@pytest.mark.parametrize("last", range(8))
+def test_a_long_match_near_the_end_of_an_lz4_block(extra: int, last: int) -> None:
+    """The bytes of its length count for nothing in what must follow it."""
+    match = b"\x1fa\x01\x00" + b"\xff" * extra + b"\x05"
+    block = match + bytes([last << 4]) + b"z" * last
+    body = compress(CODEC_LZ4, b"")[:7] + struct.pack("<I", len(block)) + block + bytes(4)
+    agree(CODEC_LZ4, body)
+    if last >= 5:
+        assert in_kernel([(CODEC_LZ4, body)])[1] == small.DONE
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("literals", range(1, 6))
+def test_snappy_literals_with_a_longer_length_than_they_need(n: int, literals: int) -> None:
+    tag = bytes([(59 + n) << 2]) + (literals - 1).to_bytes(n, "little")
+    agree(CODEC_SNAPPY, bytes([literals]) + tag + b"z" * literals)
+
+
 def test_many_in_one_call() -> None:
     texts = [b"ab" * 500, b"", bytes(range(256)) * 4, b"x" * small.MOST]
     bodies = [(codec, compress(codec, text)) for text in texts for codec in CODECS]

@@ -184,7 +184,6 @@ def test_meta_properties():
 
 def test_clean_shutdown():
     assert checkpoints.write_clean_shutdown() == b'{"version":0,"brokerEpoch":-1}'
-    assert checkpoints.write_clean_shutdown(12) == b'{"version":0,"brokerEpoch":12}'
 
 
 def test_the_position_of_a_problem_lies_within_the_file():

@@ -154,13 +154,14 @@ def scan_segment(
 
     next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
     before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
-    written, SetAside if the segment lacks the bytes that the last generation names.
+    written, SetAside if the segment lacks the bytes that the last generation names, or holds more of its offsets.
     """
     base, listed = segment.base_offset, segment.listed
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
     producers = merge_all([])
     indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
-    tail, named_crc = Tail(), -1
+    tail, named = Tail(), segment.named
+    named_crc = 0 if named is None or not named.size else -1
     with opened(open_root(listed.root), listed.path) as file:
         if file.size() < listed.size:
             raise LogFormatError("changed", listed.path, file.size(), f"{listed.size} bytes, as listed", "fewer")
@@ -173,8 +174,10 @@ def scan_segment(
             producers = merge(producers, summarize(batches, listed.path), listed.path)
             before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
             offset_before = max(chunk.before, base - 1)
-            if segment.named is not None and chunk.position < segment.named.size <= chunk.position + len(chunk.raw):
-                named_crc = crc32c_extend(before, chunk.raw[: segment.named.size - chunk.position])
+            if named is not None:
+                _check_no_more(listed.path, named, batches)
+                if chunk.position < named.size <= chunk.position + len(chunk.raw):
+                    named_crc = crc32c_extend(before, chunk.raw[: named.size - chunk.position])
             records = int(most_records(batches, offset_before).sum())
             scanned = ScannedChunk(
                 chunk.position, len(chunk.raw), len(batches), offset_before, before, out.checksum, records
@@ -185,8 +188,10 @@ def scan_segment(
                 see(chunk)
         if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
             raise overlap(listed.path, next_base_offset, tail.position, tail.reached_by)  # a damaged offset, not an end
-        if segment.named is not None and named_crc != segment.named.checksum:
-            raise SetAside(_another_copy(listed.path, segment.named, named_crc))
+        if named is not None and named_crc != named.checksum:
+            found = "fewer bytes" if named_crc < 0 else f"{named_crc:#010x}"
+            expected = f"CRC-32C {named.checksum:#010x} of all bytes before"
+            raise SetAside(_another_copy(listed.path, named.size, expected, found))
         above_base = _above(file, listed.path, listed.size, tail) if tail.reached_end_offset else -1
     offset_index, time_index = indexes.finish()
     return SegmentScan(
@@ -217,13 +222,23 @@ def scan_segment(
     )
 
 
-def _another_copy(path: str, named: NamedBytes, found: int) -> Problem:
+def _check_no_more(path: str, named: NamedBytes, batches: np.ndarray) -> None:
+    """Raise SetAside if batches behind the bytes that a generation names hold offsets that it covers."""
+    first = np.where(batches["base_offset"] < 0, batches["last_offset"], batches["base_offset"])
+    more = np.flatnonzero((batches["position"] >= named.size) & (first < named.until))
+    if len(more):
+        n = int(more[0])
+        expected = f"no offset below {named.until} from here on"
+        raise SetAside(_another_copy(path, int(batches["position"][n]), expected, f"a batch at {first[n]}"))
+
+
+def _another_copy(path: str, position: int, expected: str, found: str) -> Problem:
     return Problem(
         "changed",
         path,
-        named.size,
-        f"CRC-32C {named.checksum:#010x} of all bytes before, as when keys were last erased from this partition",
-        "fewer bytes" if found < 0 else f"{found:#010x}",
+        position,
+        f"{expected}, as in the last generation, from which keys were erased",
+        found,
         state="diverged",
         hint="another copy may hold what was erased: --reset with --hmac-key reads the archive again without it",
     )

@@ -1,0 +1,170 @@
+"""Tables that Spark itself reads and writes in a bucket: its connector, and the way there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pyspark import SparkConf
+
+from lastkey.jobs.command import cli
+from lastkey.jobs.errors import ConnectorError, JarsError
+from lastkey.jobs.spark import connector, jars
+from lastkey.logformat.locations import hadoop_settings
+from tests.builders.s3_proxy import S3Proxy, s3_proxy
+from tests.builders.s3_server import BUCKET, environment, put, s3_server
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "archive"
+PROVIDER = "fs.s3a.aws.credentials.provider"
+SECRET = "4nobodyMaySeeThis"
+UNSET = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"))
+PLACES = ("archive", "store", "audits", "sources", "queries", "output")
+VARIES = ("seconds", "engine", "bytes_read", "peak_memory_bytes", "run_id")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}), ({"AWS_REGION": "eu-west-3"}, {"endpoint.region": "eu-west-3"}),
+        (
+            {"AWS_ENDPOINT_URL": "http://a:9"},
+            {"endpoint": "http://a:9", "endpoint.region": "us-east-1", "path.style.access": "true"},
+        ),
+        (
+            {"AWS_ENDPOINT_URL_S3": "b", "AWS_REGION": "x", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+            {"endpoint": "https://b", "endpoint.region": "x", "path.style.access": "false"},
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_hadoop_is_told_of_the_place_and_of_no_key(given, expected, tmp_path):
+    nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    cleared = {**UNSET, "AWS_PROFILE": None, "AWS_DEFAULT_REGION": None, "AWS_ENDPOINT_URL_S3": None}
+    with environment({**cleared, **nowhere, **given, "AWS_SECRET_ACCESS_KEY": SECRET}):
+        found = hadoop_settings(f"{BUCKET}/x")
+    assert found.pop(PROVIDER).endswith("DefaultCredentialsProvider")
+    assert found == {f"fs.s3a.{name}": value for name, value in expected.items()}
+    assert hadoop_settings("/a/path") == hadoop_settings("gs://b/x") == {}
+
+
+def test_the_connector_is_one_of_many_jars_with_coordinates():
+    named = jars.coordinates(jars.S3).split(",")
+    assert len(named) == len(jars.S3)
+    assert f"org.apache.hadoop:hadoop-aws:{jars.HADOOP}" in named
+    assert not any(":bundle:" in name for name in named)
+
+
+@pytest.mark.spark
+def test_settings_of_the_user_win(spark):
+    conf = spark.sparkContext._jvm.org.apache.hadoop.conf.Configuration()
+    conf.set("fs.s3a.endpoint", "http://mine", "spark")
+    for region in ("one", "two"):  # ours may change
+        connector.tell(conf, {"fs.s3a.endpoint": "http://ours", "fs.s3a.endpoint.region": region, PROVIDER: "P"})
+    found = [conf.get(name) for name in ("fs.s3a.endpoint", "fs.s3a.endpoint.region", PROVIDER)]
+    assert found == ["http://mine", "two", "P"]
+
+
+@pytest.mark.spark
+def test_other_file_systems_are_named_in_one_line(spark):
+    for uri in ("/a/path", "file:///a/path"):
+        connector.connect(spark, uri)
+    for uri, name, package in (
+        ("abfss://c@a/t", "AzureBlobFileSystem", "hadoop-azure"), ("gs://b/t", "GoogleHadoopFileSystem", "hadoop-gcp"),
+    ):  # fmt: skip
+        with pytest.raises(ConnectorError, match=rf"^{uri}: .*{name} not found$") as raised:
+            connector.connect(spark, uri)
+        assert re.search(rf"--packages org\.apache\.hadoop:{package}:\d+\.\d+\.\d+,", raised.value.advice)
+    with pytest.raises(ConnectorError, match=r"^x://b/t: .* a connector for x://: ") as raised:
+        connector.connect(spark, "x://b/t")
+    assert "(--jars)" in raised.value.advice
+
+
+@pytest.mark.spark
+def test_a_connector_that_cannot_be_fetched_is_one_line(spark, tmp_path):
+    (tmp_path / "nowhere.xml").write_text("<ivysettings><settings defaultResolver='none'/></ivysettings>")
+    given = {"spark.jars.ivy": str(tmp_path / "ivy"), "spark.jars.ivySettings": str(tmp_path / "nowhere.xml")}
+    conf = SparkConf(loadDefaults=False).setAll([*given.items()])
+    context = SimpleNamespace(_jvm=spark.sparkContext._jvm, getConf=lambda: conf)
+    with pytest.raises(JarsError, match=r"^Spark's connector for S3 could not be fetched: ") as raised:
+        connector.fetched(context)
+    assert "check the network" in raised.value.advice
+    assert "\n" not in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[S3Proxy]:
+    """Serve the example archive as s3://logs/archive, behind a proxy that notes who signs."""
+    with s3_server() as port, s3_proxy(port) as proxy:
+        put(EXAMPLE, f"{BUCKET}/archive")
+        yield proxy
+
+
+def words_of(archive: str, store: str, folder: str) -> list[list[str]]:
+    """Return commands of which Spark keeps tables in the store's place, each with a report in JSON."""
+    return [
+        [
+            "compact",
+            archive,
+            "--store",
+            store,
+            "--config",
+            str(ROOT / "examples/topics.toml"),
+            "--now",
+            "1795300000000",
+        ],
+        ["lookup", archive, "--store", store, "--at", "2026-11-21T02:30Z"],
+        ["lookup", archive, "--queries", f"{folder}/q.csv", "--output", f"{folder}/answers.parquet"],
+        ["audit", "keys", archive, "--audits", store],
+        ["audit", "compaction", "--store", store],
+    ]
+
+
+def alike(said: object) -> object:
+    """Return a report without what a second run, or another folder, makes different."""
+    if isinstance(said, dict):
+        return {name: alike(value) for name, value in said.items() if name not in (*PLACES, *VARIES)}
+    return [alike(value) for value in said] if isinstance(said, list) else said
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys):
+    """By commands without an option of Spark's; place and keys come from a profile alone, and no log shows a key."""
+    (tmp_path / "q.csv").write_text("topic,partition,offset\norders,0,1\nusers,1,7\n")
+    put(tmp_path, f"{BUCKET}/asked")
+    expected = []
+    for words in words_of(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path)):
+        code = cli.main([*words, "--json"])
+        expected.append((code, json.loads(capsys.readouterr().out)))
+
+    (tmp_path / "config").write_text(f"[profile p]\nregion = eu-north-1\nendpoint_url = {bucket.url}\n")
+    (tmp_path / "keys").write_text(f"[p]\naws_access_key_id = PKEY\naws_secret_access_key = {SECRET}\n")
+    (tmp_path / "conf").mkdir()
+    events = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{tmp_path}/conf\n"
+    (tmp_path / "conf/spark-defaults.conf").write_text(events)
+    profile = {"AWS_PROFILE": "p", "AWS_CONFIG_FILE": "config", "AWS_SHARED_CREDENTIALS_FILE": "keys"}
+    profile |= {name: str(tmp_path / profile[name]) for name in profile if name != "AWS_PROFILE"}
+    code = (
+        "import json, sys\nfrom lastkey.jobs.command import cli\n"
+        "for words in json.loads(sys.argv[1]):\n    print('exit code', cli.main([*words, '--json']))\n"
+    )
+    commands = json.dumps(words_of(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
+    bucket.signed.clear()
+    with environment({**UNSET, **profile, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYTHONPATH": str(ROOT)}):
+        done = subprocess.run([sys.executable, "-c", code, commands], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"(.*?)^exit code (\d+)$", done.stdout, re.MULTILINE | re.DOTALL)
+    assert [int(code) for _, code in found] == [code for code, _ in expected], done.stderr
+    for (text, _), (_, report) in zip(found, expected, strict=True):
+        assert alike(json.loads(text)) == alike(report)
+    assert {*bucket.signed} == {("PKEY", "eu-north-1")}
+    logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
+    assert sum("fs.s3a" in text for text in logs) > 0
+    assert SECRET not in "".join((*logs, done.stdout, done.stderr))
