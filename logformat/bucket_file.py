@@ -11,7 +11,7 @@ import errno
 import io
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from pyarrow import fs as pafs
 _LEAST: Final = 1 << 20  # a part worth a thread
 _FETCHES: Final = 16  # of a process at once
 _SKIPPED: Final = 1 << 20  # fetched in vain rather than asked for anew
-_NOTHING: Final = (0, 0, None)
 
 
 def open_in_bucket(filesystem: Any, path: str) -> BucketFile:
@@ -35,7 +34,7 @@ class BucketFile:
     def __init__(self, file: Any) -> None:
         self._file, self._size, self.closed = file, int(file.size()), False
         self._position = self._read_up_to = 0
-        self._next: tuple[int, int, Future[bytes] | None] | None = None  # position and size of what is on its way
+        self._ahead: tuple[int, int, Future[bytes]] | None = None  # position and size of what is on its way
 
     def read_at(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes from an offset on."""
@@ -47,12 +46,22 @@ class BucketFile:
         left = max(self._size - self._position, 0)
         size = left if size is None or size < 0 else min(size, left)
         at, more = self._position, min(size, left - size)
-        (position, length, fetched), self._next = self._next or _NOTHING, None
-        data = fetched.result() if fetched is not None and (position, length) == (at, size) else self.read_at(size, at)
-        if at == self._read_up_to > 0 and more >= _LEAST:
-            self._next = at + size, more, _fetchers(os.getpid()).submit(self.read_at, more, at + size)
-        self._position = self._read_up_to = at + size
+        data = self._fetched(at, size)
+        data = self.read_at(size, at) if data is None else data
+        if at == self._read_up_to > 0 and len(data) == size and more >= _LEAST:
+            self._ahead = at + size, more, _fetchers(os.getpid()).submit(self.read_at, more, at + size)
+        self._position = self._read_up_to = at + len(data)
         return data
+
+    def _fetched(self, at: int, size: int) -> bytes | None:
+        """Return what was fetched ahead, if it is that part, or raise its error. Afterwards nothing is on its way."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[2].cancel():  # all threads are busy: the reader itself is sooner there
+            return None
+        if ahead[:2] == (at, size):
+            return ahead[2].result()
+        wait([ahead[2]])  # one part more is held, never two
+        return None
 
     def readinto(self, out: Any) -> int:
         """Fill `out` from the position on, and return the number of bytes."""
@@ -74,9 +83,12 @@ class BucketFile:
         return self._size
 
     def close(self) -> None:
-        """Close the file. What is on its way to it is not waited for."""
-        self.closed = True
-        self._file.close()
+        """Close the file, without waiting: at once, or after what is on its way, which needs it open."""
+        ahead, self._ahead, self.closed = self._ahead, None, True
+        if ahead is None or ahead[2].cancel():
+            self._file.close()
+        else:
+            ahead[2].add_done_callback(lambda fetched: self._file.close())
 
     def __enter__(self) -> BucketFile:
         return self
@@ -109,16 +121,21 @@ class _GoogleFile:
         with self._lock:
             if self._stream is None and offset <= _SKIPPED:
                 self._stream = self._filesystem.open_input_stream(self._path, compression=None)
+                self._at = 0
             if self._stream is not None and 0 <= offset - self._at <= _SKIPPED:
-                self._stream.read(offset - self._at)
-                data = bytes(self._stream.read(size))
-                self._at = offset + len(data)
-                return data
+                return self._from_stream(size, offset)
             if self._any_order is None:
                 self._any_order = self._filesystem.open_input_file(self._path)
             if self._any_order.closed:
                 raise OSError("google::cloud::Status(UNAVAILABLE: Could not connect to read a file)")
             return bytes(self._any_order.read_at(size, offset))
+
+    def _from_stream(self, size: int, offset: int) -> bytes:
+        stream, self._stream = self._stream, None  # after an error nobody knows how far it is
+        stream.read(offset - self._at)
+        data = bytes(stream.read(size))
+        self._stream, self._at = stream, offset + len(data)
+        return data
 
     def close(self) -> None:
         for file in (self._stream, self._any_order):

@@ -4,14 +4,16 @@
 
 A plain copy (`pyarrow.fs.copy_files`) of the archive to this machine's disk, and of the generation back into the
 bucket, moves what a compaction reads and writes. The ratio is the time of both over the compaction's; the servers are
-those of the tests, on this machine, and take processor time of their own. The last column is the same compaction on the
-disk, which no store can beat.
+those of the tests, on this machine, and take processor time of their own: a column has what they took during the
+compaction. The last column is the same compaction on the disk, which no store can beat.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -38,8 +40,11 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--codec", default="none")
     given = parser.parse_args()
-    print("| server | archive, MB | generation, MB | copy from, s | copy to, s | compact, s | ratio | on a disk, s |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = (
+        "server", "archive, MB", "generation, MB", "copy from, s", "copy to, s", "compact, s", "CPU of it, s",
+        "CPU of the servers, s", "ratio", "on a disk, s",
+    )  # fmt: skip
+    print(f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", sep="\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
         work = Path(name)
         records = given.megabytes * 1_000_000 // _RECORD_BYTES // given.partitions
@@ -55,7 +60,9 @@ def main() -> None:
 def _measure(server: str, work: Path, disk: float) -> None:
     place = f"{server}://logs"
     put(work / "archive", f"{place}/archive")
+    of_servers, of_ended = _cpu_of_servers(), _cpu_of_ended()
     compacted = _compact(f"{place}/archive", f"{place}/store")
+    of_servers, of_ended = _cpu_of_servers() - of_servers, _cpu_of_ended() - of_ended
     with tempfile.TemporaryDirectory(dir=work) as copied:
         there = _seconds(lambda: get(f"{place}/archive", Path(copied)))
     get(f"{place}/store/segments", work / f"generation-{server}")
@@ -63,6 +70,7 @@ def _measure(server: str, work: Path, disk: float) -> None:
     sizes = [_megabytes(f"{place}/{folder}") for folder in ("archive", "store/segments")]
     print(
         f"| {server} | {sizes[0]:.0f} | {sizes[1]:.0f} | {there:.1f} | {back:.1f} | {compacted:.1f} "
+        f"| {of_ended:.1f} | {of_servers:.1f} "
         f"| {(there + back) / compacted:.2f} | {disk:.1f} |",
         flush=True,
     )
@@ -76,6 +84,21 @@ def _compact(archive: str, store: str) -> float:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return float(json.loads(done.stdout)["seconds"]["total"])
+
+
+def _cpu_of_ended() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _cpu_of_servers() -> float:
+    """Return the processor seconds of this process's running children: a server, and its front if it has one."""
+    total = 0
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            user, system = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]
+            total += int(user) + int(system)
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def _megabytes(uri: str) -> float:

@@ -6,8 +6,10 @@ import io
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyarrow import fs as pafs
 
@@ -109,6 +111,74 @@ def test_an_error_on_the_way_is_the_readers(stored: Stored, monkeypatch: pytest.
         with pytest.raises(OSError, match="refused"):
             file.read(1000)
         assert file.tell() == 2000
+
+
+def test_a_part_that_is_short_because_the_object_was_replaced_ends_the_file(stored: Stored, tmp_path: Path) -> None:
+    with BucketFile(stored) as file:
+        assert file.read(1000) == DATA[:1000]
+        (tmp_path / "x").write_bytes(DATA[:1500])
+        assert file.read(1000) == DATA[1000:1500] and file.tell() == 1500
+        assert file.read(1000) == b"" and file.tell() == 1500
+
+
+def test_a_file_is_closed_after_what_is_on_its_way(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(size: int, offset: int) -> bytes:
+        if offset >= 2000:
+            started.set()
+            assert goes_on.wait(60) and not closed.is_set()
+        return DATA[offset : offset + size]
+
+    monkeypatch.setattr(stored, "read_at", slow)
+    monkeypatch.setattr(stored, "close", closed.set)
+    with BucketFile(stored) as file:
+        assert file.read(1000) + file.read(1000) == DATA[:2000]
+        assert started.wait(60)
+    assert not closed.is_set()
+    goes_on.set()
+    assert closed.wait(60)
+
+
+def test_a_reader_does_not_wait_for_a_part_that_no_thread_has_begun(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    with ThreadPoolExecutor(1) as busy:
+        busy.submit(goes_on.wait, 60)
+        monkeypatch.setattr(bucket_file, "_fetchers", lambda process: busy)
+        with BucketFile(stored) as file:
+            assert b"".join(file.read(1000) for _ in range(5)) == DATA
+        goes_on.set()
+    assert stored.threads == {threading.get_ident()}
+
+
+def test_after_an_error_of_google_s_stream_the_same_part_is_asked_for_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaking:
+        def __init__(self, file: pa.NativeFile) -> None:
+            self.file, self.reads = file, 0
+
+        def read(self, size: int) -> bytes:
+            self.reads += 1
+            data = self.file.read(size)
+            if self.reads == 4:  # a read first skips what is not asked for
+                raise OSError("broken")
+            return data
+
+        def close(self) -> None:
+            self.file.close()
+
+    opened = pafs.LocalFileSystem.open_input_stream
+    monkeypatch.setattr(Google, "open_input_stream", lambda *given, **more: Breaking(opened(*given, **more)), False)
+    (tmp_path / "x").write_bytes(DATA)
+    with open_in_bucket(Google(), str(tmp_path / "x")) as file:
+        assert file.read(1000) == DATA[:1000]
+        with pytest.raises(OSError, match="broken"):
+            file.read(1000)
+        assert file.tell() == 1000
+        assert file.read(1000) == DATA[1000:2000]
 
 
 def test_a_file_of_google_that_is_not_there(tmp_path: Path) -> None:
