@@ -17,11 +17,10 @@ from typing import Any, Final
 
 from pyarrow import fs as pafs
 
-from lastkey.logformat.bucket_file import open_in_bucket
 from lastkey.logformat.errors import readable
+from lastkey.logformat.google_file import GoogleFile
 from lastkey.logformat.locations import text_entries
 
-_BUCKETS: Final = ("abfs", "gcs", "s3")  # in pyarrow's words
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
@@ -58,11 +57,11 @@ def open_local(path: str) -> RegularFile:
 
 
 def open_input(filesystem: Any, path: str) -> Any:
-    """Open a file of any file system: a local one by `open_local`, a bucket's to be read ahead, another by pyarrow."""
+    """Open a file of any file system: a local one by `open_local`, Google's as a stream, another by pyarrow."""
     if isinstance(filesystem, pafs.LocalFileSystem):
         return open_local(path)
-    in_bucket = filesystem.type_name in _BUCKETS
-    return open_in_bucket(filesystem, path) if in_bucket else filesystem.open_input_file(path)
+    is_google = filesystem.type_name == "gcs"
+    return GoogleFile(filesystem, path) if is_google else filesystem.open_input_file(path)
 
 
 @contextmanager
