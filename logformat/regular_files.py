@@ -18,6 +18,7 @@ from typing import Any, Final
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import readable
+from lastkey.logformat.google_file import GoogleFile
 from lastkey.logformat.locations import text_entries
 
 _KINDS: Final = {
@@ -50,45 +51,17 @@ class RegularFile(io.FileIO):
         self.close()
 
 
-class _WithinSize:
-    """A file of Google's store that reads nothing behind its end, as other files do: the server refuses such ranges."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self._size = file, file.size()
-
-    def read_at(self, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes from an offset on."""
-        return bytes(self._file.read_at(size, offset)) if offset < self._size else b""
-
-    def read(self, size: int | None = None) -> bytes:
-        """Read the next `size` bytes, by default all up to the end."""
-        return bytes(self._file.read(size)) if self._file.tell() < self._size else b""
-
-    def readinto(self, out: Any) -> int:
-        """Fill `out` from the position on, and return the number of bytes."""
-        return int(self._file.readinto(out)) if self._file.tell() < self._size else 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-    def __enter__(self) -> _WithinSize:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
 def open_local(path: str) -> RegularFile:
     """Open an existing regular local file, without ever waiting. Raise OSError in pyarrow's words for anything else."""
     return RegularFile(path, opener=_open)
 
 
 def open_input(filesystem: Any, path: str) -> Any:
-    """Open a file of any file system: a local one by `open_local`, another one by pyarrow."""
+    """Open a file of any file system: a local one by `open_local`, Google's as a stream, another by pyarrow."""
     if isinstance(filesystem, pafs.LocalFileSystem):
         return open_local(path)
-    file = filesystem.open_input_file(path)
-    return _WithinSize(file) if filesystem.type_name == "gcs" else file
+    is_google = filesystem.type_name == "gcs"
+    return GoogleFile(filesystem, path) if is_google else filesystem.open_input_file(path)
 
 
 @contextmanager

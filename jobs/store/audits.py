@@ -37,7 +37,16 @@ from lastkey.jobs.store.tables import State
 from lastkey.logformat.access_error import in_one_line
 from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
 from lastkey.udfs.audit.rows import FileRead, Secret
-from lastkey.udfs.storage import exists, flush, flush_folder, make_folders, make_private, read_file, write_file
+from lastkey.udfs.storage import (
+    exists,
+    flush,
+    flush_folder,
+    make_folders,
+    make_private,
+    open_file,
+    read_file,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,7 +183,7 @@ def check_files(state: State, files: Collection[str]) -> None:
     for name in sorted(files):
         path = f"{table_folder(AUDIT_RECORDS)}/{name}"
         try:
-            with state.root.filesystem.open_input_file(state.root.full(path)) as file:
+            with open_file(state.root, path) as file:
                 for _ in pq.ParquetFile(file, page_checksum_verification=True).iter_batches():
                     pass
         except (pa.ArrowException, OSError) as error:
@@ -209,7 +218,7 @@ def _written(state: State, name: str, folder: str) -> Iterator[AddAction]:
     for info in root.filesystem.get_file_info(pafs.FileSelector(root.full(f"{table}/{folder}"))):
         if info.base_name.endswith(".parquet"):
             path = f"{folder}/{info.base_name}"
-            with root.filesystem.open_input_file(info.path) as file:
+            with open_file(root, f"{table}/{path}") as file:
                 n_rows = pq.read_metadata(file).num_rows
             flush(root, f"{table}/{path}")
             yield add_action(path, info.size, n_rows)

@@ -50,7 +50,7 @@ from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.clouds import is_bucket
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, open_file, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
@@ -196,7 +196,8 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
 def _bytes_of(root: Root, path: str) -> bytes:
     """Read a file in one request, not one a column. Raise FileSystemError if closing fails: Arrow sets no errno."""
     try:
-        with root.filesystem.open_input_file(root.full(path)) as file:
+        opened = root.filesystem.open_input_file(root.full(path)) if root.is_local else open_file(root, path)
+        with opened as file:
             return bytes(file.read())
     except OSError as error:
         if root.is_local and error.errno is None:

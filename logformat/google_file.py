@@ -1,0 +1,94 @@
+"""A file of Google's store, read from a stream as long as its parts follow each other.
+
+pyarrow's files of any order cost more there: it fetches each from its first byte on as soon as it is asked whether the
+file is open, and holds the interpreter until the server answers, for two minutes if the server is silent.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import threading
+from typing import Any, Final
+
+from pyarrow import fs as pafs
+
+_SKIPPED: Final = 1 << 20  # read in vain rather than asked for anew
+
+
+class GoogleFile:
+    """An open file. Nothing is read behind its end: the server refuses such ranges."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem, self._path, self._lock = filesystem, path, threading.Lock()
+        self._stream: Any = None
+        self._at = 0  # of the stream
+        self._any_order: Any = None
+        self._position, self.closed = 0, False
+        info = filesystem.get_file_info(path)
+        if info.type != pafs.FileType.File:
+            raise FileNotFoundError(errno.ENOENT, f"Path does not exist '{path}'")
+        self._size = int(info.size)
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes from an offset on."""
+        size = min(size, self._size - offset)
+        if size <= 0:
+            return b""
+        with self._lock:
+            if self._stream is None and offset <= _SKIPPED:
+                self._stream = self._filesystem.open_input_stream(self._path, compression=None)
+                self._at = 0
+            if self._stream is not None and 0 <= offset - self._at <= _SKIPPED:
+                return self._from_stream(size, offset)
+            if self._any_order is None:
+                self._any_order = self._filesystem.open_input_file(self._path)
+            if self._any_order.closed:
+                raise OSError("google::cloud::Status(UNAVAILABLE: Could not connect to read a file)")
+            return bytes(self._any_order.read_at(size, offset))
+
+    def _from_stream(self, size: int, offset: int) -> bytes:
+        stream, self._stream = self._stream, None  # after an error nobody knows how far it is
+        stream.read(offset - self._at)
+        data = bytes(stream.read(size))
+        self._stream, self._at = stream, offset + len(data)
+        return data
+
+    def read(self, size: int | None = None) -> bytes:
+        """Read the next `size` bytes, by default all up to the end."""
+        left = self._size - self._position
+        data = self.read_at(left if size is None or size < 0 else size, self._position)
+        self._position += len(data)
+        return data
+
+    def readinto(self, out: Any) -> int:
+        """Fill `out` from the position on, and return the number of bytes."""
+        data = self.read(memoryview(out).nbytes)
+        memoryview(out).cast("B")[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position, and return it."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def size(self) -> int:
+        """Return the number of bytes that the file had when it was opened."""
+        return self._size
+
+    def close(self) -> None:
+        """Close the file."""
+        self.closed = True
+        for file in (self._stream, self._any_order):
+            if file is not None:
+                file.close()
+
+    def __enter__(self) -> GoogleFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,116 @@
+"""Speed of `compact` in object stores against a plain copy of the same files from and to the same server.
+
+    python -m tests.bench.bench_clouds --servers s3 az gs --megabytes 300
+
+A plain copy (`pyarrow.fs.copy_files`) of the archive to this machine's disk, and of the generation back into the
+bucket, moves what a compaction reads and writes. The ratio is the time of both over the compaction's; the servers are
+those of the tests, on this machine, and take processor time of their own: a column has what they took during the
+compaction. The last column is the same compaction on the disk, which no store can beat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyarrow import fs as pafs
+
+from lastkey.logformat.locations import file_system
+from tests.bench.make_log import make_partition
+from tests.builders.cloud_servers import azure_server, gcs_server
+from tests.builders.s3_server import get, put, s3_server
+
+SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
+_RECORD_BYTES = 132
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=list(SERVERS))
+    parser.add_argument("--megabytes", type=int, default=300)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--codec", default="none")
+    given = parser.parse_args()
+    columns = (
+        "server", "archive, MB", "generation, MB", "copy from, s", "copy to, s", "compact, s", "CPU of it, s",
+        "CPU of the servers, s", "ratio", "on a disk, s",
+    )  # fmt: skip
+    print(f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", sep="\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
+        work = Path(name)
+        records = given.megabytes * 1_000_000 // _RECORD_BYTES // given.partitions
+        for number in range(given.partitions):
+            folder = work / "archive" / f"t-{number}"
+            make_partition(folder, given.codec, records=records, keys=records // 2, seed=number)
+        disk = _compact(str(work / "archive"), str(work / "store"))
+        for server in given.servers:
+            with SERVERS[server]():
+                _measure(server, work, disk)
+
+
+def _measure(server: str, work: Path, disk: float) -> None:
+    place = f"{server}://logs"
+    put(work / "archive", f"{place}/archive")
+    of_servers, of_ended = _cpu_of_servers(), _cpu_of_ended()
+    compacted = _compact(f"{place}/archive", f"{place}/store")
+    of_servers, of_ended = _cpu_of_servers() - of_servers, _cpu_of_ended() - of_ended
+    with tempfile.TemporaryDirectory(dir=work) as copied:
+        there = _seconds(lambda: get(f"{place}/archive", Path(copied)))
+    get(f"{place}/store/segments", work / f"generation-{server}")
+    back = _seconds(lambda: put(work / f"generation-{server}", f"{place}/copied"))
+    sizes = [_megabytes(f"{place}/{folder}") for folder in ("archive", "store/segments")]
+    print(
+        f"| {server} | {sizes[0]:.0f} | {sizes[1]:.0f} | {there:.1f} | {back:.1f} | {compacted:.1f} "
+        f"| {of_ended:.1f} | {of_servers:.1f} "
+        f"| {(there + back) / compacted:.2f} | {disk:.1f} |",
+        flush=True,
+    )
+
+
+def _compact(archive: str, store: str) -> float:
+    command = [
+        sys.executable, "-m", "lastkey", "compact", archive, "--store", store, "--topics", "t",
+        "--cleanup-policy", "compact", "--engine", "threads", "--quiet", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return float(json.loads(done.stdout)["seconds"]["total"])
+
+
+def _cpu_of_ended() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _cpu_of_servers() -> float:
+    """Return the processor seconds of this process's running children: a server, and its front if it has one."""
+    total = 0
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            user, system = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]
+            total += int(user) + int(system)
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _megabytes(uri: str) -> float:
+    filesystem, path = file_system(uri)
+    return sum(info.size or 0 for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True))) / 1e6
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
