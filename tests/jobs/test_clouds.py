@@ -71,13 +71,14 @@ def run_apart(*words: object, code: int = 0) -> str:
 
 
 def files(uri: str) -> dict[str, bytes]:
-    """Content of every file below a place, by its path; a run's id, and names that Delta draws, are taken out."""
+    """Content of every file below a place, by its path; a run's id, and names that Spark draws, are taken out."""
     filesystem, path = file_system(uri)
     out = {}
     for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
         if info.type == pafs.FileType.File:
             with filesystem.open_input_file(info.path) as file:
-                out[re.sub(r"(/\d+)-[^/]+/", r"\1/", info.path[len(path) :])] = file.read()
+                name = re.sub(r"(/\d+)-[^/]+/", r"\1/", info.path[len(path) :])
+                out[re.sub(r"(part-\d+)-[0-9a-f-]{36}", r"\1", name)] = file.read()
     return out
 
 
