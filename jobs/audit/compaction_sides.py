@@ -151,10 +151,7 @@ class Sides:
             unkeyed_until=max((run.end_offset for run, s in cleaned if s["null_keys"] != "keep"), default=0),
             before_whole=all(self._is_whole(source, key) for source in sources),
             after_whole=self._is_whole(self._store.after.name, key),
-            erased_until=max(
-                (until for run, settings in told if settings.get("erases") for until in searched(run).values()),
-                default=0,
-            ),
+            erased_until=max((searched(run) for run, settings in told if settings.get("erases")), default=0),
         )
 
     def _is_whole(self, source: str, key: Key) -> bool:

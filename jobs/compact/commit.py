@@ -38,7 +38,7 @@ def commit_of(
     generation = (before.generation if before else 0) + 1
     run_id = run_id_of(r.folder)
     identity: dict[str, Any] = {
-        "topic_id": archived.topic_id or (before.topic_id if before and not anew else None),
+        "topic_id": topic_id_of(archived, before, anew=anew),
         "cluster_id": archived.cluster_id or (before.cluster_id if before and not anew else None),
         "archive_uri": archive_uri,
         "last_batch_base_offset": r.last_batch.base_offset,
@@ -103,6 +103,11 @@ def commit_of(
         ),
         partition_state=state_of(r, generation, job_run_id, now_ms),
     )
+
+
+def topic_id_of(archived: ArchivedPartition, before: Checkpoint | None, *, anew: bool) -> str | None:
+    """Return the topic id of a new generation: the archive's, or if it has none that of the generation before."""
+    return archived.topic_id or (before.topic_id if before and not anew else None)
 
 
 def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None) -> str | None:

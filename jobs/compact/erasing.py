@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from lastkey.jobs.compact.commit import topic_id_of
 from lastkey.jobs.compact.plan_partition import NotPlanned
 from lastkey.jobs.store.erasures import (
     Bounds,
@@ -65,9 +66,8 @@ class Erasures:
         known, bounds = 0 if plan.anew else plan.known_until or 0, bounds_of(before)
         if plan.anew and plan.topic_id is None and any(_differ(logs) for logs in bounds.values()):
             raise NotPlanned(_no_topic_id(plan))
-        after = _bounds_after(bounds, plan.topic_id, known, self.id)
-        bounds_here = in_log(bounds, plan.topic_id, MAX_OFFSET)
-        again = {one: until for one, until in bounds_here.items() if until > known}
+        here = in_log(bounds, plan.topic_id, MAX_OFFSET)
+        again = {one: until for one, until in here.items() if until > known}
         if not again and not self.new:
             return plan
         if not self.key:
@@ -79,7 +79,7 @@ class Erasures:
             secret_of(self.key),
             tuple(sorted(files.items())),
             self.new if plan.dry_run else b"",
-            noted=not plan.anew and after == bounds,
+            noted=not plan.anew and _bounds_after(bounds, plan.topic_id, known, self.id) == bounds,
         )
         nothing_else = replace(
             plan.settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False
@@ -90,7 +90,7 @@ class Erasures:
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
     ) -> str | None:
         """Return the column `erased` of a partition's new generation."""
-        topic_id = archived.topic_id or (before.topic_id if before and not anew else None)
+        topic_id = topic_id_of(archived, before, anew=anew)
         return to_text(_bounds_after(bounds_of(before), topic_id, next_offset, self.id))
 
 

@@ -162,7 +162,7 @@ def inputs_from_generation(
     _check_nothing_came_back(archived, checkpoint, known_gaps)
     _check_begins_there(archived, checkpoint, manifest)
     after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
-    below = min(max(searched(checkpoint).values(), default=0), checkpoint.next_offset)
+    below = min(searched(checkpoint), checkpoint.next_offset)
     if below:  # what is read again below must be what was searched for erased keys
         named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
         none = NamedBytes(0, 0, below)

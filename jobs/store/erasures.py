@@ -165,9 +165,9 @@ def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, in
     return out
 
 
-def searched(row: Checkpoint | RunRow) -> dict[str, int]:
-    """Return for each erasure the offset below which a generation holds none of its keys."""
-    return in_log(bounds_of(row), row.topic_id, 0)
+def searched(row: Checkpoint | RunRow) -> int:
+    """Return the offset below which a generation's log was searched for the keys of any erasure; 0: nowhere."""
+    return max(in_log(bounds_of(row), row.topic_id, 0).values(), default=0)
 
 
 def brought_back(old: Checkpoint | RunRow, now: Checkpoint) -> str | None:

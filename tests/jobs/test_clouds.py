@@ -195,7 +195,7 @@ WRONG = f"A{KEY[1:]}"
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        ({"AZURE_STORAGE_ACCOUNT_KEY": WRONG}, "DeniedError", "access is denied: AuthorizationFailure: "),
+        ({"AZURE_STORAGE_ACCOUNT_KEY": WRONG}, "DeniedError", "access is denied: AuthorizationFailure: Forbidden; "),
         ({"AZURE_STORAGE_ENDPOINT": "{closed}"}, "UnreachableError", "cannot be reached: "),
     ],
     ids=["key", "endpoint"],
