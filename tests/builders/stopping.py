@@ -44,7 +44,7 @@ class _Finder:
 _SITE = """
 import functools, itertools, os, threading
 
-MODULE, NAME, WHEN, NTH, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {reached!r}, {go!r}
+MODULE, NAME, WHEN, NTH, EVERY, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {every!r}, {reached!r}, {go!r}
 CONSTANT = {constant!r}
 
 def _stop():
@@ -64,7 +64,8 @@ def _wrap(module):
 
     @functools.wraps(real)
     def stopping(*args, **kwargs):
-        here = next(calls) == NTH
+        call = next(calls)
+        here = call >= NTH if EVERY else call == NTH
         if here and WHEN == "before":
             _stop()
         out = real(*args, **kwargs)
@@ -158,15 +159,16 @@ def start(
     step: str = "",
     *,
     nth: int = 1,
+    every: bool = False,
     held: bool = False,
     constant: str = "",
     cores: int = 2,
 ) -> Run:
     """Start `python -m lastkey ARGUMENTS`.
 
-    step: "before module:function" or "after module:Class.method", at its nth call in a process; held: the run goes on
-    after `let_go`; folder: for files of this module, absent or empty; constant: "module:NAME", which is 0 in the run:
-    the size below which Spark is not used.
+    step: "before module:function" or "after module:Class.method", at its nth call in a process; every: at each later
+    one too; held: the run goes on after `let_go`; folder: for files of this module, absent or empty; constant:
+    "module:NAME", which is 0 in the run: the size below which Spark is not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
@@ -185,7 +187,7 @@ def start(
             go = folder / "go"
             os.mkfifo(go)
         site = FINDER + _SITE.format(
-            module=module, name=name, when=when, nth=nth, reached=str(reached), go=str(go) if go else "",
+            module=module, name=name, when=when, nth=nth, every=every, reached=str(reached), go=str(go) if go else "",
             constant=tuple(constant.split(":")),
         )  # fmt: skip
         (folder / "sitecustomize.py").write_text(site)

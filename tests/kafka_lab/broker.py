@@ -136,7 +136,7 @@ class BaseBroker:
 
     def _is_up(self) -> bool:
         if self._process.poll() is not None:
-            tail = self.log_text()[-2000:] + (self.logs / "out.log").read_text()[-2000:]
+            tail = self.log_text()[-10_000:] + (self.logs / "out.log").read_text()[-10_000:]
             raise LabError(f"the broker in {self.directory} ended with {self._process.returncode}:\n{tail}")
         return self.started_line in self.log_text()
 

@@ -388,11 +388,11 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     ],
 )
 def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step, engine):
-    """Three partitions by blocks, two at once: those that work end, the third one is not begun."""
+    """Three partitions by blocks, two at once, each of which stands at the step: none of them is committed."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, split="blocks", engine=engine)
-    run = start(tmp_path / "run", arguments, f"before lastkey.udfs.compact.{step}")
+    run = start(tmp_path / "run", arguments, f"before lastkey.udfs.compact.{step}", every=True)
     run.wait_until_reached()
     os.kill(run.process.pid, asked)
     code, out, err = run.finish(45)
