@@ -80,16 +80,16 @@ def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
     kept = folders(environment.get("NUMBA_CACHE_DIR", ""))
     if any((cache / mark).is_file() for cache in kept):
         return
-    warm_up = "import lastkey.udfs.compact.warm_up"
     python = partial(subprocess.run, check=False, env=environment)
-    python([sys.executable, "-c", warm_up])
-    if EXAMPLE.is_dir():
-        with tempfile.TemporaryDirectory() as folder:
-            for words in _WITHOUT_SPARK:
-                options = (word.format(archive=EXAMPLE, folder=folder) for word in words)
-                command = [sys.executable, "-m", "lastkey", *options]
-                python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        python([sys.executable, "-c", "from lastkey.jobs.prepare import note_minutes; note_minutes()"])
+    with ThreadPoolExecutor(1) as beside:  # a second processor: most kernels of the jobs are none of a task's
+        beside.submit(python, [sys.executable, "-c", "import lastkey.udfs.compact.warm_up"])
+        if EXAMPLE.is_dir():
+            with tempfile.TemporaryDirectory() as folder:
+                for words in _WITHOUT_SPARK:
+                    options = (word.format(archive=EXAMPLE, folder=folder) for word in words)
+                    command = [sys.executable, "-m", "lastkey", *options]
+                    python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            python([sys.executable, "-c", "from lastkey.jobs.prepare import note_minutes; note_minutes()"])
     for cache in kept:
         if EXAMPLE.is_dir() and (cache / mark).parent.is_dir():
             with suppress(OSError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +34,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if named or (os.cpu_count() or 1) < 2:
         return 0
     slow = config.option.markexpr in ("", "not bench")
+    if slow:  # else each process would compile the same kernels, at the same time
+        code = "from lastkey.jobs.prepare import compile_kernels; compile_kernels()"
+        subprocess.run([sys.executable, "-c", code], cwd=config.rootpath, check=False)
     return 3 if slow and memory_bytes() >= _BESIDE_BYTES else 2
 
 

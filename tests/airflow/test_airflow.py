@@ -220,25 +220,28 @@ class Runs:
 
     def _plan(self, url: str) -> None:
         run = self.told
+        threads = self.folder / "threads.toml"  # a session takes seconds: those of README, `first` and `compacted` do
+        threads.write_text('[job]\n"engine" = "threads"\n')
+        here = {"config": str(threads)}
+        in_place = here | {"in_place": True}
         mended = str(self.archive("mended"))
         run["first"] = {"conf": {"archive": mended, "in_place": True}}
-        run["second"] = {
-            "conf": {"archive": "mended", "in_place": True}
-        }  # a path is taken as any other process takes it
-        run["output"] = {"conf": {"archive": str(self.archive("kept")), "output": str(self.folder / "rebuilt")}}
-        run["default"] = {"conf": {"archive": str(self.archive("alone"))}}
+        # a path is taken as any other process takes it
+        run["second"] = {"conf": {"archive": "mended", **in_place}}
+        run["output"] = {"conf": {"archive": str(self.archive("kept")), **here, "output": str(self.folder / "rebuilt")}}
+        run["default"] = {"conf": {"archive": str(self.archive("alone")), **here}}
         some = {"topics": "users,o*", "exclude": "orders"}
-        run["topics"] = {"conf": {"archive": str(self.archive("some")), **some, "in_place": True}}
-        run["usage"] = {"conf": {"archive": str(self.folder / "nowhere"), "in_place": True}}
+        run["topics"] = {"conf": {"archive": str(self.archive("some")), **some, **in_place}}
+        run["usage"] = {"conf": {"archive": str(self.folder / "nowhere"), **in_place}}
         damaged = self.archive("damaged")
         _flip(damaged / "orders-0" / f"{0:020}.log", 5000)
-        run["damaged"] = {"conf": {"archive": str(damaged), "in_place": True}}
+        run["damaged"] = {"conf": {"archive": str(damaged), **in_place}}
         unsound = self.folder / "unsound"
         shutil.copytree(ROOT / "examples" / "archive", unsound)
         (unsound / "recovery-point-offset-checkpoint").write_text("nonsense\n")
-        run["unsound"] = {"conf": {"archive": str(unsound), "in_place": True}}
+        run["unsound"] = {"conf": {"archive": str(unsound), **in_place}}
         locked = self.archive("locked")
-        run["locked"] = {"conf": {"archive": str(locked), "in_place": True}, "hold": str(locked / ".lock")}
+        run["locked"] = {"conf": {"archive": str(locked), **in_place}, "hold": str(locked / ".lock")}
         run["environment"] = {
             "conf": {"archive": mended, "in_place": True},
             "env": {"LASTKEY_VENV": str(self.folder / "none")},
@@ -258,9 +261,12 @@ class Runs:
                 "env": {"AIRFLOW_VAR_LASTKEY_HOME": str(home), "CODE": code},
             }
         run["endless"]["timeout"] = 1000  # seconds: its alarm comes before
-        for name in ("compacted", "set aside"):
+        topics = ROOT / "examples" / "topics.toml"
+        threads = self.folder / "topics.toml"
+        threads.write_text(topics.read_text() + '\n[job]\n"engine" = "threads"\n')
+        for name, config in (("compacted", topics), ("set aside", threads)):
             archive = shutil.copytree(ROOT / "examples" / "archive", self.folder / name)
-            conf = {"archive": str(archive), "store": f"{archive}-store", "config": str(ROOT / "examples/topics.toml")}
+            conf = {"archive": str(archive), "store": f"{archive}-store", "config": str(config)}
             run[name] = {"dag": "lastkey_compact", "conf": conf | {"verify_within": "30d", "alert_url": url}}
         _flip(self.folder / "set aside" / "orders-0" / f"{0:020}.log", 5000)
 

@@ -49,4 +49,6 @@ def install(wheel: Path, folder: Path, without: Collection[str] = ()) -> Path:
             (packages / path.name).symlink_to(path)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site / "packages.pth").write_text(f"{packages}\n")
+    if (ROOT / ".numba").is_dir():  # else it would compile the same kernels for a minute
+        shutil.copytree(ROOT / ".numba", site / "lastkey" / ".numba", ignore=shutil.ignore_patterns("prepared-*"))
     return folder / "venv" / "bin" / "lastkey"

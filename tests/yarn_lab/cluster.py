@@ -15,6 +15,7 @@ from typing import Any, Self
 import pyspark
 
 from lastkey.jobs.spark.jvm import find_java
+from tests.cheap_java import CHEAP
 from tests.kafka_lab.errors import LabError
 from tests.kafka_lab.jars import YARN, lab_jars
 from tests.kafka_lab.waiting import wait_until
@@ -31,9 +32,9 @@ spark.yarn.am.memory                 512m
 spark.executor.memory                512m
 spark.executor.instances             2
 spark.executor.cores                 1
-spark.driver.extraJavaOptions        -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-spark.executor.defaultJavaOptions    -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-spark.yarn.am.extraJavaOptions       -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.driver.extraJavaOptions        {cheap}
+spark.executor.defaultJavaOptions    {cheap}
+spark.yarn.am.extraJavaOptions       {cheap}
 spark.executor.maxNumFailures        2
 spark.yarn.appMasterEnv.SPARK_LOCAL_IP  127.0.0.1
 spark.yarn.report.interval           200ms
@@ -61,16 +62,19 @@ class Yarn:
             "JAVA_HOME": str(java_home),
         }
         self.environment = {**self._own, "HOME": str(Path.home()), "SPARK_LOCAL_IP": "127.0.0.1",
-                            "HADOOP_CONF_DIR": str(self.conf), "SPARK_CONF_DIR": str(self.conf)}  # fmt: skip
+                            "HADOOP_CONF_DIR": str(self.conf), "SPARK_CONF_DIR": str(self.conf),
+                            "SPARK_SUBMIT_OPTS": CHEAP, "SPARK_LAUNCHER_OPTS": CHEAP}  # fmt: skip
 
     def __enter__(self) -> Self:
         for name in ("conf", "nodes", "tmp", "staging"):
             (self.folder / name).mkdir(parents=True)
-        (self.conf / "spark-defaults.conf").write_text(_DEFAULTS.format(spark=SPARK, staging=self.folder / "staging"))
+        (self.conf / "spark-defaults.conf").write_text(
+            _DEFAULTS.format(spark=SPARK, staging=self.folder / "staging", cheap=CHEAP)
+        )
         for name, settings in (("conf", _SHARED), ("nodes", _OF_NODES)):
             (self.folder / name / "core-site.xml").write_text(_site(settings))
         command = [
-            str(find_java()), "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            str(find_java()), "-Xmx512m", *CHEAP.split(),
             f"-Djava.io.tmpdir={self.folder / 'tmp'}",
             "-cp", f"{self.folder / 'nodes'}:{lab_jars(YARN)}/*:{SPARK}/jars/*",
             str(Path(__file__).with_name("MiniYarn.java")), str(self.conf),

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -15,7 +17,8 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
-from tests.builders.stopping import start, wait_until_gone
+from tests.builders.holding import Holds
+from tests.builders.stopping import ROOT, start, wait_until_gone
 from tests.builders.trees import tree, tree_without_runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -48,6 +51,22 @@ OF_COMMIT = [
     ("after lastkey.jobs.store.table:_commit", 3, True),  # nobody was told
     ("after lastkey.jobs.store.writing:set_states", 1, True),  # the table cleaner_state is not written yet
 ]
+
+
+# The first worker to return from one of these dies
+DYING = {
+    "read-back": "lastkey.udfs.compact.output.generation:read_whole",
+    "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
+    "settle": "lastkey.udfs.compact.split.settle:settle",
+    "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
+}
+# Runs one after the other in one session, whatever becomes of each
+ONE_SESSION = """
+import json, sys
+from lastkey.jobs.command import cli
+for words in json.loads(sys.argv[1]):
+    print(cli.main(words), end="\\0")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +140,14 @@ def _arguments(lab, tmp_path, now_ms, *more, wave=64, split="auto", engine="spar
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("step", "nth", "new", "engine"),
-    # with Spark the same functions write the same files: one step shows that the next run goes on there too
-    [(*step, "threads") for step in STEPS + OF_COMMIT] + [(*STEPS[-1], "spark")],
-    ids=lambda value: str(value).replace(" ", "-"),
-)
-def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, engine, now_ms, tmp_path):
+@pytest.mark.parametrize(("step", "nth", "new"), STEPS + OF_COMMIT, ids=lambda value: str(value).replace(" ", "-"))
+def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_path):
+    """With Spark the same functions write the same files: there a kill of the driver alone shows that the next run goes
+    on, below.
+    """
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, engine=engine)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     run = start(tmp_path / "run", arguments, step, nth=nth)
     run.wait_until_reached()
     run.kill()
@@ -179,30 +196,42 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     assert tree(lab.archive) == archive
 
 
-@pytest.mark.parametrize(
-    ("split", "step"),
-    [
-        ("auto", "output.generation:read_whole"),
-        ("blocks", "split.walk_split:walk_split"),
-        ("blocks", "split.settle:settle"),
-        ("blocks", "output.generation:read_whole"),
-    ],
-)
-def test_a_worker_that_dies_is_an_error_and_commits_nothing(begun, now_ms, tmp_path, split, step):
+def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path):
+    """In one session, which goes on: a worker of a run in one task, then one of each stage of runs in several. Each has
+    done its work and told nobody.
+    """
     lab, _, _ = begun
-    mine = _copy(lab, tmp_path.name)
-    run = start(
-        tmp_path / "run", _arguments(mine, tmp_path, now_ms, split=split), f"before lastkey.udfs.compact.{step}"
-    )
-    worker = run.wait_until_reached()
-    assert worker != run.process.pid
-    os.kill(worker, signal.SIGKILL)
-    code, out, err = run.finish()
-    assert code == 5, err
-    error = json.loads(out)["error"]
-    assert (error["kind"], error["exit_code"]) == ("WorkerEndedError", 5), error
-    assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
-    _check_next_run(begun, mine, now_ms)
+    holds = Holds(tmp_path / "holds", DYING)
+    labs = {step: _copy(lab, f"dies-{step}") for step in DYING}
+    words = []
+    for step, mine in labs.items():
+        (tmp_path / step).mkdir()
+        words.append(_arguments(mine, tmp_path / step, now_ms, split="auto" if step == "read-back" else "blocks"))
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(holds.folder), str(ROOT)]),
+        "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
+    }  # fmt: skip
+    with (
+        (tmp_path / "err").open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_SESSION, json.dumps(words)],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
+        ) as run,
+    ):  # fmt: skip
+        for step in labs:
+            worker = holds.wait(step, run.pid)
+            assert worker != run.pid
+            os.kill(worker, signal.SIGKILL)
+        out, _ = run.communicate()
+    err = (tmp_path / "err").read_text()
+    *ended, _ = out.split("\0")
+    assert len(ended) == len(labs), err
+    for mine, said in zip(labs.values(), ended, strict=True):
+        report, _, code = said.rpartition("\n")
+        error = json.loads(report)["error"]
+        assert (code, error["kind"], error["exit_code"]) == ("5", "WorkerEndedError", 5), error
+        assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
+        _check_next_run(begun, mine, now_ms)
 
 
 def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_path):
@@ -243,7 +272,7 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
 
 
 @pytest.mark.parametrize(
-    ("who", "step"), [("JVM", "output.generation:read_whole"), ("driver", "one_task.compact_partition:clean_groups")]
+    ("who", "step"), [("JVM", "output.generation:read_whole"), ("driver", "output.generation:flush_whole")]
 )
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
     lab, _, _ = begun
