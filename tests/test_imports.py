@@ -178,7 +178,7 @@ FOR_KERNELS = {
     "logformat.primitives.crc32c",
 }
 
-CODECS = {"google_crc32c", "cramjam", "zstandard", "lz4", "snappy"}
+CODECS = {"google_crc32c", "cramjam", "isal", "zstandard", "lz4", "snappy"}
 THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},

@@ -260,6 +260,12 @@ def test_gzip_with_name_and_header_checksum():
     assert read(CODEC_GZIP, out.getvalue()) == b"content"
 
 
+def test_gzip_flags_without_a_meaning_are_ignored_as_by_java():
+    packed = bytearray(gzip.compress(b"body"))
+    packed[3] |= 0b1110_0000
+    assert read(CODEC_GZIP, bytes(packed)) == b"body"
+
+
 def test_gzip_checksum_is_checked():
     body = bytearray(compress(CODEC_GZIP, b"content"))
     body[-8] ^= 1
