@@ -67,20 +67,26 @@ _extend: Any = types.ExternalFunction(SYMBOL, types.uint32(types.uint32, types.u
 
 
 @inline
-def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
-    """Return the CRC-32C of buf[start:end], uint32. buf: uint8[::1], maybe read only; 0 <= start <= end <= len(buf)."""
+def crc32c_extend_range(crc: int, buf: NDArray[np.uint8], start: int, end: int) -> int:
+    """Extend the CRC-32C `crc` (0: of no bytes) by buf[start:end], as in `crc32c_range`."""
     if CHECKED and not 0 <= start <= end <= buf.shape[0]:
         raise IndexError("bytes outside of the array")
-    crc: int = _extend(np.uint32(0), np.uintp(buf.ctypes.data) + np.uintp(start), np.uintp(end - start))
+    extended: int = _extend(np.uint32(crc), np.uintp(buf.ctypes.data) + np.uintp(start), np.uintp(end - start))
+    return extended
+
+
+@inline
+def crc32c_range(buf: NDArray[np.uint8], start: int, end: int) -> int:
+    """Return the CRC-32C of buf[start:end], uint32. buf: uint8[::1], maybe read only; 0 <= start <= end <= len(buf)."""
+    crc: int = crc32c_extend_range(0, buf, start, end)
     return crc
 
 
 @kernel
-def _extend_range(crc: int, buf: NDArray[np.uint8]) -> int:
-    extended: int = _extend(np.uint32(crc), np.uintp(buf.ctypes.data), np.uintp(buf.shape[0]))
-    return extended
+def _extend_whole(crc: int, buf: NDArray[np.uint8]) -> int:
+    return crc32c_extend_range(crc, buf, 0, buf.shape[0])
 
 
 def crc32c_extend(crc: int, data: NDArray[np.uint8]) -> int:
     """Extend the CRC-32C `crc` (0: of no bytes) by `data` (uint8, C-contiguous)."""
-    return int(_extend_range(crc, data))
+    return int(_extend_whole(crc, data))

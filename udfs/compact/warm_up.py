@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import NO_END, Chunk
 from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_ZSTD
@@ -49,6 +50,7 @@ def load_kernels() -> None:
     batches = np.empty(1, BATCH)
     walk_batches(raw, len(raw), 0, -1, NO_END, True, batches)
     crc32c_extend(0, raw)
+    extend_by_batches(0, raw, np.array([len(raw)]))
     packed = Scratch()
     ends = pack_bodies(np.array([CODEC_ZSTD]), raw, np.array([0, len(raw)]), packed, 0)
     unpack_zstd(packed.array, offsets, ends, Scratch(), 0, 1, len(raw), offsets.copy())

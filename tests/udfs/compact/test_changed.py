@@ -160,6 +160,7 @@ def test_pending_output_that_comes_back_otherwise(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("lastkey.udfs.compact.output.piece_stack.tempfile.TemporaryFile", temporary_file)
     stack = PieceStack(0)
     rows, data = np.zeros(1, OUT_BATCH), np.arange(200, dtype=np.uint8)
+    rows["size"] = len(data)
     nothing = Chunk(0, np.empty(0, np.uint8), np.empty(0, BATCH))
     stack.push(0, CleanedRun(rows, data, -1, len(data)), nothing)
     assert bytes(np.concatenate([part for _, part in stack.drain([])])) == data.tobytes()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import Chunk, read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
@@ -65,12 +66,12 @@ class PieceStack:
                 self._spill = tempfile.TemporaryFile(prefix="lastkey-")  # noqa: SIM115 - lives as long as the stack
             place = self._spill.seek(0, os.SEEK_END)
             self._spill.write(data.data)
-            checksum, data = crc32c_extend(0, data), None
+            checksum, data = extend_by_batches(0, data, piece.rows["size"]), None
         elif data is not None:
             self.held_bytes += piece.size
         elif piece.position >= 0:
             start = piece.position - chunk.position
-            checksum = crc32c_extend(0, chunk.raw[start : start + piece.size])
+            checksum = extend_by_batches(0, chunk.raw[start : start + piece.size], piece.rows["size"])
         self._pieces.append(_Waiting(source, piece.rows, data, place, piece.position, piece.size, checksum))
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_NAMES
@@ -47,7 +48,10 @@ class SegmentOutput:
             self._indexes.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
             self._rows.append(rows)
         self._stream.write(data.data)
-        self.checksum = crc32c_extend(self.checksum, data)
+        if rows["size"].sum() == len(data):
+            self.checksum = extend_by_batches(self.checksum, data, rows["size"])
+        else:  # a part of a piece that was read again
+            self.checksum = crc32c_extend(self.checksum, data)
         self.size += len(data)
 
     def close(self) -> tuple[np.ndarray, bytes, bytes]:
@@ -87,7 +91,7 @@ class ReadBack:
             raise LogFormatError(
                 "readback", self._path, chunk.position, "the batches that were written", "other batches"
             )
-        self._crc = crc32c_extend(self._crc, chunk.raw)
+        self._crc = extend_by_batches(self._crc, chunk.raw, got["size"])
         for run in self._loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], self._path, backwards=False):
             all_records = np.ones(len(run.spans), np.bool_)
             self._digest += int(

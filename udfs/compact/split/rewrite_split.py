@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun, MarkLast, Tally, VerdictsOf
@@ -128,7 +129,7 @@ def _write_piece(
             rows.append(piece.rows)
             if not plan.dry_run:
                 file.append(data)
-                checksum = crc32c_extend(checksum, data)
+                checksum = extend_by_batches(checksum, data, piece.rows["size"])
         whole = Slice(file.path, 0, file.size, checksum)
         return GroupPiece(number, whole, file.write(np.concatenate(rows)), digest)
 
