@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
 from lastkey.logformat.errors import LogFormatError
@@ -172,7 +173,7 @@ def scan_segment(
             check_offsets(listed.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
             producers = merge(producers, summarize(batches, listed.path), listed.path)
-            before, out.checksum = out.checksum, crc32c_extend(out.checksum, chunk.raw)
+            before, out.checksum = out.checksum, extend_by_batches(out.checksum, chunk.raw, batches["size"])
             offset_before = max(chunk.before, base - 1)
             if named is not None:
                 _check_no_more(listed.path, named, batches)
