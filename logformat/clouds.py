@@ -51,6 +51,7 @@ _OF_HDFS: Final = re.compile(
 
 
 _CLOUDS: Final[tuple[ModuleType, ...]] = (azure_access, gcs_access, s3_access)  # S3's words are the least of its own
+_TYPES: Final = ("abfs", "gcs", "s3")  # pyarrow's names of their file systems
 
 
 def cloud_of(uri: str) -> ModuleType | None:
@@ -63,6 +64,14 @@ def cloud_of(uri: str) -> ModuleType | None:
 def is_bucket(uri: str) -> bool:
     """Return whether a URI, in canonical spelling, names an object store, even with `?`."""
     return any(uri.startswith(f"{scheme}://") for cloud in _CLOUDS for scheme in cloud.SCHEMES)
+
+
+def make_folder(filesystem: Any, path: str) -> None:
+    """Make a folder and those above it that are missing. A bucket has none: there a file needs nothing above it, and
+    pyarrow would write an empty object for each level, and first ask for each.
+    """
+    if filesystem.type_name not in _TYPES:
+        filesystem.create_dir(path, recursive=True)
 
 
 def bucket_address(uri: str) -> tuple[str, ...] | None:

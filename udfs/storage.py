@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat import regular_files
+from lastkey.logformat import clouds, regular_files
 from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
 from lastkey.logformat.io_limit import paid
@@ -224,6 +224,12 @@ def _and_above(folder: str) -> list[str]:
     """Return a folder and those above it up to the root, which is ""."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
+
+
+def make_folder(root: Root, path: str) -> Root:
+    """Make a folder and those above it that are missing, except in a bucket, which needs none; return the root."""
+    clouds.make_folder(root.filesystem, root.full(path))
+    return root
 
 
 def make_folders(folder: Path) -> None:

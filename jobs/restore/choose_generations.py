@@ -146,7 +146,14 @@ def check_files(
     for target in targets:
         listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
         here = {info.base_name: info.size for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
-        gone = absent(store, _logs(manifests[target.key], "store"))
+        gone = absent(
+            store,
+            [
+                (path, size)
+                for path, size in _logs(manifests[target.key], "store")
+                if here.get(path.removeprefix(f"{target.folder}/"), -1) < size  # others lie in older folders
+            ],
+        )
         gone += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
         if gone:
             chain = tables.histories({target.topic}).get(target.key, [])
