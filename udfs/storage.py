@@ -19,7 +19,7 @@ from lastkey.logformat import clouds, regular_files
 from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
 from lastkey.logformat.io_limit import paid
-from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets
+from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets, text_entries
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.tiered import objects as tiered
@@ -284,6 +284,12 @@ def file_size(root: Root, path: str) -> int | None:
     """Return the bytes of a file; None if there is no such file."""
     info = _info(root, path)
     return int(info.size) if info.type == pafs.FileType.File else None
+
+
+def sizes_in(root: Root, folder: str) -> dict[str, int]:
+    """Return name -> bytes of the files in a folder, by one request; none if there is no such folder."""
+    listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(folder), allow_not_found=True))
+    return {str(one.base_name): int(one.size) for one in text_entries(listed)[0] if one.type == pafs.FileType.File}
 
 
 def absent(root: Root, wanted: Sequence[tuple[str, int]]) -> list[str]:
