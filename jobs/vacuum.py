@@ -365,14 +365,31 @@ def _gone(folder: RunFolder, runs: set[Run], paths: set[str]) -> Gone:
     return gone if gone or not folder.files else None
 
 
+def _is_deleted(store: Root, folder: RunFolder) -> bool:
+    """Delete a folder as a whole: in a bucket a few requests, in place of three or more for each file. Return whether
+    that was possible; if not, the error of a file says why, unless only the answer was lost.
+    """
+    try:
+        delete_folder(store, folder.path)
+    except OSError:  # of another vacuum; or a run that nobody heard of still writes there
+        return False
+    return True
+
+
+def _delete(store: Root, folder: RunFolder, files: Iterable[str]) -> None:
+    for name in files:
+        with contextlib.suppress(FileNotFoundError):  # another vacuum deleted it, or the answer was lost
+            store.filesystem.delete_file(store.full(f"{folder.path}/{name}"))
+
+
 def _clean(store: Root, folder: RunFolder, gone: Gone, report: VacuumReport) -> None:
     if gone is not None and not report.dry_run:
-        for info in sorted(gone, key=lambda info: (info.base_name != COMMITTED, info.base_name != MANIFEST)):
-            with contextlib.suppress(FileNotFoundError):  # another vacuum deleted it, or the answer was lost
-                store.filesystem.delete_file(store.full(f"{folder.path}/{info.base_name}"))
-        if len(gone) == len(folder.files):  # no run can commit files that it writes there
-            with contextlib.suppress(OSError):  # of another vacuum; or a run that nobody heard of still writes there
-                store.filesystem.delete_dir(store.full(folder.path))
+        rest = {str(info.base_name) for info in gone}
+        first = [name for name in (COMMITTED, MANIFEST) if name in rest]
+        _delete(store, folder, first)
+        # no run can commit files that it writes to a folder that goes
+        if len(gone) < len(folder.files) or not _is_deleted(store, folder):
+            _delete(store, folder, rest.difference(first))
     if gone:
         report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in gone)
         report.bytes[folder.key] = report.bytes.get(folder.key, 0) + sum(info.size for info in gone)

@@ -27,8 +27,11 @@ from pyarrow import fs as pafs
 from lastkey.logformat import azure_access, gcs_access, s3_access, silent_servers
 from lastkey.logformat.access_error import (
     BAD_REQUEST,
+    BUSY,
     DENIED,
+    EXPIRED,
     NO_BUCKET,
+    NO_CREDENTIALS,
     UNREACHABLE,
     UNUSABLE,
     AccessError,
@@ -40,12 +43,15 @@ _REQUEST_SECONDS: Final = 8  # delta-rs: one request with its answer, which is s
 _RETRY_SECONDS: Final = 8  # delta-rs: no attempt begins later
 _RETRIES: Final = 6  # delta-rs
 _ANSWERED: Final[set[str]] = set()
+# No server refused the file then, so even if it answers the next question, no archive may be called damaged for that
+_NO_FILES_OWN: Final = (UNREACHABLE, BUSY, EXPIRED, NO_CREDENTIALS)
 _OF_HDFS: Final = re.compile(
     r"Unable to load lib(?:jvm|hdfs)|load libhdfs failed|HDFS connection failed|Generic HdfsObjectStore error"
 )
 
 
 _CLOUDS: Final[tuple[ModuleType, ...]] = (azure_access, gcs_access, s3_access)  # S3's words are the least of its own
+_TYPES: Final = ("abfs", "gcs", "s3")  # pyarrow's names of their file systems
 
 
 def cloud_of(uri: str) -> ModuleType | None:
@@ -58,6 +64,14 @@ def cloud_of(uri: str) -> ModuleType | None:
 def is_bucket(uri: str) -> bool:
     """Return whether a URI, in canonical spelling, names an object store, even with `?`."""
     return any(uri.startswith(f"{scheme}://") for cloud in _CLOUDS for scheme in cloud.SCHEMES)
+
+
+def make_folder(filesystem: Any, path: str) -> None:
+    """Make a folder and those above it that are missing. A bucket has none: there a file needs nothing above it, and
+    pyarrow would write an empty object for each level, and first ask for each.
+    """
+    if filesystem.type_name not in _TYPES:
+        filesystem.create_dir(path, recursive=True)
 
 
 def bucket_address(uri: str) -> tuple[str, ...] | None:
@@ -102,7 +116,7 @@ def access_error(said: str, *, of_one_file: bool = False) -> AccessError | None:
     where, ask = cloud.blamed(said)
     if of_one_file or "No response body" in said or kind == BAD_REQUEST:
         now = ask() if ask is not None else None
-        if now is None and of_one_file:
+        if now is None and of_one_file and kind not in _NO_FILES_OWN:
             return None
         if now is not None and "bucket is located in" not in said:
             kind, said = _kind(cloud, now) or kind, now

@@ -32,6 +32,7 @@ _BASE = {
 _CLOUDS = {f"logformat.{name}_access" for name in ("s3", "azure", "gcs")}
 _BYTES = _BASE | {
     "logformat.bytes_read",
+    "logformat.google_folders",
     "logformat.io_limit",
     "logformat.jit",
     "logformat.regular_files",
@@ -73,6 +74,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
     "logformat.google_file": set(),
+    "logformat.google_folders": set(),
     "logformat.regular_files": {"logformat.google_file", "logformat.errors", "logformat.locations"},
     "logformat.primitives": _BYTES,
     "logformat.batches": _BYTES,

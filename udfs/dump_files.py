@@ -24,7 +24,7 @@ from lastkey.udfs.groups import groups
 from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, gaps_between
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Traces
-from lastkey.udfs.storage import flush_folder, open_output, open_root
+from lastkey.udfs.storage import flush_folder, make_folder, open_output, open_root
 
 _TASK_BYTES: Final = 64 << 20
 _MOST_FOUND: Final = 4 << 20  # bytes of text that a search returns of a file
@@ -191,7 +191,7 @@ def dump_to_file(task: DumpTask) -> Dumped:
 def _dump_to_file(task: DumpTask) -> Dumped:
     root = open_root(task.output_uri)
     folder = task.name.rpartition("/")[0]
-    root.filesystem.create_dir(root.full(folder), recursive=True)
+    make_folder(root, folder)
     with open_output(root, task.name) as stream:
         findings = dump_files([task.file], dump_options(task.spec), stream.write)
         size = int(stream.tell())

@@ -15,11 +15,12 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat import regular_files
+from lastkey.logformat import clouds, regular_files
 from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
+from lastkey.logformat.google_folders import GoogleFolders
 from lastkey.logformat.io_limit import paid
-from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets
+from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets, text_entries
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.tiered import objects as tiered
@@ -98,7 +99,7 @@ def open_root(uri: str) -> Root:
     except pa.ArrowInvalid as error:
         raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
     check_answer(canonical(uri))
-    return Root(uri, filesystem, base.rstrip("/"))
+    return Root(uri, GoogleFolders(filesystem) if filesystem.type_name == "gcs" else filesystem, base.rstrip("/"))
 
 
 def cached_root(uri: str) -> Root:
@@ -226,6 +227,12 @@ def _and_above(folder: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
+def make_folder(root: Root, path: str) -> Root:
+    """Make a folder and those above it that are missing, except in a bucket, which needs none; return the root."""
+    clouds.make_folder(root.filesystem, root.full(path))
+    return root
+
+
 def make_folders(folder: Path) -> None:
     """Make a local folder and its missing parents; their names survive a power cut."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -278,6 +285,12 @@ def file_size(root: Root, path: str) -> int | None:
     """Return the bytes of a file; None if there is no such file."""
     info = _info(root, path)
     return int(info.size) if info.type == pafs.FileType.File else None
+
+
+def sizes_in(root: Root, folder: str) -> dict[str, int]:
+    """Return name -> bytes of the files in a folder, by one request; none if there is no such folder."""
+    listed = root.filesystem.get_file_info(pafs.FileSelector(root.full(folder), allow_not_found=True))
+    return {str(one.base_name): int(one.size) for one in text_entries(listed)[0] if one.type == pafs.FileType.File}
 
 
 def absent(root: Root, wanted: Sequence[tuple[str, int]]) -> list[str]:

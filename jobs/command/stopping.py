@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError, wait
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, InvalidStateError, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
@@ -104,6 +104,18 @@ def result_of(future: Future[T]) -> T:
     while not future.done():
         wait([future], LOOK_SECONDS)
     return future.result()
+
+
+def results_of(futures: Sequence[Future[T]]) -> list[T]:
+    """Return the results of futures, as `result_of` does. Raise the first error in time: those that go on may take long
+    to find the same, as where a server has fallen silent.
+    """
+    pending: Collection[Future[T]] = futures
+    while pending:
+        done, pending = wait(pending, LOOK_SECONDS, FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    return [future.result() for future in futures]
 
 
 def at_once() -> AbstractContextManager[object]:

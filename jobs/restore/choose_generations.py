@@ -18,9 +18,8 @@ from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, of_topics
 from lastkey.logformat import names
-from lastkey.logformat.locations import text_entries
 from lastkey.udfs.segments import side_checksums
-from lastkey.udfs.storage import Root, absent
+from lastkey.udfs.storage import Root, absent, sizes_in
 
 _NAMED = 10  # files that an error names
 
@@ -144,9 +143,15 @@ def check_files(
     side_files: dict[Key, list[str]] = {}
     missing: list[str] = []
     for target in targets:
-        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(target.folder), allow_not_found=True))
-        here = {info.base_name: info.size for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
-        gone = absent(store, _logs(manifests[target.key], "store"))
+        here = sizes_in(store, target.folder)
+        gone = absent(
+            store,
+            [
+                (path, size)
+                for path, size in _logs(manifests[target.key], "store")
+                if here.get(path.removeprefix(f"{target.folder}/"), -1) < size  # others lie in older folders
+            ],
+        )
         gone += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
         if gone:
             chain = tables.histories({target.topic}).get(target.key, [])

@@ -17,7 +17,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.errors import MissingFileError
 from lastkey.logformat.io_limit import paid, spend
 from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root, flush, flush_names, open_file, set_time
+from lastkey.udfs.storage import Root, flush, flush_names, make_folder, open_file, set_time
 
 _CHUNK_BYTES = 8 << 20
 _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs, XFS, overlayfs above them)
@@ -46,12 +46,13 @@ class Made:
         """Make a folder, and those above it that are missing; return the root."""
         missing = []
         above = self.root.full(path)
-        while above and self.root.filesystem.get_file_info(above).type == pafs.FileType.NotFound:
+        while above and above not in self.folders:
+            if self.root.filesystem.get_file_info(above).type != pafs.FileType.NotFound:
+                break
             missing.append(above)
             above = above.rpartition("/")[0]
         self.folders += missing[::-1]
-        self.root.filesystem.create_dir(self.root.full(path), recursive=True)
-        return self.root
+        return make_folder(self.root, path)
 
     def flush_names(self) -> None:
         """Flush the names of the root and of the made folders above it; `finish` flushes the names inside the root."""

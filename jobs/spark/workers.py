@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
-from lastkey.jobs.command.stopping import result_of
+from lastkey.jobs.command.stopping import results_of
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
 from lastkey.logformat.io_limit import limited
@@ -264,7 +264,7 @@ class Threads:
         return Work(self.cores) if self._began else None
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
-        """Return `function` of every item. Raise the first error in their order; the caller then calls `cancel`."""
+        """Return `function` of every item. Raise an error as soon as there is one; the caller then calls `cancel`."""
         futures: list[Future[R]] = [Future() for _ in items]
 
         def work(number: int) -> None:
@@ -295,10 +295,8 @@ class Threads:
                 self._runs.append(jobs)
                 self._wanted.update(futures)
                 self._changed.notify_all()
-        out = []
-        for future in futures:
-            out.append(result_of(future))
-            self._wanted.discard(future)
+        out = results_of(futures)
+        self._wanted.difference_update(futures)
         return out
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:

@@ -28,7 +28,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, id_of, read_erased
-from lastkey.udfs.storage import Root, flush, flush_all, make_private, put_file
+from lastkey.udfs.storage import Root, flush, flush_all, make_folder, make_private, put_file
 
 Bounds = dict[
     str, dict[str, int]
@@ -95,7 +95,7 @@ def write_erasure(store: Root, data: bytes) -> None:
     try:
         read_erased(store, path)
     except LogFormatError:  # none yet, or what a killed run left
-        store.filesystem.create_dir(store.full(ERASED_KEYS), recursive=True)
+        make_folder(store, ERASED_KEYS)
         flush(store, "")
         make_private(store, path)
         put_file(store, path, data)

@@ -15,8 +15,7 @@ from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.clouds import check_bucket
-from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root
+from lastkey.udfs.storage import Root, sizes_in
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Generation(OfGeneration):
 
     def files(self, store: Root) -> set[str]:
         """Return the names of the files in its folder; none if vacuum has deleted it."""
-        listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(self.folder), allow_not_found=True))
-        return {info.base_name for info in text_entries(listed)[0] if info.type == pafs.FileType.File}
+        return set(sizes_in(store, self.folder))
 
     def snapshots(self, files: Iterable[str]) -> tuple[tuple[int, str], ...]:
         """Return (offset, path) of its producer snapshots, rising; files: the names in its folder."""

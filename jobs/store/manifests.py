@@ -31,7 +31,7 @@ from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root, flush, flush_all, put_file
+from lastkey.udfs.storage import Root, flush, flush_all, make_folder, put_file
 
 _AT_ONCE: Final = 8
 
@@ -89,12 +89,21 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
     """Make the folders of generations that have no files of their own, and flush them."""
     for commit in commits:
-        store.filesystem.create_dir(store.full(commit.folder))
+        make_folder(store, commit.folder)
         flush(store, partition_folder(*commit.key))
 
 
-def say_committed(store: Root, folders: Collection[str]) -> None:
+def say_committed(store: Root, folders: Sequence[str]) -> None:
     """Write the file `committed` into the folders of committed generations that lack it."""
+    paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
+    infos = store.filesystem.get_file_info(paths) if paths else []
+    write_committed(
+        store, [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
+    )
+
+
+def write_committed(store: Root, folders: Sequence[str]) -> None:
+    """Write the file `committed` into the folders of committed generations."""
 
     def write(folder: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # a folder that is gone cannot be taken for current
@@ -102,11 +111,8 @@ def say_committed(store: Root, folders: Collection[str]) -> None:
             return [f"{folder}/{COMMITTED}", folder]
         return []
 
-    paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
-    infos = store.filesystem.get_file_info(paths) if paths else []
-    missing = [each for each, info in zip(folders, infos, strict=True) if info.type == pafs.FileType.NotFound]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        written = list(pool.map(write, missing))
+        written = list(pool.map(write, folders))
     with contextlib.suppress(FileNotFoundError):
         flush_all(store, itertools.chain.from_iterable(written))
 

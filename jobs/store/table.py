@@ -50,7 +50,7 @@ from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.clouds import is_bucket
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, open_file, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_folder, open_file, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
@@ -338,8 +338,7 @@ def _write(version: Version, table: pa.Table) -> AddAction:
     data = made.getvalue()
     path = f"{uuid.uuid4().hex}-{google_crc32c.value(data.to_pybytes()):08x}.parquet"
     full = f"{version.folder}/{path}"
-    if version.root.is_local:
-        version.root.filesystem.create_dir(version.root.full(version.folder))
+    make_folder(version.root, version.folder)
     with version.root.filesystem.open_output_stream(version.root.full(full), compression=None) as stream:
         stream.write(data)
     flush(version.root, full)

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from lastkey.jobs.errors import ConflictError, DamagedTableError
 from lastkey.jobs.store import commit_file, history, rows, table
 from lastkey.jobs.store.folders import folders_of
-from lastkey.jobs.store.manifests import say_committed
+from lastkey.jobs.store.manifests import say_committed, write_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.jobs.store.table import Change, Version
@@ -50,7 +50,7 @@ def commit_wave(
     _append(state, RUNS, rows.to_arrow(RunRow, (commit.run for commit in commits)))
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
-        say_committed(state.root, [commit.folder for commit in commits])
+        write_committed(state.root, [commit.folder for commit in commits])
 
 
 def _append(state: State, name: str, new: pa.Table) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.chunks import NO_END, batch_problem
+from lastkey.logformat.clouds import make_folder
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, CONTROL_ABORT, CONTROL_COMMIT, MIN_LEGACY_SIZE, PREFIX
 from lastkey.logformat.locations import locate
@@ -60,7 +61,7 @@ class SegmentWriter:
         self.producers = ProducerState() if producers is None else producers
         self._indexes = IndexBuilder(base_offset, index_interval_bytes, max_index_bytes, self.path)
         self._aborted: list[NDArray[np.void]] = []
-        self.filesystem.create_dir(self.folder, recursive=True)
+        make_folder(self.filesystem, self.folder)
         self._stream = self.filesystem.open_output_stream(self.path, compression=None)
 
     @property

@@ -18,11 +18,11 @@ from __future__ import annotations
 import http.client
 import re
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from http.server import ThreadingHTTPServer
+from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tests.builders.http_bodies import read_body
+from tests.builders.http_bodies import KeptAlive, read_body
 
 _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
 _NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
@@ -43,13 +43,8 @@ def _from_a_name_on(path: str, answer: bytes) -> bytes:
 def main(upstream: int) -> None:
     """Serve at a free port of the loopback, which is printed; the server listens on port `upstream` there."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+    class Handler(KeptAlive):
         server_side: http.client.HTTPConnection | None = None
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
 
         def do(self) -> None:
             method, path = self.command, self.path
@@ -79,13 +74,9 @@ def main(upstream: int) -> None:
                     self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)
-            in_chunks = bool(answer) and any(name.lower() == "transfer-encoding" for name, _ in given)
-            if in_chunks:  # as Azurite sends errors: pyarrow aborted the process over the same with a length
-                self.send_header("Transfer-Encoding", "chunked")
-            else:
-                self.send_header("Content-Length", str(length))
+            self.send_header("Content-Length", str(length))
             self.end_headers()
-            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (length, answer) if in_chunks else answer)
+            self.wfile.write(answer)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = do  # noqa: N815
 

@@ -3,7 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import BinaryIO
+from http.server import BaseHTTPRequestHandler
+from typing import Any, BinaryIO
+
+
+class KeptAlive(BaseHTTPRequestHandler):
+    """Requests of a connection that stays, each answered in one piece; nothing is logged.
+
+    "100 Continue" comes only before a body, which the client then sends first: so never in one piece with the answer.
+    A server may say it to others too (RFC 9110, 10.1.1), but pyarrow's library for Azure, which sends every PUT so,
+    ends the process then if the answer is an error: it reads the body from the wrong byte on.
+    """
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the body, if there is one."""
+        if self.headers.get("Transfer-Encoding") or int(self.headers.get("Content-Length") or 0):
+            super().handle_expect_100()
+            self.wfile.flush()
+        return True
+
+    def log_message(self, *arguments: Any) -> None:
+        """Say nothing."""
 
 
 def read_body(headers: Mapping[str, str], stream: BinaryIO) -> bytes:

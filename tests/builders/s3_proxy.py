@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from http.server import ThreadingHTTPServer
+from typing import Final
 from urllib.parse import unquote
 
-from tests.builders.http_bodies import read_body
+from tests.builders.http_bodies import KeptAlive, read_body
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Fault:
     headers: tuple[tuple[str, str], ...] = ()
     cut: bool = False  # closed before the server sees it
     late: bool = False  # with `cut`: the server sees it when `deliver` is called
+    continued: bool = False  # with `status`: in one piece with "100 Continue", to a request that expects one in vain
     twice: bool = False  # the server does it twice; the second answer counts
     lose: bool = False  # closed after the server has done it
     without: str = ""  # a header, in small letters, that the server does not see
@@ -71,6 +72,21 @@ def each(*given: Decide) -> Decide:
     return lambda method, path: next((f for f in [decide(method, path) for decide in given] if f is not None), None)
 
 
+def at_most(most: int, decide: Decide) -> Decide:
+    """Return a decision that lets a request through which has met `most` faults in a row."""
+    lock, in_a_row = threading.Lock(), dict[str, int]()
+
+    def limited(method: str, path: str) -> Fault | None:
+        fault = decide(method, path)
+        with lock:
+            met = in_a_row.get(f"{method} {path}", 0)
+            fault = None if met == most else fault
+            in_a_row[f"{method} {path}"] = 0 if fault is None else met + 1
+        return fault
+
+    return limited
+
+
 @dataclass
 class S3Proxy:
     """A running proxy; `decide` may be replaced at any time."""
@@ -91,9 +107,7 @@ class S3Proxy:
 def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Iterator[S3Proxy]:
     """Run a proxy on a free port of the loopback before the server on port `upstream` there, while the block runs."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+    class Handler(KeptAlive):
         timeout = 60
         server_side: http.client.HTTPConnection | None = None
 
@@ -108,9 +122,6 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
                 self.server_side.close()
             super().finish()
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
         def do(self) -> None:
             body = read_body(self.headers, self.rfile)
             if by := _SIGNED.search(self.headers.get("Authorization", "")):
@@ -124,7 +135,7 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
                 if fault.cut:
                     return self._close()
                 if fault.status:
-                    return self._refuse(fault)
+                    return self._refuse(fault, is_empty=not body)
             without = fault.without if fault is not None else ""
             if fault is not None and fault.twice:
                 self._asked(body, without)
@@ -155,7 +166,10 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             answer = self.server_side.getresponse()
             return answer.status, answer.getheaders(), answer.read()
 
-        def _refuse(self, fault: Fault) -> None:
+        def _refuse(self, fault: Fault, *, is_empty: bool) -> None:
+            if fault.continued and is_empty and "Expect" in self.headers:
+                self.send_response_only(100)
+                self.end_headers()
             body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>{fault.code}</Message></Error>"
             text = b"" if self.command == "HEAD" or not fault.code else body.encode()
             self.send_response_only(fault.status)

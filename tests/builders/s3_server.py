@@ -56,6 +56,8 @@ def put(folder: Path, uri: str) -> None:
 def get(uri: str, folder: Path) -> None:
     """Copy a folder out of the bucket."""
     filesystem, path = file_system(uri)
+    for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
+        (folder / info.path[len(path) + 1 :]).parent.mkdir(parents=True, exist_ok=True)  # Google's lists no folders
     pafs.copy_files(path, str(folder), source_filesystem=filesystem)
 
 

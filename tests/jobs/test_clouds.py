@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyarrow import fs as pafs
+from pyarrow import parquet as pq
 
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command import cli
@@ -29,7 +33,7 @@ from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server
 from tests.builders.one_line import said_by
-from tests.builders.s3_proxy import CUT, LOSE, Fault, each, every, s3_proxy
+from tests.builders.s3_proxy import CUT, LOSE, Fault, at_most, each, every, s3_proxy
 from tests.builders.s3_server import environment, put, s3_server
 from tests.builders.sources import read
 
@@ -37,7 +41,11 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
 NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "1795300000000")
 SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
-VARIES = ("seconds", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started")
+VARIES = (
+    "seconds", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started",
+    "application", "peak_memory_bytes", "now_ms", "bytes_searched",  # tables hold paths and ids of runs, compressed
+    "tables without keys, announcements, locks", "files_without_keys",  # and their sum: only a disk has a lock's file
+)  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.clouds]
 
@@ -80,6 +88,11 @@ def files(uri: str) -> dict[str, bytes]:
                 name = re.sub(r"(/\d+)-[^/]+/", r"\1/", info.path[len(path) :])
                 out[re.sub(r"(part-\d+)-[0-9a-f-]{36}", r"\1", name)] = file.read()
     return out
+
+
+def rows(parquet: bytes) -> pa.Table:
+    """All columns of a Parquet file. Its bytes, and so the checksum that Hadoop puts beside it, are Spark's affair."""
+    return pq.read_table(pa.BufferReader(parquet)).replace_schema_metadata()
 
 
 def timeless(said: object) -> object:
@@ -127,7 +140,9 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
         output = f"{to}/{name}-{len(words)}"
         (run_apart if name == "export" else run)(name, *words, "--output", output)
         found[f"{name} {len(words)}"] = {
-            path: data for path, data in files(output).items() if "_lastkey_export" not in path
+            path: rows(data) if path.endswith(".parquet") else data
+            for path, data in files(output).items()
+            if "_lastkey_export" not in path and not path.endswith(".parquet.crc")
         }
     audits = ("--audits", here / "audits", "--json")
     deliveries = ROOT / "examples" / "deliveries.csv"
@@ -158,8 +173,10 @@ def logs_and_indexes(store: str) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def on_a_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    place = tmp_path_factory.mktemp("disk")
-    return everything(str(EXAMPLE), str(place), tmp_path_factory.mktemp("here"))
+    root = tmp_path_factory.mktemp("disk")
+    shutil.copytree(EXAMPLE, root / "archive")  # the audit of a mirror compares the copy with the example
+    here = tmp_path_factory.mktemp("audits")  # before `disk` in the order of names, as it is before a bucket
+    return everything(str(root / "archive"), str(root / "jobs"), here)
 
 
 def test_every_job_gives_the_same(bucket: str, on_a_disk: dict[str, object], tmp_path: Path) -> None:
@@ -271,28 +288,64 @@ FAULTY = {"azure": (31, 97, 59), "google": (11, 17, 5)}  # every which request i
 def test_a_slow_and_faulty_server_costs_time_alone(server, request, tmp_path, capsys, monkeypatch) -> None:
     """Answers that are late, refused, cut or lost in the middle of runs; what they give is the same.
 
-    Azure's library sends a write that was cut or lost again without its body, and waits until somebody breaks the
-    connection, as Lastkey does. So that server has fewer of them, and the silence is short.
+    Of one request at most two attempts in a row fail: Google's library makes three in its eight seconds. Azure's sends
+    a write that was cut or lost again without its body, and waits until somebody breaks the connection, as Lastkey
+    does. So that server has fewer of them, and the silence is short.
     """
     monkeypatch.setattr(silent_servers, "SILENT_SECONDS", 4)
     monkeypatch.setattr(silent_servers, "_EVERY_SECONDS", 1)
     at = urlsplit(request.getfixturevalue(server))
     scheme, variable = ENDPOINTS[server]
     refused, cut, lost = FAULTY[server]
-    faults = each(
-        every(refused, Fault(status=503, code="ServerBusy")), every(cut, CUT), every(lost, LOSE, on=SERVER_SIDE),
-        every(3, Fault(delay_seconds=0.05)),
-    )  # fmt: skip
+    failing = each(
+        every(refused, Fault(status=503, code="ServerBusy")), every(cut, CUT), every(lost, LOSE, on=SERVER_SIDE)
+    )
+    faults = each(at_most(2, failing), every(3, Fault(delay_seconds=0.05)))
     place = f"{scheme}://logs/faulty"
     compact = ("--store", f"{place}/store", *NOW, "--engine", "threads")
     with s3_proxy(at.port or 0, faults) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
-        assert main(["verify", f"{scheme}://logs/archive", "--engine", "threads"]) == 0
-        assert main(["compact", f"{scheme}://logs/archive", *compact]) == 0
-        assert main(["verify", "--store", f"{place}/store", "--engine", "threads"]) == 0
+        for words in (
+            ("verify", f"{scheme}://logs/archive", "--engine", "threads"),
+            ("compact", f"{scheme}://logs/archive", *compact),
+            ("verify", "--store", f"{place}/store", "--engine", "threads"),
+        ):
+            assert main([*words, "--no-progress"]) == 0  # else stderr would have a line each minute
     assert len(proxy.happened) > 50
     assert capsys.readouterr().err == ""
     run("compact", EXAMPLE, "--store", tmp_path / "store", *compact[2:])
     assert logs_and_indexes(f"{place}/store") == logs_and_indexes(str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("server", ENDPOINTS)
+@pytest.mark.parametrize("fault", [CUT, Fault(status=503, code="ServerBusy")], ids=["cut", "refused"])
+def test_a_file_whose_every_request_fails_is_no_damage(server, fault, request, capsys) -> None:
+    """The server answers everything else, and also what Lastkey asks after that."""
+    at = urlsplit(request.getfixturevalue(server))
+    scheme, variable = ENDPOINTS[server]
+    decide = lambda method, path: fault if "orders-0/00000000000000000000.log" in unquote(path) else None  # noqa: E731
+    with s3_proxy(at.port or 0, decide) as proxy, environment({variable: f"{proxy.url}{at.path}"}):
+        code, line, error = said_by(capsys, "verify", f"{scheme}://logs/archive", "--engine", "threads")
+    assert (code, error["kind"]) == (5, "UnreachableError" if fault is CUT else "BusyError")
+    assert f" at {proxy.url}{at.path}: " in line
+
+
+@pytest.mark.parametrize(("engine", "code"), [("threads", -signal.SIGABRT), ("spark", 5)])
+def test_where_azures_library_ends_the_process_nothing_is_lost(azure, engine, code, tmp_path) -> None:
+    """It reads an error that comes in one piece with "100 Continue" from the wrong byte on, and no exception of that is
+    caught in pyarrow. If this fails because it is mended there: delete the warning in CLUSTER.md too.
+    """
+    at = urlsplit(azure)
+    refused = Fault(status=409, code="BlobAlreadyExists", continued=True)
+    decide = lambda method, path: refused if method == "PUT" and "segments" in unquote(path) else None  # noqa: E731
+    store = f"az://logs/ended-{engine}"
+    compact = ("compact", "az://logs/archive", "--store", store, *NOW, "--engine", engine)
+    with s3_proxy(at.port or 0, decide) as proxy, environment({"AZURE_STORAGE_ENDPOINT": f"{proxy.url}{at.path}"}):
+        run_apart(*compact, code=code)
+    assert proxy.happened
+    run_apart(*compact)
+    run("verify", "--store", store, "--engine", "threads")
+    run("compact", EXAMPLE, "--store", tmp_path / "store", *NOW, "--engine", "threads")
+    assert logs_and_indexes(store) == logs_and_indexes(str(tmp_path / "store"))
 
 
 SILENT = {"reads": re.compile("GET .*[.]log"), "writes": re.compile("(?:PUT|POST) .*segments")}

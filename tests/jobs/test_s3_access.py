@@ -263,6 +263,19 @@ def test_other_object_stores_that_cannot_be_used_are_one_line(kind, said, where,
     assert in_task is not None and in_task.fields == found.fields
 
 
+@pytest.mark.parametrize(("fault", "kind"), [(CUT, "UnreachableError"), (SLOW_DOWN, "BusyError")], ids=str)
+def test_a_file_whose_every_request_fails_is_no_damage(port, fault, kind, tmp_path, capsys):
+    """The server answers everything else, and also what Lastkey asks after that."""
+    write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
+    filesystem, path = file_system(f"{BUCKET}/failing-{kind}")
+    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    decide = lambda method, path: fault if path.endswith("00.log") else None  # noqa: E731
+    with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        code, line, error = said_by(capsys, "verify", f"{BUCKET}/failing-{kind}")
+    assert (code, error["kind"]) == (5, kind)
+    assert line.startswith(f"error: s3://logs at {proxy.url}: ")
+
+
 def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_path):
     """A notebook may read one store, and then another one that has a bucket of the same name."""
     write_partition(tmp_path / "t-0", "a=1")

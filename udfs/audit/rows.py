@@ -30,7 +30,7 @@ from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, Wanted, 
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, flush, open_root
+from lastkey.udfs.storage import Root, flush, make_folder, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64
 PartitionLogs = Sequence[Sequence[ListedLog]]  # of all partitions that are read
@@ -228,8 +228,7 @@ class _File:
 
     def _write(self) -> None:
         if self._writer is None:
-            if self._store.is_local:
-                self._store.filesystem.create_dir(self._store.full(self._folder))
+            make_folder(self._store, self._folder)
             self._stream = self._store.filesystem.open_output_stream(self._store.full(self._path), compression=None)
             self._writer = pq.ParquetWriter(
                 self._stream, AUDIT_RECORDS, compression="zstd", compression_level=1, write_page_checksum=True

@@ -18,7 +18,7 @@ from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, conv
 from lastkey.udfs.convert.unfinished import being_written, give_name, whole_segments
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.storage import Root, flush, flush_folder, open_root, opened, set_time, write_file
+from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, opened, set_time, write_file
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,7 @@ class ConvertedSegments:
 def convert_segments(task: ConvertTask) -> ConvertedSegments:
     """Convert and copy. Raises OSError for a full disk."""
     started = time.perf_counter()
-    output = open_root(task.output_uri)
-    output.filesystem.create_dir(output.full(task.folder), recursive=True)
+    output = make_folder(open_root(task.output_uri), task.folder)
     whole = whole_segments(output, task.folder) if task.segments else {}
     kept = [segment for segment in task.segments if segment.base_offset in whole]
     done: list[tuple[ListedSegment, ConvertedLog]] = []
@@ -112,7 +111,7 @@ def _convert(segment: ListedSegment, output: Root, task: ConvertTask) -> Convert
 
 def _copy(copy: Copy, output: Root, folder: str) -> None:
     source, to = open_root(copy.root), f"{folder}/{copy.to}" if folder else copy.to
-    output.filesystem.create_dir(output.full(to.rpartition("/")[0]), recursive=True)
+    make_folder(output, to.rpartition("/")[0])
     with opened(source, copy.path) as file:
         write_file(output, to, file.read())
     mtime_ns = source.filesystem.get_file_info(source.full(copy.path)).mtime_ns

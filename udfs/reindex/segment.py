@@ -29,7 +29,7 @@ from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, 
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
-from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, make_folder, settle
+from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, new_folder, settle
 from lastkey.udfs.storage import Root, open_root, opened
 from lastkey.udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows
 
@@ -99,7 +99,7 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     Whatever stops the work on a segment becomes its problem; only a full disk raises OSError.
     """
     buffer = ChunkBuffer(task.settings.chunk_bytes, task.settings.max_batch_bytes)
-    made = attempt(task.folder, lambda: make_folder(task.target, task.folder))
+    made = attempt(task.folder, lambda: new_folder(task.target, task.folder))
     if isinstance(made, Problem):
         return [_stopped(task, segment, made) for segment in task.segments]
     outcomes = []

@@ -40,7 +40,7 @@ from lastkey.udfs.reindex.write import (
     Target,
     finish_folder,
     impossible,
-    make_folder,
+    new_folder,
     settle,
 )
 from lastkey.udfs.storage import Root, open_root, read_file
@@ -80,7 +80,7 @@ def reindex_side_files(plan: SideFilesPlan, outcomes: Sequence[SegmentOutcome]) 
     fold = _Fold(replace(plan, log_start_offset=None) if note else plan)
     fold.done.notes += [note] if note else []
     fold.headless = bool(outcomes) and _is_headless(fold.plan, outcomes[0].base_offset)
-    make_folder(plan.target, plan.folder)
+    new_folder(plan.target, plan.folder)
     for outcome in outcomes:
         fold.segment(outcome)
     fold.end(outcomes)

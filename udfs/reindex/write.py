@@ -20,7 +20,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge_index import Verdict
-from lastkey.udfs.storage import Root, flush, flush_folder, open_root, opened, write_file
+from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, opened, write_file
 
 LEFTOVER: Final = ".reindex.tmp"  # ends in .tmp: ignored by Kafka, and by names.is_ignorable
 
@@ -111,11 +111,10 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
     return report, written
 
 
-def make_folder(target: Target, folder: str) -> None:
+def new_folder(target: Target, folder: str) -> None:
     """Make the partition's folder in the output, before anything is written to it."""
     if target.mode == "output":
-        root = open_root(target.output_uri)
-        root.filesystem.create_dir(root.full(folder), recursive=True)
+        make_folder(open_root(target.output_uri), folder)
 
 
 def finish_folder(target: Target, folder: str, files: Iterable[FileReport]) -> None:

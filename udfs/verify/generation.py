@@ -10,13 +10,13 @@ import google_crc32c
 import numpy as np
 
 from lastkey.logformat.batches.chunks import ChunkBuffer
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, side_checksums
-from lastkey.udfs.storage import file_size, open_root, read_file
+from lastkey.udfs.storage import open_root, read_file, sizes_in
 from lastkey.udfs.verify.blocks import Order, Side, scan_headers
 from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
 from lastkey.udfs.verify.parent import AllowedDrops, compare
@@ -179,21 +179,24 @@ def _check_files(plan: GenerationPlan, found: Findings) -> None:
     ]
     wanted += [segment_file(plan.next_offset, "snapshot"), "leader-epoch-checkpoint"]
     checksums = side_checksums(row.side_files for row in plan.manifest)
+    with readable(plan.folder):
+        sizes = sizes_in(root, plan.folder)
     for name in dict.fromkeys([*wanted, *checksums]):
-        path = f"{plan.folder}/{name}"
-        if file_size(root, path) is None:
+        if name not in sizes:
+            path = f"{plan.folder}/{name}"
             found.add(LogFormatError("side_file", path, 0, "a file of this generation", "no such file"))
     for row in plan.manifest:
         for kind, size in (
             ("index", row.offset_index_bytes), ("timeindex", row.time_index_bytes), ("txnindex", row.txn_index_bytes),
         ):  # fmt: skip
-            path = f"{plan.folder}/{segment_file(row.base_offset, kind)}"
-            seen = file_size(root, path)
+            name = segment_file(row.base_offset, kind)
+            seen = sizes.get(name)
             if seen != size and not (seen is None and (size == 0 or kind != "txnindex")):
-                found.add(LogFormatError("index", path, 0, f"{size} bytes, as the manifest says", f"{seen}"))
+                expected = f"{size} bytes, as the manifest says"
+                found.add(LogFormatError("index", f"{plan.folder}/{name}", 0, expected, f"{seen}"))
     for name, checksum in checksums.items():
         path = f"{plan.folder}/{name}"
-        there = file_size(root, path)
+        there = sizes.get(name)
         if there is not None and (crc := google_crc32c.value(read_file(root, path, there))) != checksum:
             expected = f"CRC-32C {checksum:#010x}, as the manifest says"
             found.add(LogFormatError("side_file", path, 0, expected, f"{crc:#010x}"))

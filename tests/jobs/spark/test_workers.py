@@ -112,6 +112,21 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
         assert workers.run(work, [0, 2], "work") == [0, 2]
 
 
+def test_an_error_is_raised_while_items_before_it_go_on() -> None:
+    """They may take minutes to find the same, as where a server has fallen silent."""
+    raised = threading.Event()
+
+    def work(item: int) -> None:
+        if item:
+            raise OSError("no answer")
+        assert raised.wait(PATIENCE)
+
+    with closing(threads(2)) as workers:
+        with pytest.raises(OSError, match="no answer"):
+            workers.run(work, range(2), "work")
+        raised.set()
+
+
 def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
     begun, never = threading.Event(), threading.Event()
     done: list[int] = []

@@ -21,7 +21,7 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.slot_kernels import SLOT
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import make_private, open_root, opened, put_file
+from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
 _KEYS: Final = ".keys"
@@ -40,8 +40,7 @@ class PendingKeys:
 
 def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) -> PendingKeys:
     """Write SLOT[n], and read it back."""
-    store = open_root(plan.store_uri)
-    store.filesystem.create_dir(store.full(plan.folder), recursive=True)
+    store = make_folder(open_root(plan.store_uri), plan.folder)
     path, raw = f"{plan.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
     make_private(store, path)
     put_file(store, path, raw.data)

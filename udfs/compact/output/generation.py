@@ -23,12 +23,7 @@ from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, pending_of, with_pending
 from lastkey.udfs.compact.cleaner import SegmentFacts
 from lastkey.udfs.compact.output.piece_stack import PieceStack
-from lastkey.udfs.compact.output.place_segments import (
-    make_folder,
-    place_one,
-    write_indexes,
-    write_side_files,
-)
+from lastkey.udfs.compact.output.place_segments import folder_of, place_one, write_indexes, write_side_files
 from lastkey.udfs.compact.output.result import WrittenGeneration
 from lastkey.udfs.compact.output.segment_output import ReadBack, SegmentOutput, manifest_row, read_whole
 from lastkey.udfs.compact.plan import PartitionPlan
@@ -66,7 +61,7 @@ def write_group(
     if plan.dry_run:
         rows = stack.rows()
         return manifest_row(group, "", rows, 0, (0, 0, 0))
-    store = make_folder(plan)
+    store = folder_of(plan)
     output = SegmentOutput(store, plan.folder, group.base_offset, plan.settings)
     digest = stack.digest
     for rows, data in stack.drain(analysis.sources):
@@ -144,7 +139,7 @@ def write_generation(
     )
     if plan.dry_run:
         return generation
-    store = make_folder(plan)
+    store = folder_of(plan)
     for segment in gone:
         if segment.cleaned:
             _remove_segment(store, segment)
@@ -223,7 +218,7 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSe
     row, txn_index = untouched_row(plan, analysis, number), _txn_index(analysis, number)
     if plan.dry_run:
         return row
-    store = make_folder(plan)
+    store = folder_of(plan)
     if source.segment.from_offset:
         row = replace(row, root="store", path=f"{plan.folder}/{segment_file(source.base_offset, 'log')}")
         _copy_rest(source, store, row.path)

@@ -17,7 +17,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, make_private, open_root, put_file, read_file
+from lastkey.udfs.storage import Root, make_folder, make_private, open_root, put_file, read_file
 
 S = TypeVar("S", Group, OutputSegment)
 
@@ -25,11 +25,9 @@ _MOVERS: Final = 8  # segments to move at once: in a bucket each is copied and r
 _SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # their offsets are relative to the base
 
 
-def make_folder(plan: PartitionPlan) -> Root:
-    """Create the generation's folder; return the store."""
-    store = open_root(plan.store_uri)
-    store.filesystem.create_dir(store.full(plan.folder), recursive=True)
-    return store
+def folder_of(plan: PartitionPlan) -> Root:
+    """Make the generation's folder; return the store."""
+    return make_folder(open_root(plan.store_uri), plan.folder)
 
 
 def write_side_files(store: Root, folder: str, files: Mapping[str, bytes]) -> dict[str, int]:
@@ -97,7 +95,7 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     """
     if plan.dry_run:
         return segment
-    store = make_folder(plan)
+    store = folder_of(plan)
     path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
     if not segment.size_bytes:
         make_private(store, path)

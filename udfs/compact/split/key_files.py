@@ -23,7 +23,7 @@ from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.storage import Root, make_private, open_output, open_root, opened
+from lastkey.udfs.storage import Root, make_folder, make_private, open_output, open_root, opened
 
 # Suffix of the folder, in the place of a task's random number and larger than any of those
 _KEYS: Final = 9999999999999999999
@@ -44,8 +44,8 @@ class KeyFile:
 
     def __init__(self, plan: PartitionPlan, name: str) -> None:
         """Create the file. name: unique, also among the tries of one task."""
-        root, folder = open_root(plan.store_uri), key_folder(plan)
-        root.filesystem.create_dir(root.full(folder), recursive=True)
+        folder = key_folder(plan)
+        root = make_folder(open_root(plan.store_uri), folder)
         self.path = f"{folder}/{name}"
         make_private(root, self.path)
         self._stream: Any = open_output(root, self.path)

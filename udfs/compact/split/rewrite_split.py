@@ -20,7 +20,7 @@ from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun, Mark
 from lastkey.udfs.compact.clean.clean_segment import clean_forwards
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.generation import finish_segment
-from lastkey.udfs.compact.output.place_segments import make_folder
+from lastkey.udfs.compact.output.place_segments import folder_of
 from lastkey.udfs.compact.output.segment_output import SegmentOutput, manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
@@ -171,7 +171,7 @@ class _Output:
             return
         if self._made is None:
             plan = self._plan
-            self._made = SegmentOutput(make_folder(plan), plan.folder, self._group.base_offset, plan.settings)
+            self._made = SegmentOutput(folder_of(plan), plan.folder, self._group.base_offset, plan.settings)
         self._made.append(rows, data)
 
     def finish(self, kept_aborts: np.ndarray, digest: int) -> OutputSegment:
