@@ -37,7 +37,17 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
 NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "1795300000000")
 SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
-VARIES = ("seconds", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started")
+VARIES = (
+    "seconds",
+    "io",
+    "bytes_read",
+    "megabytes_per_second_per_core",
+    "run_id",
+    "archive",
+    "store",
+    "finished",
+    "started",
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.clouds]
 

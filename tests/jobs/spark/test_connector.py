@@ -26,7 +26,7 @@ PROVIDER = "fs.s3a.aws.credentials.provider"
 SECRET = "4nobodyMaySeeThis"
 UNSET = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL"))
 PLACES = ("archive", "store", "audits", "sources", "queries", "output")
-VARIES = ("seconds", "engine", "bytes_read", "peak_memory_bytes", "run_id")
+VARIES = ("seconds", "io", "engine", "bytes_read", "peak_memory_bytes", "run_id")
 
 
 @pytest.mark.parametrize(
