@@ -324,7 +324,9 @@ class ConnectorError(MachineError):
     """A file system that Spark's own code needs and has no jar for."""
 
     template = "{path}: Spark itself keeps a table there, and needs {expected}: {found}"
-    hint = "before the job's name give {give}, and except for S3 how to reach it as --conf spark.hadoop.fs...="
+    hint = (
+        "before the job's name give {give}, and how to reach it, except for S3 and Azure, by --conf spark.hadoop.fs...="
+    )
 
 
 class WorkerSetupError(MachineError):

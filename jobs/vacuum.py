@@ -35,6 +35,7 @@ from lastkey.jobs.command.reporting import (
     seconds,
     size,
     table,
+    tells_io,
 )
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.recorded import recorded
@@ -114,11 +115,13 @@ class VacuumReport(JobReport):
         verb = "would be deleted" if self.dry_run else "deleted"
         lines += [f"{verb}: {', '.join(self.audits)}"] if self.audits else []
         lines += labelled("note", self.notes)
+        lines += self.io_lines()
         total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
         lines.append(f"{counted(total, 'file')}, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
         return "\n".join(lines)
 
 
+@tells_io
 def run(options: VacuumOptions, progress: Progress) -> VacuumReport:
     """Delete, or with `dry_run` list, the files that no live generation needs."""
     return recorded("vacuum", options.store, lambda: _run(options, progress), dry_run=options.dry_run)

@@ -48,6 +48,8 @@ _AUTHORITY: Final = re.compile(
     r"(?P<container>[^@:]+)@(?P<account>[a-z0-9]+)(?:\.(?:dfs|blob)(?P<domain>[a-z0-9.-]+))?"
 )
 _DOMAIN: Final = ".core.windows.net"
+_KEYS: Final = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY")
+_HADOOPS: Final = "org.apache.hadoop.fs.azurebfs.services"
 _ALONE: Final = "AZURE_STORAGE_ACCOUNT_NAME, or AZURE_STORAGE_ENDPOINT"
 
 
@@ -82,7 +84,7 @@ def azure_access(uri: str) -> AzureAccess:
             f"no account of Azure: set {_ALONE}, or write abfss://CONTAINER@ACCOUNT.dfs{_DOMAIN}/PATH"
         )
     secrets = {
-        "key": _variable("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"),
+        "key": _variable(*_KEYS),
         "sas": _variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY").removeprefix("?"),
     }
     if given and of_endpoint == account:
@@ -164,8 +166,33 @@ def hadoop_uri(uri: str) -> str:
         return uri
     access = azure_access(uri)
     container, _, path = uri.removeprefix("az://").partition("/")
-    host = access.account + access.authority.replace(".blob", ".dfs") if access.authority[0] == "." else access.account
-    return f"abfss://{container}@{host}/{path}"
+    domain = access.authority.removeprefix(".blob") if access.authority[0] == "." else _DOMAIN
+    scheme = "abfss" if access.url.startswith("https:") else "abfs"
+    return f"{scheme}://{container}@{access.account}.dfs{domain}/{path}"
+
+
+def hadoop_settings(uri: str) -> dict[str, str]:
+    """Return what Hadoop's connector must be told of the account of a URI, in Hadoop's spelling. The key is none of it:
+    the connector asks awk for the value of the variable in which pyarrow finds it.
+    """
+    access, host = azure_access(uri), unquote(uri).partition("://")[2].partition("/")[0].partition("@")[2]
+    named = next((name for name in _KEYS if os.environ.get(name)), None)
+    out = {}
+    if named is not None:
+        out = {
+            f"fs.azure.account.key.{host}": "none",  # the program's last argument, which Hadoop wants in Base64
+            f"fs.azure.account.keyprovider.{host}": f"{_HADOOPS}.ShellDecryptionKeyProvider",
+            "fs.azure.shellkeyprovider.script": f'awk BEGIN{{print(ENVIRON["{named}"])}}',
+        }
+    if access.authority[0] != ".":  # HOST:PORT, which knows blobs alone
+        out |= {
+            "fs.azure.abfs.endpoint": access.authority,
+            "fs.azure.fns.account.service.type": "BLOB",
+            "fs.azure.account.hns.enabled": "false",
+            "fs.azure.always.use.https": str(access.url.startswith("https:")).lower(),
+            "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",  # the other one wants TLS
+        }
+    return out
 
 
 def is_said(said: str) -> bool:

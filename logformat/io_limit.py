@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lastkey.logformat.io_counts import READ, WRITTEN, count
+
 
 class Limit:
     """Bytes a second of all threads together."""
@@ -45,15 +47,16 @@ def limited(bytes_per_second: float) -> Iterator[None]:
         _now.remove(limit)
 
 
-def spend(n: int) -> None:
-    """Spend bytes that were read or written."""
+def spend(n: int, kind: str = READ) -> None:
+    """Spend bytes that were read, or WRITTEN."""
+    count(**{kind: n})
     if _now:
         _now[-1].spend(n)
 
 
 def paid(stream: Any) -> Any:
     """Return an output stream that spends what is written to it."""
-    return _Paid(stream) if _now else stream
+    return _Paid(stream)
 
 
 class _Paid:
@@ -63,11 +66,10 @@ class _Paid:
     def write(self, data: Any) -> None:
         """Write, and spend the bytes."""
         self._stream.write(data)
-        spend(len(data) if isinstance(data, bytes) else memoryview(data).nbytes)
+        spend(len(data) if isinstance(data, bytes) else memoryview(data).nbytes, WRITTEN)
 
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def __enter__(self) -> _Paid:
         return self

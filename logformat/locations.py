@@ -15,8 +15,7 @@ from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
-from lastkey.logformat import s3_access
-from lastkey.logformat.azure_access import hadoop_uri
+from lastkey.logformat import azure_access, s3_access
 from lastkey.logformat.clouds import check_uri, cloud_of, watch_server
 from lastkey.logformat.gcs_access import RETRY_SECONDS
 
@@ -96,12 +95,15 @@ def canonical(uri: str) -> str:
 
 def as_hadoop_names_it(uri: str) -> str:
     """Return the URI as Spark's own code wants it."""
-    return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else hadoop_uri(uri)
+    return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else azure_access.hadoop_uri(uri)
 
 
 def hadoop_settings(uri: str) -> dict[str, str]:
-    """Return the settings by which Spark's own code reaches a URI; none for what is not in S3."""
-    return s3_access.hadoop_settings() if s3_access.is_ours(uri) else {}
+    """Return the settings by which Spark's own code reaches a URI, in its spelling; none but for S3 and Azure."""
+    cloud = cloud_of(uri)
+    if cloud is s3_access:
+        return s3_access.hadoop_settings()
+    return azure_access.hadoop_settings(uri) if cloud is azure_access else {}
 
 
 def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:

@@ -33,6 +33,7 @@ _CLOUDS = {f"logformat.{name}_access" for name in ("s3", "azure", "gcs")}
 _BYTES = _BASE | {
     "logformat.bytes_read",
     "logformat.google_folders",
+    "logformat.io_counts",
     "logformat.io_limit",
     "logformat.jit",
     "logformat.regular_files",
@@ -51,6 +52,7 @@ _NAMES = {
     "logformat.side_files.checkpoints",
     "logformat.bytes_read",  # how far a task is
     "logformat.io_limit",
+    "logformat.io_counts",
     "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
 }  # fmt: skip
 _BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
@@ -69,7 +71,8 @@ FLOORS: dict[str, set[str]] = {
     "logformat.schemas": set(),
     "logformat.control_characters": set(),
     "logformat.locations": {"logformat.clouds"} | _CLOUDS,
-    "logformat.io_limit": set(),
+    "logformat.io_counts": set(),
+    "logformat.io_limit": {"logformat.io_counts"},
     "logformat.bytes_read": {"logformat.io_limit"},
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},

@@ -19,6 +19,7 @@ from lastkey.logformat import clouds, regular_files
 from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
 from lastkey.logformat.google_folders import GoogleFolders
+from lastkey.logformat.io_counts import Counted
 from lastkey.logformat.io_limit import paid
 from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets, text_entries
 from lastkey.logformat.regular_files import odd_entries, open_input
@@ -99,7 +100,9 @@ def open_root(uri: str) -> Root:
     except pa.ArrowInvalid as error:
         raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
     check_answer(canonical(uri))
-    return Root(uri, GoogleFolders(filesystem) if filesystem.type_name == "gcs" else filesystem, base.rstrip("/"))
+    if filesystem.type_name == "gcs":
+        filesystem = GoogleFolders(filesystem)
+    return Root(uri, Counted(filesystem) if is_bucket(canonical(uri)) else filesystem, base.rstrip("/"))
 
 
 def cached_root(uri: str) -> Root:

@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import wraps
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from lastkey.jobs.errors import DONE, PROBLEMS
+from lastkey.logformat import io_counts
 from lastkey.logformat.control_characters import visible
+from lastkey.logformat.io_counts import READ, WRITTEN
 
 if TYPE_CHECKING:
     from lastkey.udfs.compact.retention import Expired, Reason
@@ -82,6 +85,7 @@ class JobReport:
     seconds: dict[str, float] = field(default_factory=Phases)
     work: Work | None = None  # who did it; None: there was nothing to do, or the job needs neither
     show_all: bool = False  # --all: also table rows that tell nothing
+    io: dict[str, Any] = field(default_factory=dict)  # of jobs that `tells_io`
 
     @property
     def problems(self) -> list[Any]:
@@ -109,6 +113,7 @@ class JobReport:
             **fields,
             "notes": self.notes,
             "seconds": self.seconds_json(),
+            **self.io_json(),
         }
 
     def figures(self) -> dict[str, Any]:
@@ -133,11 +138,39 @@ class JobReport:
 
     def last_lines(self) -> str:
         """Return for people who did the work, and the seconds by phase."""
-        line = "" if self.work is None else f"engine: {self.work}\n"
-        return line + "seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items())
+        lines = self.io_lines() + ([] if self.work is None else [f"engine: {self.work}"])
+        lines.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
+        return "\n".join(lines)
+
+    def io_json(self) -> dict[str, Any]:
+        """Return bytes and requests for programs."""
+        return {"io": self.io} if self.io else {}
+
+    def io_lines(self) -> list[str]:
+        """Return for people what a job on a bucket read, wrote and asked for."""
+        requests = ", ".join(f"{n:,} {kind}" for kind, n in self.io.get("requests", {}).items())
+        amounts = f"{size(self.io.get(READ, 0))} read, {size(self.io.get(WRITTEN, 0))} written"
+        return [f"in all {amounts}; requests to buckets: {requests}"] if requests else []
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(visible(self.to_text()))}</pre>"
+
+
+J = TypeVar("J", bound=JobReport)
+
+
+def tells_io(run: Callable[[Any, Any], J]) -> Callable[[Any, Any], J]:
+    """Return a job's `run(options, progress)` with a report that tells bytes and requests, of all tasks."""
+
+    @wraps(run)
+    def counting(options: Any, progress: Any) -> J:
+        with io_counts.counted() as counts:
+            report = run(options, progress)
+        bytes_of = {kind: counts.pop(kind, 0) for kind in (READ, WRITTEN)}
+        report.io = {**bytes_of, "requests": dict(sorted(counts.items()))}
+        return report
+
+    return counting
 
 
 def counts(kinds: Iterable[str]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, tells_io
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
@@ -52,6 +52,7 @@ class _Overtaken(Exception):
     """Signal that another run committed one of our partitions after we had planned and before it heard of us."""
 
 
+@tells_io
 def run(options: CompactOptions, progress: Progress) -> CompactReport:
     """Compact the partitions that are due. RunningError: another run works on them, and this one does not wait."""
     erasures = Erasures() if options.hmac_key is None else Erasures(read_key(options.hmac_key))

@@ -149,6 +149,7 @@ class CompactReport(JobReport):
             "notes": self.notes,
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
+            **self.io_json(),
         }
 
     def _partition(self, r: PartitionResult) -> dict[str, Any]:

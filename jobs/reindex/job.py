@@ -21,7 +21,7 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import ReindexOptions
 from lastkey.jobs.command.parse import check_topics, some_of
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
-from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.command.reporting import counted, tells_io
 from lastkey.jobs.command.stopping import EarlyEndError, result_of
 from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
@@ -41,6 +41,7 @@ _WAVE_TASKS = 4096  # tasks whose results the driver holds at a time
 _FOLDS = 8  # partitions whose small files are read and written at a time
 
 
+@tells_io
 def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     """Check, or rebuild, the index files of an archive."""
     started = time.perf_counter()

@@ -106,6 +106,7 @@ class ReindexReport(JobReport):
             "notes": self.notes,
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
+            **self.io_json(),
         }
 
     def to_text(self) -> str:

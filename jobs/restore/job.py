@@ -26,7 +26,7 @@ from lastkey.jobs.archive.places import Place, check_apart, check_empty
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import counted, size
+from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import LogStartError, OtherFormatError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import (
@@ -55,6 +55,7 @@ from lastkey.udfs.storage import Root, normal_uri, open_root, same_kind, write_f
 _THREADS = 2 * (os.cpu_count() or 1)
 
 
+@tells_io
 def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     """Restore the current generation, or `options.generation`, of every partition that the topics name."""
     began = time.monotonic()

@@ -67,7 +67,7 @@ class RestoreReport(JobReport):
         again = [p for p in self.partitions if p.cleaned_again_bytes]
         if again:
             lines += ["A broker cleans again (not after --full-clean):", *(f"  {_cleaned_again(p)}" for p in again), ""]
-        lines += labelled("note", self.notes)
+        lines += [*labelled("note", self.notes), *self.io_lines()]
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
         shared = ", " + counted(reflinked, *_SHARED) if reflinked else ""

@@ -1,11 +1,11 @@
 """The way of Spark's own code to tables in a bucket: a connector, and the bucket's place.
 
-Spark has none for S3. It is fetched once, as Delta's jars are, and joins the classes of the running JVM: a job learns
-late whether Spark itself will touch a bucket, and then tells executors too. A user's own connector (--packages, --jars)
-and settings (spark.hadoop.fs.s3a...) win.
+Spark has none. Those for S3 and Azure are fetched once, as Delta's jars are, and join the classes of the running JVM: a
+job learns late whether Spark itself will touch a bucket, and then tells executors too. Google's is named in the error.
+A user's own connector (--packages, --jars) and settings (spark.hadoop.fs...) win.
 
-No setting holds credentials, which Spark would show in its logs and pages. The connector finds them where pyarrow does,
-in the environment of its own process and in profiles.
+No setting holds credentials, which Spark would show in its logs and pages. The connectors find them where pyarrow does,
+in the environment of their own process and, for S3, in profiles.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ _PACKAGES: Final = {
     "abfss": "org.apache.hadoop:hadoop-azure",
     "gs": "org.apache.hadoop:hadoop-gcp",
 }
+# Scheme -> what it is the connector for, a class of it, its jars
+_FETCHED: Final = {
+    "s3a": ("S3", "org.apache.hadoop.fs.s3a.S3AFileSystem", jars.S3),
+    "abfs": ("Azure", "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem", jars.AZURE),
+    "abfss": ("Azure", "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem", jars.AZURE),
+}
 _OURS: Final = "lastkey"  # source of the settings that are ours, in Hadoop's words
 _DEFAULTS: Final = "core-default.xml"
 
@@ -47,8 +53,8 @@ def connect(spark: SparkSession, uri: str) -> None:
     scheme = uri.partition("://")[0]
     hadoop, conf = context._jvm.org.apache.hadoop, context._jsc.hadoopConfiguration()
     version = hadoop.util.VersionInfo.getVersion()
-    if scheme == "s3a" and version == jars.HADOOP:
-        _add_jars(context, conf.getClassLoader())
+    if scheme in _FETCHED and version == jars.HADOOP:
+        _add_jars(context, conf.getClassLoader(), *_FETCHED[scheme])
     tell(conf, hadoop_settings(canonical(uri)))
     try:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
@@ -68,35 +74,35 @@ def tell(conf: Any, settings: Mapping[str, str]) -> None:
             conf.set(key, value, _OURS)
 
 
-def _add_jars(context: SparkContext, loader: Any) -> None:
-    """Add the connector for S3 to the classes of driver and executors, unless they have one."""
+def _add_jars(context: SparkContext, loader: Any, store: str, name: str, wanted: Mapping[str, str]) -> None:
+    """Add the connector for an object store to the classes of driver and executors, unless they have the class."""
     jvm: Any = context._jvm
     try:
-        loader.loadClass("org.apache.hadoop.fs.s3a.S3AFileSystem")
+        loader.loadClass(name)
         return
     except Py4JJavaError:
         if not is_instance_of(context._gateway, loader, "org.apache.spark.util.MutableURLClassLoader"):
             return
-    for path in fetched(context):
+    for path in fetched(context, store, wanted):
         loader.addURL(jvm.java.io.File(path).toURI().toURL())
         if not jvm.org.apache.spark.util.Utils.isLocalMaster(context._conf._jconf):  # else executors have our loader
             context._jsc.addJar(path)
 
 
-def fetched(context: SparkContext) -> list[str]:
-    """Return the connector's jars, fetched by Spark's resolver if they are not in its cache. JarsError: they could not
-    be.
+def fetched(context: SparkContext, store: str, wanted: Mapping[str, str]) -> list[str]:
+    """Return the jars of a connector, fetched by Spark's resolver if they are not in its cache. JarsError: they could
+    not be.
     """
     conf = dict(context.getConf().getAll())
     ivy = jars.cache(conf)
-    if found := jars.cached(ivy, jars.S3):
+    if found := jars.cached(ivy, wanted):
         return found
     jvm: Any = context._jvm
     settings = jvm.scala.Option.apply(conf.get("spark.jars.ivySettings"))
-    wanted = (jars.coordinates(jars.S3), conf.get("spark.jars.repositories", ""), str(ivy), settings)
+    where = (conf.get("spark.jars.repositories", ""), str(ivy), settings)
     try:
-        jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(False, "", *wanted)
+        jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(False, "", jars.coordinates(wanted), *where)
     except Py4JJavaError as error:
         said = of_java(error)
-        raise jars.unfetched("Spark's connector for S3", jars.failure_in(said) or said) from error
-    return jars.cached(ivy, jars.S3)
+        raise jars.unfetched(f"Spark's connector for {store}", jars.failure_in(said) or said) from error
+    return jars.cached(ivy, wanted)

@@ -1,4 +1,4 @@
-"""Jars beside Spark's own that we have it fetch from Maven Central: Delta's, and a connector for tables in S3.
+"""Jars beside Spark's own that we have it fetch from Maven Central: Delta's, and connectors for tables in S3 and Azure.
 
 Each jar is known by its SHA-256: the resolver checks downloads only against sums from the same place, and its cache not
 at all.
@@ -81,6 +81,11 @@ S3: Final = {
     **{f"software.amazon.awssdk_{module}-2.35.4.jar": sha for module, sha in _SDK.items()},
 }
 
+# The rest of what its pom names is for wasb://, which it no longer has, for TLS by OpenSSL, or among Spark's own
+AZURE: Final = {
+    "org.apache.hadoop_hadoop-azure-3.5.0.jar": "220b5db238b82437960e4b81c7e3eefa4eff2a03ad502887497f11d0ad86e663"
+}
+
 
 def cache(conf: Mapping[str, str]) -> Path:
     """Return the folder of Spark's downloads."""
@@ -124,7 +129,7 @@ def unfetched(what: str, found: str) -> JarsError:
     return JarsError(what=what, found=found, advice=advice)
 
 
-@lru_cache(len(DELTA) + len(S3))
+@lru_cache(len(DELTA) + len(S3) + len(AZURE))
 def _sha256(path: Path, *_: int) -> str:
     """Return the SHA-256 of a file; `_`: size and time, by which the cache sees that it changed."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

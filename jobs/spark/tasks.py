@@ -13,7 +13,7 @@ import pickle
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -30,12 +30,14 @@ from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.spark.own_jobs import tagged
 from lastkey.jobs.spark.running import context_of, new_tag
 from lastkey.logformat.bytes_read import listening
+from lastkey.logformat.io_counts import count, counted
 
 if TYPE_CHECKING:
     from lastkey.jobs.spark.running import Spark
 
 T = TypeVar("T")
 R = TypeVar("R")
+_CountedResult = tuple[R, Mapping[str, int]]
 
 _LOG = logging.getLogger("lastkey")
 RESULT = "result binary"
@@ -58,24 +60,38 @@ def run_tasks(
     if not items:
         return []
     tag, context = tag or new_tag(), context_of(spark)
+    counting: Callable[[T], _CountedResult[R]] = partial(_counted, function)
     if context is None:
         session = cast(SparkSession, spark)
-        return _in_a_thread(lambda: _through_connect(session, function, items, watcher), spark, tag, name)
+        return _told_of(_in_a_thread(lambda: _through_connect(session, counting, items, watcher), spark, tag, name))
     if not str(context.master).startswith("local"):
-        function = partial(_told, name, function)
+        counting = partial(_told, name, counting)
     numbered = context.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
-        return _in_a_thread(numbered.map(lambda one: function(one[1])).collect, spark, tag, name)
+        return _told_of(_in_a_thread(numbered.map(lambda one: counting(one[1])).collect, spark, tag, name))
     wants_results = watcher.wants_results
     with _watched(context, len(items), watcher) as (ends, board):
 
-        def work(one: tuple[int, T]) -> R:
+        def work(one: tuple[int, T]) -> _CountedResult[R]:
             with _reading(board, one[0]):
-                result = function(one[1])
-            ends.add([(one[0], result if wants_results else None)])
+                result = counting(one[1])
+            ends.add([(one[0], result[0] if wants_results else None)])
             return result
 
-        return _in_a_thread(numbered.map(work).collect, spark, tag, name)
+        return _told_of(_in_a_thread(numbered.map(work).collect, spark, tag, name))
+
+
+def _counted(function: Callable[[T], R], item: T) -> _CountedResult[R]:
+    """Return `function(item)`, and what it read, wrote and asked buckets for."""
+    with counted() as counts:
+        return function(item), counts
+
+
+def _told_of(results: list[_CountedResult[R]]) -> list[R]:
+    """Return results of tasks, and add what these counted to what this process counts."""
+    for _, counts in results:
+        count(**counts)
+    return [result for result, _ in results]
 
 
 def _told(stage: str, function: Callable[[T], R], item: T) -> R:
@@ -107,8 +123,8 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: Spark, tag: str, name: s
 
 
 def _through_connect(
-    spark: SparkSession, function: Callable[[T], R], items: Sequence[T], watcher: Watcher | None
-) -> list[R]:
+    spark: SparkSession, function: Callable[[T], _CountedResult[R]], items: Sequence[T], watcher: Watcher | None
+) -> list[_CountedResult[R]]:
     """Return the results of tasks that get their items as rows. The watcher hears of an item's end once those of all
     items before it have been heard of: results come in their order, and there are no accumulators.
     """
@@ -120,11 +136,11 @@ def _through_connect(
 
     rows = pa.table({"item": pa.array(range(len(items)), pa.int32()), "plan": [pickle.dumps(item) for item in items]})
     of_items = spark.createDataFrame(rows).repartitionById(len(items), "item")
-    results: dict[int, R] = {}
+    results: dict[int, _CountedResult[R]] = {}
     for row in of_items.mapInArrow(work, f"item int, {RESULT}").toLocalIterator():
         results[row.item] = pickle.loads(row.result)
         if watcher is not None:
-            watcher.ended(row.item, results[row.item])
+            watcher.ended(row.item, results[row.item][0])
     return [results[item] for item in range(len(items))]
 
 

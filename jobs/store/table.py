@@ -50,6 +50,7 @@ from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.clouds import is_bucket
+from lastkey.logformat.io_counts import count
 from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_folder, open_file, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
@@ -352,6 +353,8 @@ def add_action(path: str, size: int, n_rows: int) -> AddAction:
 
 def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:
     """Put version n + 1, once. After any error it may have been put all the same."""
+    if not version.root.is_local:
+        count(commit=1)
     now_ms = time.time_ns() // 1_000_000
     removed = [RemoveAction(quote(path), True, now_ms) for path in change.removed]
     told = commit_file.commit_metadata(

@@ -15,6 +15,7 @@ from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.reporting import tells_io
 from lastkey.jobs.errors import ManifestError, MissingPathError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.coverage import read_by
@@ -37,6 +38,7 @@ from lastkey.udfs.verify.side_files import check_log_directory
 T = TypeVar("T")
 
 
+@tells_io
 def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
     """Check an archive or a store."""
     started = time.perf_counter()

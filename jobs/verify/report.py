@@ -65,6 +65,7 @@ class VerifyReport(JobReport):
             "sample": self._sample(),
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
+            **self.io_json(),
         }
 
     def _sample(self) -> dict[str, Any] | None:

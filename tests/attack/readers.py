@@ -392,7 +392,7 @@ def _written(report: Any) -> str:
     """Format a report as a user and as a program get it, without times."""
     told = report.to_json()
     report.to_text()
-    return json.dumps(without(told, "seconds"), default=str)
+    return json.dumps(without(told, "seconds", "io"), default=str)
 
 
 def without(told: Any, *names: str) -> Any:

@@ -69,7 +69,7 @@ def _command(*words: str) -> Job:
 
     def job(root: Path) -> Seen:
         said = run([words[0], "--store", str(root / "store"), *words[1:], "--json"])
-        return Seen(said, without(said.report, "seconds", "notes"))
+        return Seen(said, without(said.report, "seconds", "io", "notes"))
 
     return job
 

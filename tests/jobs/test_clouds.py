@@ -42,7 +42,7 @@ EXAMPLE = ROOT / "examples" / "archive"
 NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "1795300000000")
 SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
 VARIES = (
-    "seconds", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started",
+    "seconds", "io", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started",
     "application", "peak_memory_bytes", "now_ms", "bytes_searched",  # tables hold paths and ids of runs, compressed
     "tables without keys, announcements, locks", "files_without_keys",  # and their sum: only a disk has a lock's file
 )  # fmt: skip

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,9 +36,10 @@ def proxy() -> Iterator[S3Proxy]:
         yield proxy
 
 
-def run(*words: object) -> None:
+def run(*words: object) -> str:
     done = CliRunner().invoke(cli.lastkey, [*map(str, words)])
     assert done.exit_code == 0, (words, done.stdout, done.stderr)
+    return done.stdout
 
 
 def files_below(uri: str) -> list[str]:
@@ -78,3 +83,47 @@ def test_vacuum_deletes_a_folder_by_few_requests_or_file_by_file(proxy, refused)
     assert before - after > 30
     assert len(deleted) >= before - after if refused else len(deleted) < 20
     run("verify", *store, *THREADS)
+
+
+def test_reports_count_what_the_server_saw(proxy):
+    """Beside what delta-rs asks of its own, and the folders that pyarrow leaves where it deletes."""
+    seen: Counter[str] = Counter()
+
+    def decide(method, path):
+        is_commit = re.search(r"/state/\w+/_delta_log/\d{20}\.json$", path) and method == "PUT"
+        ours = "_delta_log" not in path and not path.endswith("/")
+        kind = "list" if method == "GET" and "list-type" in path else "commit" if is_commit else method if ours else ""
+        seen[kind] += 1
+
+    proxy.decide = decide
+    store, archive = ("--store", f"{BUCKET}/counted/store"), f"{BUCKET}/archive"
+    for words in (
+        ("verify", archive, *THREADS), ("reindex", archive, "--output", f"{BUCKET}/counted/rebuilt", *THREADS),
+        ("compact", archive, *store, *NOW, *THREADS), ("restore", *store, "--output", f"{BUCKET}/counted/restored"),
+        ("vacuum", *store, "--grace-hours", "0"),
+    ):  # fmt: skip
+        seen.clear()
+        io = json.loads(run(*words, "--json"))["io"]
+        requests = Counter(io["requests"])
+        assert requests["commit"] == seen["commit"] == {"compact": 5, "vacuum": 1}.get(words[0], 0)
+        assert requests["write"] == seen["PUT"]
+        if words[0] in ("verify", "reindex"):
+            assert requests["read"] == seen["GET"] > 100
+            assert requests["open"] + requests["info"] == seen["HEAD"]
+        assert (io["bytes_read"] > 500_000) == (words[0] != "vacuum")
+        assert (io["bytes_written"] > 10_000) == (words[0] in ("reindex", "compact", "restore"))
+    said = run("verify", *store, *THREADS)
+    assert re.search(r"^in all [\d.]+ \w+ read, .* written; requests to buckets: .* \d+ open, \d+ read$", said, re.M)
+
+
+@pytest.mark.spark
+def test_sparks_tasks_count_too(proxy):
+    """In processes of their own; the driver adds what they tell."""
+    proxy.decide = lambda method, path: None
+    for words in (("verify", f"{BUCKET}/archive"), ("verify", str(ROOT / "examples" / "archive"))):
+        command = [sys.executable, "-m", "lastkey", *words, "--engine", "spark", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)["io"]
+        assert found == json.loads(run(*words, *THREADS, "--json"))["io"]
+        assert found["bytes_read"] > 2_000_000

@@ -267,7 +267,7 @@ def test_a_worker_that_lacks_lastkey_is_one_line(place):
 def _timeless(said: Any) -> Any:
     """Return a report without what clocks say, and who did the work."""
     if isinstance(said, dict):
-        varies = ("seconds", "megabytes_per_second_per_core", "engine", "work", "peak_memory_bytes")
+        varies = ("seconds", "io", "megabytes_per_second_per_core", "engine", "work", "peak_memory_bytes")
         return {name: _timeless(value) for name, value in said.items() if name not in varies}
     return [_timeless(value) for value in said] if isinstance(said, list) else said
 
