@@ -206,7 +206,9 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
     words = []
     for step, mine in labs.items():
         (tmp_path / step).mkdir()
-        words.append(_arguments(mine, tmp_path / step, now_ms, split="auto" if step == "read-back" else "blocks"))
+        split = "auto" if step == "read-back" else "blocks"
+        # one partition after the other: beside one that stands at a step, another would go on to the next run's
+        words.append(_arguments(mine, tmp_path / step, now_ms, "--topics", "new", wave=1, split=split))
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(holds.folder), str(ROOT)]),
         "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
@@ -228,6 +230,7 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
     assert len(ended) == len(labs), err
     for mine, said in zip(labs.values(), ended, strict=True):
         report, _, code = said.rpartition("\n")
+        assert "error" in json.loads(report), (code, report, err)
         error = json.loads(report)["error"]
         assert (code, error["kind"], error["exit_code"]) == ("5", "WorkerEndedError", 5), error
         assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}

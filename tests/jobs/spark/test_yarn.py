@@ -22,7 +22,7 @@ from pyarrow import fs as pafs
 
 import lastkey
 from lastkey.jobs.command import cli
-from lastkey.udfs.storage import open_root
+from lastkey.logformat.locations import file_system
 from tests.builders.s3_server import BUCKET, CREDENTIALS, s3_server
 from tests.builders.trees import files_in, files_of
 from tests.kafka_lab.waiting import wait_until
@@ -250,14 +250,14 @@ def test_compact_in_cluster_mode_with_archive_and_store_in_a_bucket(yarn, pack, 
         code, said = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))
         assert code == 0, said
         assert json.loads(said_by_driver(yarn))["exit_code"] == 0
-        root = open_root(f"{BUCKET}/store")
-        pafs.copy_files(root.base, str(tmp_path / "store"), source_filesystem=root.filesystem)
+        filesystem, path = file_system(f"{BUCKET}/store")
+        pafs.copy_files(path, str(tmp_path / "store"), source_filesystem=filesystem)
     assert segments(tmp_path / "store") == segments(here)
 
 
 def put_examples() -> None:
-    root = open_root(f"{BUCKET}/archive")
-    pafs.copy_files(str(ARCHIVE), root.base, destination_filesystem=root.filesystem)
+    filesystem, path = file_system(f"{BUCKET}/archive")
+    pafs.copy_files(str(ARCHIVE), path, destination_filesystem=filesystem)
 
 
 def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
