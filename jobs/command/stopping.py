@@ -101,9 +101,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list
 
 def result_of(future: Future[T]) -> T:
     """Return a future's result, or raise its error, as `Future.result` does, which may never hear of a signal."""
-    while not future.done():
-        wait([future], LOOK_SECONDS)
-    return future.result()
+    return results_of([future])[0]
 
 
 def results_of(futures: Sequence[Future[T]]) -> list[T]:
