@@ -45,6 +45,7 @@ from lastkey.udfs.storage import (
     make_private,
     open_file,
     read_file,
+    sizes_in,
     write_file,
 )
 
@@ -171,11 +172,8 @@ def _parquet(spark: SparkSession, schema: StructType, *uris: str) -> DataFrame:
 
 def lost_files(state: State, files: Collection[str]) -> set[str]:
     """Return those files of `audit_records` that are not as they were written: gone, or of another size."""
-    version, folder = state.head(AUDIT_RECORDS), state.root.full(table_folder(AUDIT_RECORDS))
-    listed = state.root.filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-    there = {info.base_name: info.size for info in listed}
-    sizes = version.sizes()
-    return {name for name in files if there.get(name) is None or there[name] != sizes.get(name)}
+    there, sizes = sizes_in(state.root, table_folder(AUDIT_RECORDS)), state.head(AUDIT_RECORDS).sizes()
+    return {name for name in files if name not in there or there[name] != sizes.get(name)}
 
 
 def check_files(state: State, files: Collection[str]) -> None:

@@ -30,8 +30,7 @@ from lastkey.jobs.store import rows
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.logformat import names
-from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root, flush, flush_all, make_folder, put_file
+from lastkey.udfs.storage import Root, flush, flush_all, make_folder, put_file, sizes_in
 
 _AT_ONCE: Final = 8
 
@@ -158,8 +157,7 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
     than 0), bytes found (None: no such file).
     """
     folder = commit.run.folder  # a rollback's files lie in an older one
-    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full(folder), allow_not_found=True))
-    found = {f"{folder}/{info.base_name}": info.size for info in text_entries(listed)[0]}  # None: a folder
+    found: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
     wanted = dict(_files(commit, folder))
     older = [path for path in wanted if not path.startswith(f"{folder}/")]
     infos = store.filesystem.get_file_info([store.full(path) for path in older])
