@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
+from typing import ClassVar
 
 import pytest
 
@@ -60,3 +62,17 @@ def test_without_a_limit_nobody_waits(clock):
         pass
     spend(1 << 40)
     assert clock.now == 100
+
+
+def test_a_large_write_goes_in_pieces_of_a_mebibyte():
+    class Pieces(io.BytesIO):
+        sizes: ClassVar[list[int]] = []
+
+        def write(self, data):
+            self.sizes.append(len(data))
+            return super().write(data)
+
+    data, out = os.urandom((3 << 20) + 5), Pieces()
+    paid(out).write(data)
+    assert out.getvalue() == data
+    assert Pieces.sizes == [1 << 20, 1 << 20, 1 << 20, 5]

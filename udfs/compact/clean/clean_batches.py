@@ -81,6 +81,7 @@ class Tally:
 MarkLast = Callable[[Run, np.ndarray], None]  # fills bool[len(run.spans)]
 # (BATCH[n] of a chunk, bool[n]: records to drop in any case) -> int8[n], a verdict on each batch (`verdicts`)
 VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
 # called with the decisions about a run: kept bool[len(run.spans)], CLEANED[n]
 See = Callable[[Run, np.ndarray, np.ndarray], None]
 
@@ -98,10 +99,11 @@ def clean_chunk(
     see: See | None = None,
     verdicts_of: VerdictsOf | None = None,
     magic: Magic | None = None,
+    room: Room | None = None,
 ) -> Iterator[CleanedRun]:
     """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. A verdict of
     `verdicts_of` replaces the body of its batch, which is not read then unless its format changes. magic: of the
-    survivors (`store_format.format_for`).
+    survivors (`store_format.format_for`); room: gives the memory of a piece, if not each has its own.
     """
     batches = chunk.batches
     discardable = rules.discardable(batches)
@@ -145,7 +147,7 @@ def clean_chunk(
             see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
             replaced = in_format(run, chunk.position, kept, cleaned, magic, loader.max_batch_bytes, path)
-            yield _write(run, chunk.position, kept, cleaned, replaced, tally, rules.dry_run)
+            yield _write(run, chunk.position, kept, cleaned, replaced, tally, rules.dry_run, room)
 
 
 def _write(
@@ -156,6 +158,7 @@ def _write(
     replaced: Replaced,
     tally: Tally,
     dry_run: bool,
+    room: Room | None,
 ) -> CleanedRun:
     outcome, which = cleaned["outcome"], replaced.which
     sizes = np.where(outcome == COPIED, run.batches["size"], np.where(outcome == DROPPED, 0, BATCH_OVERHEAD))
@@ -183,7 +186,7 @@ def _write(
         return CleanedRun(rows, None, int(run.batches["position"][0]), total)
     if dry_run:
         return CleanedRun(rows, None, -1, total, estimated=estimated)
-    data = np.empty(total, np.uint8)
+    data = np.empty(total, np.uint8) if room is None else room(total)
     assemble_batches(
         run.raw, raw_position, run.batches, cleaned, payload, ends, which, replaced.data, replaced.sizes, data
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
-from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Tally, VerdictsOf, clean_chunk
+from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Room, Tally, VerdictsOf, clean_chunk
 from lastkey.udfs.compact.clean.store_format import format_for
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.scan.read_again import chunk_at
@@ -16,16 +16,31 @@ from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
 
 
 def clean_backwards(
-    one: SegmentScan, rules: Rules, loader: BodyLoader, mark_last: MarkLast, tally: Tally, buffer: ChunkBuffer
+    one: SegmentScan,
+    rules: Rules,
+    loader: BodyLoader,
+    mark_last: MarkLast,
+    tally: Tally,
+    buffer: ChunkBuffer,
+    room: Room,
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
-    """Clean one source segment from its end; yield (piece, its chunk), last first."""
+    """Clean one source segment from its end; yield (piece, in memory of `room`; its chunk), last first."""
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     magic = format_for(one.size, rules)
     with one.open_log() as file:
         for scanned in reversed(one.chunks):
             chunk = chunk_at(file, one.path, scanned, buffer)
             for piece in clean_chunk(
-                chunk, one.path, loader, rules, keep_legacy, mark_last, tally, backwards=True, magic=magic
+                chunk,
+                one.path,
+                loader,
+                rules,
+                keep_legacy,
+                mark_last,
+                tally,
+                backwards=True,
+                magic=magic,
+                room=room,
             ):
                 yield piece, chunk
 

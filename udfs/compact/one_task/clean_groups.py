@@ -69,7 +69,9 @@ def clean_groups(
         stack = PieceStack(plan.limits.task_memory_bytes // 4)
         for number in reversed(numbers):
             rules, before = rules_of(number), int(tally.counters[RECORDS_KEPT])
-            for piece, chunk in clean_backwards(analysis.sources[number], rules, loader, mark_last, tally, buffer):
+            for piece, chunk in clean_backwards(
+                analysis.sources[number], rules, loader, mark_last, tally, buffer, stack.room
+            ):
                 stack.push(number, piece, chunk)
             tally.kept[number] = int(tally.counters[RECORDS_KEPT]) - before
         group = analysis.group(numbers)

@@ -86,7 +86,7 @@ def expire_records(
         # look-ups by time
         rules = replace(analysis.rules, first_uncleanable_offset=source.last_offset + 1)
         stack, before = PieceStack(plan.limits.task_memory_bytes // 4), tally.counters[counter]
-        for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer):
+        for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer, stack.room):
             stack.push(number, piece, chunk)
         row = source.segment.row
         theirs = not plan.is_ours(source.segment.listed)  # none of the archive's may come before one of ours

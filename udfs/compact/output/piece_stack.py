@@ -2,13 +2,15 @@
 
 Pieces wait in memory up to a limit and then in an unnamed temporary file; runs that are copied whole wait as references
 into their source. Bytes that are read again must match the checksum of the bytes seen before, so unchecked bytes are
-never copied.
+never copied. Memory that a stack no longer needs serves the next one of its thread: to touch new memory takes as long
+as to copy what stays.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from lastkey.udfs.compact.scan.read_again import CHANGED_HINT
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 
 _COPY_BYTES = 4 << 20
+_BLOCK_BYTES = 32 << 20
 _SPILL = "the temporary file of pending output"
 
 
@@ -39,13 +42,24 @@ class _Waiting(NamedTuple):
     checksum: int  # CRC-32C of the bytes to read again
 
 
+class _Unused(threading.local):
+    """Memory of this thread's earlier stacks."""
+
+    def __init__(self) -> None:
+        self.blocks: list[np.ndarray] = []
+
+
+_unused = _Unused()
+
+
 class PieceStack:
     """Pieces of one output segment, pushed last first and read first to last."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = 0
         self.digest = 0
+        self._blocks: list[np.ndarray] = []  # uint8; a piece that is larger has its own
+        self._free = 0  # bytes at the end of the last block
         self._pieces: list[_Waiting] = []
         self._spill: Any = None
 
@@ -57,25 +71,43 @@ class PieceStack:
         """Last offset of the last surviving batch; -1 if nothing survives."""
         return int(self._pieces[0].rows["last_offset"][-1]) if self._pieces else -1
 
+    def room(self, size: int) -> np.ndarray:
+        """Return uint8[size] for the bytes of the next piece, to be pushed before it is called again."""
+        if size > self._free:
+            reused = _unused.blocks.pop() if _unused.blocks else np.empty(0, np.uint8)
+            block = reused if size <= len(reused) else np.empty(max(size, min(_BLOCK_BYTES, self.max_bytes)), np.uint8)
+            if sum(map(len, self._blocks)) + len(block) > self.max_bytes:
+                return np.empty(size, np.uint8)
+            self._blocks.append(block)
+            self._free = len(block)
+        start = len(self._blocks[-1]) - self._free
+        self._free -= size
+        return self._blocks[-1][start : start + size]
+
     def push(self, source: int, piece: CleanedRun, chunk: Chunk) -> None:
         """Put a piece of `chunk`, from source number `source`, in front of all pieces on the stack."""
         self.digest = (self.digest + piece.digest) & (2**64 - 1)
         data, place, checksum = piece.data, -1, 0
-        if data is not None and self.held_bytes + piece.size > self.max_bytes:
+        if data is not None and not (self._blocks and data.base is self._blocks[-1]):
             if self._spill is None:
                 self._spill = tempfile.TemporaryFile(prefix="lastkey-")  # noqa: SIM115 - lives as long as the stack
             place = self._spill.seek(0, os.SEEK_END)
             self._spill.write(data.data)
             checksum, data = extend_by_batches(0, data, piece.rows["size"]), None
-        elif data is not None:
-            self.held_bytes += piece.size
-        elif piece.position >= 0:
+        elif data is None and piece.position >= 0:
             start = piece.position - chunk.position
             checksum = extend_by_batches(0, chunk.raw[start : start + piece.size], piece.rows["size"])
         self._pieces.append(_Waiting(source, piece.rows, data, place, piece.position, piece.size, checksum))
 
     def close(self) -> None:
-        """Close the temporary file; the pieces will not be written."""
+        """Close the temporary file and give the memory to the next stack; the pieces are gone."""
+        self._pieces.clear()
+        _unused.blocks += [block for block in self._blocks if len(block) <= _BLOCK_BYTES]
+        self._blocks, self._free = [], 0
+        if self._spill is not None:
+            self._spill.close()
+
+    def __del__(self) -> None:  # of a task that failed before its pieces were written
         if self._spill is not None:
             self._spill.close()
 
@@ -86,23 +118,22 @@ class PieceStack:
         return np.concatenate([piece.rows for piece in reversed(self._pieces)])
 
     def drain(self, sources: list[SegmentScan]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (OUT_BATCH rows, bytes: uint8[]) in the order of the log; rows come with the first bytes of their
-        piece.
+        """Yield (OUT_BATCH rows, bytes: uint8[], valid until the next ones) in the order of the log; rows come with the
+        first bytes of their piece.
 
         Raises LogFormatError after the last bytes of a piece that differ from the pushed ones.
         """
         none = np.empty(0, OUT_BATCH)
         with self._spill or nullcontext(), ExitStack() as files:
-            opened_at, file = -1, None
+            opened_at, file, copied = -1, None, np.empty(_COPY_BYTES, np.uint8)
             while self._pieces:
                 piece = self._pieces.pop()
                 if piece.data is not None:
-                    self.held_bytes -= piece.size
                     yield piece.rows, piece.data
                     continue
                 rows, checksum = piece.rows, 0
                 for start in range(0, piece.size, _COPY_BYTES):
-                    part = np.empty(min(_COPY_BYTES, piece.size - start), np.uint8)
+                    part = copied[: piece.size - start]
                     if piece.place >= 0:
                         read_exactly(self._spill, _SPILL, piece.place + start, part)
                     else:
@@ -117,6 +148,7 @@ class PieceStack:
                     rows = none
                 if checksum != piece.checksum:
                     raise _not_as_pushed(piece, sources, checksum)
+        self.close()
 
 
 def _not_as_pushed(piece: _Waiting, sources: list[SegmentScan], found: int) -> LogFormatError:

@@ -1,0 +1,80 @@
+"""The stack of pieces: what is pushed comes back in the order of the log, from memory that stacks share."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from lastkey.logformat.batches.chunks import Chunk
+from lastkey.logformat.layout import BATCH
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
+from lastkey.udfs.compact.output import piece_stack
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+
+NOTHING = Chunk(0, np.empty(0, np.uint8), np.empty(0, BATCH))
+LIMIT = 1000
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_300_bytes(monkeypatch):
+    monkeypatch.setattr(piece_stack, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr(piece_stack, "_unused", piece_stack._Unused())
+
+
+def filled(rng, sizes):
+    """Return a stack with a piece of random bytes of each size, and the bytes in the order of the log."""
+    stack, told = PieceStack(LIMIT), []
+    for size in sizes:
+        rows = np.zeros(1, OUT_BATCH)
+        rows["size"] = size
+        data = stack.room(size)
+        data[:] = rng.integers(0, 256, size, dtype=np.uint8)
+        stack.push(0, CleanedRun(rows, data, -1, size), NOTHING)
+        told.append(data.tobytes())
+    return stack, b"".join(told[::-1])
+
+
+def drained(stack):
+    return b"".join(part.tobytes() for _, part in stack.drain([]))
+
+
+def test_what_is_pushed_comes_back_last_first():
+    """Two stacks at a time, as a group's pieces wait until the group before it is cleaned."""
+    rng = np.random.default_rng(1)
+    held, told = filled(rng, [10])
+    for _ in range(200):
+        following, expected = filled(rng, rng.integers(1, 500, rng.integers(1, 12)))
+        assert drained(held) == told
+        held, told = following, expected
+    assert drained(held) == told
+
+
+def test_a_stack_uses_the_memory_of_those_before_it():
+    rng = np.random.default_rng(2)
+    stack, _ = filled(rng, [200, 200])
+    before = {id(block) for block in stack._blocks}
+    drained(stack)
+    stack, _ = filled(rng, [250, 250])
+    assert {id(block) for block in stack._blocks} == before
+
+
+@pytest.mark.parametrize("sizes", [[300, 300, 300, 300], [990, 20], [1001], [200] * 6])
+def test_more_than_the_limit_waits_in_a_file(sizes):
+    stack, told = filled(np.random.default_rng(3), sizes)
+    assert sum(map(len, stack._blocks)) <= LIMIT
+    assert stack._spill is not None
+    assert drained(stack) == told
+    assert stack._spill.closed
+
+
+def test_threads_share_no_memory():
+    def work(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(200):
+            stack, told = filled(rng, rng.integers(1, 500, 8))
+            assert drained(stack) == told
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
