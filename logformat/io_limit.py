@@ -50,6 +50,11 @@ def limited(bytes_per_second: float) -> Iterator[None]:
         _now.remove(limit)
 
 
+def is_limited() -> bool:
+    """Return whether there is a limit on this process."""
+    return bool(_now)
+
+
 def spend(n: int, kind: str = READ) -> None:
     """Spend bytes that were read, or WRITTEN."""
     count(**{kind: n})

@@ -20,7 +20,9 @@ from pyarrow import fs as pafs
 from lastkey.logformat.errors import readable
 from lastkey.logformat.google_file import GoogleFile
 from lastkey.logformat.locations import text_entries
+from lastkey.logformat.read_ahead import ReadAhead
 
+_AHEAD: Final = 4
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
@@ -66,15 +68,20 @@ def open_input(filesystem: Any, path: str) -> Any:
 
 @contextmanager
 def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
-    """Open a file by `open_input`, and close it after the block.
+    """Open a file by `open_input`, one that is not local as a ReadAhead, and close it after the block.
 
     Raise LogFormatError kind "unreadable" if it cannot be opened or is not a regular file. Messages show the path
     `shown`, if it is given.
     """
     with readable(shown or path):
         file = open_input(filesystem, path)
-    with file:
-        yield file
+    if isinstance(file, RegularFile):
+        with file:
+            yield file
+        return
+    most = 1 if isinstance(file, GoogleFile) else _AHEAD  # that one is a stream, so its parts must come in order
+    with ReadAhead(file, most) as opened:
+        yield opened
 
 
 def kind_of_path(path: str) -> str | None:

@@ -16,6 +16,7 @@ from lastkey.logformat import bytes_read
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.errors import LogFormatError, unreadable
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
+from lastkey.logformat.read_ahead import following, will_read
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
 MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
@@ -141,6 +142,8 @@ def read_chunks(
                 large = buffer.rows[fit]
                 consumed = int(large["position"]) - position - done
                 size, base = int(large["size"]), int(large["base_offset"])
+            if fit == n < len(buffer.rows) and status == walk.MORE:
+                will_read(file, following(position + done + consumed, end, len(buffer.raw)))
             if fit:
                 before, previous = previous, int(buffer.rows["last_offset"][fit - 1])
                 yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:fit], before)

@@ -20,7 +20,7 @@ from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.read_again import chunk_at
+from lastkey.udfs.compact.scan.read_again import chunk_at, chunks_again
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
 from lastkey.udfs.report import measure_kernels as sums_of
@@ -62,8 +62,11 @@ class Walk:
         tally, after = Tally(), 0
         before = self._largest_before_chunks(number)
         with source.open_log() as file:
-            for i in reversed(range(len(source.chunks))):
-                chunk = chunk_at(file, source.path, source.chunks[i], self.buffer)
+            for i, chunk in zip(
+                reversed(range(len(source.chunks))),
+                chunks_again(file, source.path, source.chunks[::-1], self.buffer),
+                strict=True,
+            ):
                 self.chunks.append((number, i))
                 self.last_offsets.append(int(chunk.batches["last_offset"][-1]))
                 largest = np.maximum.accumulate(np.append(before[i], _usable(chunk.batches["max_timestamp"])))[:-1]

@@ -18,6 +18,7 @@ from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE, V3_SMALLEST
+from lastkey.logformat.read_ahead import following, will_read
 from lastkey.udfs.problem import Problem
 
 MAX_PROBLEMS: Final = 1000  # rows for one file; further ones are only counted
@@ -75,6 +76,8 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
             n, consumed, status, expected, got = walk.walk_batches(
                 raw, take - done, position + done, previous, NO_END, True, buffer.rows
             )
+            if status == walk.MORE and n < len(buffer.rows) and consumed:
+                will_read(file, following(position + done + consumed, found.size, len(buffer.raw)))
             if n:
                 before, previous = previous, int(buffer.rows["last_offset"][n - 1])
                 _add_too_large(found, buffer.rows[:n], buffer.max_batch_bytes)

@@ -11,7 +11,7 @@ from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Room, Tally, VerdictsOf, clean_chunk
 from lastkey.udfs.compact.clean.store_format import format_for
 from lastkey.udfs.compact.cleaner import Rules
-from lastkey.udfs.compact.scan.read_again import chunk_at
+from lastkey.udfs.compact.scan.read_again import chunks_again
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
 
 
@@ -28,8 +28,7 @@ def clean_backwards(
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     magic = format_for(one.size, rules)
     with one.open_log() as file:
-        for scanned in reversed(one.chunks):
-            chunk = chunk_at(file, one.path, scanned, buffer)
+        for chunk in chunks_again(file, one.path, one.chunks[::-1], buffer):
             for piece in clean_chunk(
                 chunk,
                 one.path,
@@ -62,8 +61,7 @@ def clean_forwards(
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     magic = format_for(one.size, rules)
     with one.open_log() as file:
-        for scanned in one.chunks if chunks is None else chunks:
-            chunk = chunk_at(file, one.path, scanned, buffer)
+        for chunk in chunks_again(file, one.path, one.chunks if chunks is None else chunks, buffer):
             for piece in clean_chunk(
                 chunk,
                 one.path,

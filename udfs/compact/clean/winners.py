@@ -23,7 +23,7 @@ from lastkey.udfs.compact.clean.winner_kernels import (
 from lastkey.udfs.compact.cleaner import key_candidates
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.read_again import CHANGED_HINT, chunk_at
+from lastkey.udfs.compact.scan.read_again import CHANGED_HINT, chunks_again
 from lastkey.udfs.problem import Problem, SetAside
 
 
@@ -104,8 +104,7 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
     for numbers in analysis.groups:
         for source in (analysis.sources[number] for number in numbers):
             with source.open_log() as file:
-                for scanned in source.chunks:
-                    chunk = chunk_at(file, source.path, scanned, buffer)
+                for chunk in chunks_again(file, source.path, source.chunks, buffer):
                     wanted = key_candidates(chunk.batches, analysis.rules)
                     for run in loader.runs(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False,

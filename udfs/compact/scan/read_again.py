@@ -6,6 +6,7 @@ A chunk must match the checksum of its scan, a side file the checksum in a manif
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import google_crc32c
@@ -16,11 +17,20 @@ from lastkey.logformat.batches.walk_kernels import MORE, REACHED_END, walk_batch
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.read_ahead import will_read
 from lastkey.udfs.compact.scan.scan_segment import SMALLEST_BATCH, ScannedChunk
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root, read_file
 
 CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"
+
+
+def chunks_again(file: Any, path: str, chunks: Sequence[ScannedChunk], buffer: ChunkBuffer) -> Iterator[Chunk]:
+    """Read scanned chunks again, in the order given, as `chunk_at` does; in an object store the next ones meanwhile."""
+    for i, one in enumerate(chunks):
+        chunk = chunk_at(file, path, one, buffer)
+        will_read(file, ((chunks[k].position, chunks[k].size) for k in range(i + 1, len(chunks))))
+        yield chunk
 
 
 def chunk_at(file: Any, path: str, scanned: ScannedChunk, buffer: ChunkBuffer) -> Chunk:

@@ -25,7 +25,7 @@ from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.clean.winners import Winners, versions_of
 from lastkey.udfs.compact.cleaner import Rules, key_candidates
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.scan.read_again import chunk_at
+from lastkey.udfs.compact.scan.read_again import chunks_again
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
 from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_leaving, sort_by_bucket
 from lastkey.udfs.compact.split.key_files import KeyFile, Slice
@@ -122,8 +122,8 @@ def walk_split(
     with KeyFile(plan, name) as key_file:
         for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
             with source.open_log() as file:
-                for scanned in reversed(source.chunks[part.first : part.stop]):
-                    chunk = chunk_at(file, source.path, scanned, buffer)
+                chunks = source.chunks[part.first : part.stop][::-1]
+                for chunk in chunks_again(file, source.path, chunks, buffer):
                     wanted, entries = key_candidates(chunk.batches, rules), out.n_entries
                     for run in loader.runs(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,

@@ -1,0 +1,147 @@
+"""A file of an object store that fetches its next parts while the caller works on the last one."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from lastkey.logformat.io_limit import is_limited
+
+_LEAST: Final = 1 << 20  # bytes: less is there about as soon as it is asked for
+_THREADS: Final = 64  # of a process that fetch at the same time
+
+
+class _Part(NamedTuple):
+    start: int
+    end: int
+    data: Future[bytes]
+
+
+class ReadAhead:
+    """An open file (pyarrow's, or a GoogleFile) that is told what its reader wants next, and reads that meanwhile.
+
+    A failure of such a read is raised where its bytes are asked for, as if they were read then. While it reads, nobody
+    else uses the file: some have one position, which each read moves.
+    """
+
+    def __init__(self, file: Any, most: int) -> None:
+        """most: parts to read ahead. The first time it is one, then twice as many each time, in case nobody comes."""
+        self._file, self._position = file, 0
+        self._most, self._depth = most, 1
+        self._parts: list[_Part] = []
+
+    def __getattr__(self, name: str) -> Any:
+        wait([part.data for part in self.__dict__["_parts"]])
+        return getattr(self.__dict__["_file"], name)
+
+    def will_read(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Begin to read the first of the (position, bytes) given, in the order in which they will be asked for. What
+        was read ahead before and is not among them is lost.
+        """
+        kept: list[_Part] = []
+        for (start, size), _ in zip(wanted if not is_limited() else (), range(self._depth), strict=False):
+            at, end = start, start + size
+            while at < end:
+                part = self._part_at(at, self._parts)
+                if part is None:
+                    part = self._begin(at, end) if size >= _LEAST else None
+                if part is None:
+                    break
+                at = part.end
+                if part not in kept:
+                    kept.append(part)
+        _drop([part for part in self._parts if part not in kept])
+        self._parts = kept
+        self._depth = min(2 * self._depth, self._most)
+
+    def readinto(self, out: Any) -> int:
+        """Fill `out` from the position on, as far as one part goes; return the number of bytes, 0 at the end."""
+        part = self._part_at(self._position, self._parts)
+        if part is None:
+            n = int(self._at().readinto(out))
+        else:
+            room = memoryview(out).cast("B")
+            try:
+                data = memoryview(part.data.result())[self._position - part.start :][: len(room)]
+            except BaseException:
+                self._forget()  # asked for anew, if somebody does
+                raise
+            n = len(data)
+            room[:n] = data
+        self._position += n
+        return n
+
+    def read(self, size: int | None = None) -> bytes:
+        """Read the next `size` bytes, by default all up to the end."""
+        data = bytes(self._at().read(size))
+        self._position += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position, and return it."""
+        if whence == io.SEEK_END:
+            offset += self.size()
+        self._position = offset + (self._position if whence == io.SEEK_CUR else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def close(self) -> None:
+        """Close the file, after a read that has begun."""
+        self._forget()
+        self._file.close()
+
+    def _at(self) -> Any:
+        """Return the file at the position."""
+        self._forget()
+        self._file.seek(self._position)
+        return self._file
+
+    def _begin(self, start: int, end: int) -> _Part | None:
+        with suppress(RuntimeError):  # no more threads: it is read when it is asked for
+            return _Part(start, end, _readers(os.getpid()).submit(self._file.read_at, end - start, start))
+        return None
+
+    @staticmethod
+    def _part_at(position: int, parts: Iterable[_Part]) -> _Part | None:
+        return next((part for part in parts if part.start <= position < part.end), None)
+
+    def _forget(self) -> None:
+        """Drop what was read ahead."""
+        _drop(self._parts)
+        self._parts = []
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def will_read(file: Any, wanted: Iterable[tuple[int, int]]) -> None:
+    """Tell an open file of any kind which (position, bytes) will be read next; on a disk they are there soon enough."""
+    if isinstance(file, ReadAhead):
+        file.will_read(wanted)
+
+
+def following(position: int, end: int, size: int) -> Iterable[tuple[int, int]]:
+    """Return the (position, bytes) of the parts of bytes [position, end), `size` bytes each."""
+    return ((start, min(size, end - start)) for start in range(position, end, size))
+
+
+def _drop(parts: Iterable[_Part]) -> None:
+    """End reads: a file must not be closed, or used otherwise, while a thread reads it."""
+    wait([part.data for part in parts if not part.data.cancel()])
+
+
+@cache
+def _readers(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads: a fork does not inherit them."""
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix=f"read-ahead-{process}")
