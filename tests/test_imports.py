@@ -36,6 +36,7 @@ _BYTES = _BASE | {
     "logformat.io_counts",
     "logformat.io_limit",
     "logformat.jit",
+    "logformat.read_ahead",
     "logformat.regular_files",
     "logformat.primitives",
 }
@@ -78,7 +79,13 @@ FLOORS: dict[str, set[str]] = {
     "logformat.jit": {"logformat.cache_folder"},
     "logformat.google_file": set(),
     "logformat.google_folders": set(),
-    "logformat.regular_files": {"logformat.google_file", "logformat.errors", "logformat.locations"},
+    "logformat.read_ahead": {"logformat.io_limit"},
+    "logformat.regular_files": {
+        "logformat.google_file",
+        "logformat.read_ahead",
+        "logformat.errors",
+        "logformat.locations",
+    },
     "logformat.primitives": _BYTES,
     "logformat.batches": _BYTES,
     "logformat.side_files": _BYTES,
