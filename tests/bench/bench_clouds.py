@@ -1,11 +1,13 @@
 """Speed of `compact` in object stores against a plain copy of the same files from and to the same server.
 
-    python -m tests.bench.bench_clouds --servers s3 az gs --megabytes 300
+    python -m tests.bench.bench_clouds --servers s3 az gs
+    python -m tests.bench.bench_clouds --servers s3 --codec zstd --megabytes 300 --partitions 1 --delay-ms 60
 
 A plain copy (`pyarrow.fs.copy_files`) of the archive to this machine's disk, and of the generation back into the
 bucket, moves what a compaction reads and writes. The ratio is the time of both over the compaction's; the servers are
 those of the tests, on this machine, and take processor time of their own: a column has what they took during the
-compaction. The last column is the same compaction on the disk, which no store can beat.
+compaction. The last column is the same compaction on the disk, which no store can beat. With --delay-ms a proxy stands
+before S3 that lets each read of a log wait, as servers farther away do.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyarrow import fs as pafs
@@ -26,7 +30,8 @@ from pyarrow import fs as pafs
 from lastkey.logformat.locations import file_system
 from tests.bench.make_log import make_partition
 from tests.builders.cloud_servers import azure_server, gcs_server
-from tests.builders.s3_server import get, put, s3_server
+from tests.builders.s3_proxy import Fault, every, s3_proxy
+from tests.builders.s3_server import environment, get, put, s3_server
 
 SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
 _RECORD_BYTES = 132
@@ -36,8 +41,9 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=list(SERVERS))
-    parser.add_argument("--megabytes", type=int, default=300)
-    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--delay-ms", type=float, default=0, help="of each read of a log, S3 alone")
     parser.add_argument("--codec", default="none")
     given = parser.parse_args()
     columns = (
@@ -53,8 +59,18 @@ def main() -> None:
             make_partition(folder, given.codec, records=records, keys=records // 2, seed=number)
         disk = _compact(str(work / "archive"), str(work / "store"))
         for server in given.servers:
-            with SERVERS[server]():
+            with SERVERS[server]() as port, _delay(port, given.delay_ms if server == "s3" else 0):
                 _measure(server, work, disk)
+
+
+@contextmanager
+def _delay(port: int, milliseconds: float) -> Iterator[None]:
+    if not milliseconds:
+        yield
+        return
+    late = every(1, Fault(delay_seconds=milliseconds / 1000), re.compile(r"GET .*\.log"))
+    with s3_proxy(port, late) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        yield
 
 
 def _measure(server: str, work: Path, disk: float) -> None:
