@@ -9,6 +9,7 @@ import numpy as np
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.read_ahead import following, will_read
 from lastkey.udfs.storage import Root, opened
 
 _PART_BYTES: Final = 8 << 20
@@ -16,13 +17,14 @@ _PART_BYTES: Final = 8 << 20
 
 def check_written(store: Root, path: str, size: int, checksum: int) -> None:
     """Read a written `.log` back, and raise LogFormatError kind "readback" unless it has this size and CRC-32C."""
-    found = 0
+    found, buffer = 0, np.empty(min(_PART_BYTES, size), np.uint8)
     with opened(store, path) as file:
         if file.size() != size:
             raise LogFormatError("readback", path, 0, f"{size} bytes", f"{file.size()}")
         for start in range(0, size, _PART_BYTES):
-            part = np.empty(min(_PART_BYTES, size - start), np.uint8)
+            part = buffer[: size - start]
             read_exactly(file, path, start, part)
+            will_read(file, following(start + len(part), size, _PART_BYTES))
             found = crc32c_extend(found, part)
     if found != checksum:
         raise LogFormatError("readback", path, 0, f"checksum {checksum:#010x}, as scanned", f"{found:#010x}")

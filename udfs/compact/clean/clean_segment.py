@@ -8,6 +8,7 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
+from lastkey.logformat.primitives.codec import Scratch
 from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Room, Tally, VerdictsOf, clean_chunk
 from lastkey.udfs.compact.clean.store_format import format_for
 from lastkey.udfs.compact.cleaner import Rules
@@ -55,9 +56,15 @@ def clean_forwards(
     chunks: Sequence[ScannedChunk] | None = None,
     verdicts_of: VerdictsOf | None = None,
 ) -> Iterator[tuple[CleanedRun, np.ndarray]]:
-    """Clean one source segment, or some consecutive chunks of it, from its start; yield (piece, its bytes: uint8[]; no
-    bytes in a dry run if a batch changed).
+    """Clean one source segment, or some consecutive chunks of it, from its start; yield (piece, its bytes: uint8[],
+    valid until the next; no bytes in a dry run if a batch changed).
     """
+    memory = Scratch()
+
+    def room(size: int) -> np.ndarray:
+        memory.reserve(size)
+        return memory.array[:size]
+
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     magic = format_for(one.size, rules)
     with one.open_log() as file:
@@ -73,6 +80,7 @@ def clean_forwards(
                 backwards=False,
                 verdicts_of=verdicts_of,
                 magic=magic,
+                room=room,
             ):
                 if piece.data is not None:
                     yield piece, piece.data

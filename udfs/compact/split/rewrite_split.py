@@ -139,7 +139,7 @@ def join_pieces(
 ) -> JoinedGroup:
     """Make a segment of a group's pieces, which come in the order of the log."""
     root = open_root(plan.store_uri)
-    output = _Output(plan, group)
+    output, copied = _Output(plan, group), np.empty(_COPY_BYTES, np.uint8)
     for piece in pieces:
         rows = read_slice(root, piece.rows).view(OUT_BATCH)
         if len(rows):
@@ -147,7 +147,7 @@ def join_pieces(
         checksum = 0
         with opened(root, piece.data.path) as file:
             for start in range(0, piece.data.size, _COPY_BYTES):
-                part = np.empty(min(_COPY_BYTES, piece.data.size - start), np.uint8)
+                part = copied[: piece.data.size - start]
                 read_exactly(file, piece.data.path, start, part)
                 checksum = crc32c_extend(checksum, part)
                 output.append(rows[:0], part)
