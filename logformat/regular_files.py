@@ -22,7 +22,8 @@ from lastkey.logformat.google_file import GoogleFile
 from lastkey.logformat.locations import text_entries
 from lastkey.logformat.read_ahead import ReadAhead
 
-_AHEAD: Final = 4
+# Parts that may be read ahead at once. Others come in order: a stream, or a view whose files have one position
+_AHEAD: Final = {"s3": 4, "abfs": 4}
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
@@ -79,8 +80,7 @@ def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
         with file:
             yield file
         return
-    most = 1 if isinstance(file, GoogleFile) else _AHEAD  # that one is a stream, so its parts must come in order
-    with ReadAhead(file, most) as opened:
+    with ReadAhead(file, _AHEAD.get(filesystem.type_name, 1)) as opened:
         yield opened
 
 
