@@ -68,6 +68,7 @@ def delete(lab: Lab, capsys: Any, *options: str) -> list[str]:
     return [path.name for path in paths]
 
 
+@pytest.mark.slow
 def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, capsys, tmp_path):
     deleted = []
     for n in range(1, len(NIGHTS) + 1):

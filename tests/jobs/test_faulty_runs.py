@@ -61,6 +61,7 @@ def run(tmp_path: Path, commands: list[list[str]], *given: Fault) -> tuple[list[
     return [(code["code"], report) for report, code in zip(told[::2], told[1::2], strict=True)], child.stderr
 
 
+@pytest.mark.slow
 def test_jobs_that_read(two: Partition, tmp_path: Path) -> None:
     """Reads fail for good, those too that a kernel makes by the C library's pread."""
     log, archive = two.log(SEGMENT_OFFSETS), str(two.root)
@@ -86,6 +87,7 @@ def test_jobs_that_read(two: Partition, tmp_path: Path) -> None:
     assert happened(tmp_path)[0] >= 3
 
 
+@pytest.mark.slow
 def test_one_failed_read_of_headers_is_made_again(two: Partition, tmp_path: Path) -> None:
     """The C library only counts bytes; what it could not read is asked for once more, which says why, or has it."""
     log = two.log(SEGMENT_OFFSETS)

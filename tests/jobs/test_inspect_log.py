@@ -229,6 +229,7 @@ def test_of_a_folder_only_indexes_are_verified(archive):
     assert "baseOffset: 0" in inspect(log, "--verify-index-only")[1]
 
 
+@pytest.mark.slow
 def test_inspect_ends_silently_when_its_reader_closes_the_pipe(archive):
     """As `inspect ... | head` ends: no words, and the code of a closed pipe."""
     command = [sys.executable, "-m", "lastkey", "inspect", str(archive)]

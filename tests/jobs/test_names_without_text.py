@@ -59,6 +59,7 @@ def test_an_archive_says_what_it_leaves_out(archive):
     assert found.notes == [f"{archive}: 3 names that are not UTF-8; left out"]
 
 
+@pytest.mark.slow
 def test_jobs_that_read_an_archive(archive, tmp_path):
     said = "3 names that are not UTF-8"
     checked = reindex.run(ReindexOptions(str(archive), "check"), Silent())

@@ -73,6 +73,7 @@ def test_a_profile_and_its_tables(archive):
     assert [p.name() for p in archive.profile("t").profiles] == ["t-0", "t-1"]
 
 
+@pytest.mark.slow
 def test_everything_shows_itself_and_escapes(archive):
     report = CompactReport("<b>", "S", "r", 0, True, notes=["<b>"])
     for shown in (archive, archive["t-0"], archive["t-0"].profile(), archive.profile(), report):

@@ -155,6 +155,7 @@ def test_every_bad_batch_once_and_every_other_one(kinds, codec, soft_bytes, bits
     assert offsets == [i * RECORDS + j for i in good for j in range(RECORDS)]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.01])
 def test_what_many_bad_batches_cost(share):

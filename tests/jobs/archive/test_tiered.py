@@ -97,6 +97,7 @@ def test_a_generation_is_that_of_the_same_log_directory(plain, tmp_path, layout,
     assert tree(remote) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "tiered+"])
 def test_pinterests_uploads_are_cleaned_as_their_log_directory(plain, tmp_path, given, capsys):
     """By themselves, and as copies that may overlap; snapshots of producers and leader epochs are not uploaded."""

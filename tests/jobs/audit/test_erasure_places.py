@@ -101,6 +101,7 @@ def plainly_read(*roots: Path) -> list[tuple[str, int, bytes, bool]]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_every_record_of_every_generation_and_of_the_archive(tmp_path: Path, seed: int) -> None:
     nights = nights_of(tmp_path, seed)

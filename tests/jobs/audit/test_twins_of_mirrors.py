@@ -16,6 +16,7 @@ from tests.reference.sides import Seen
 SEEDS = range(10_000, 13_000)
 
 
+@pytest.mark.slow
 def test_what_mirrors_and_cleaners_do_is_no_finding():
     for seed in SEEDS:
         log = draw(seed, changes=False, behind=False, repeats=False)

@@ -32,6 +32,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -65,6 +66,7 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     assert kept.keys() <= expected.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
     rng, nights = random.Random(seed), Nights(tmp_path)
@@ -253,6 +255,7 @@ def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
     nights.checked()
 
 
+@pytest.mark.slow
 def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "segment.bytes": 300}

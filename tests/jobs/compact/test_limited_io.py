@@ -45,7 +45,7 @@ def test_what_is_spent_is_what_the_kernel_counts(archive, tmp_path):
     assert counted * 0.97 < spent[0] <= counted
 
 
-@pytest.mark.parametrize("engine", ["threads", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, engine):
     if engine == "spark":
         request.getfixturevalue("spark")
@@ -57,6 +57,7 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
     assert [(r.bytes_after, r.counters) for r in report.results] == [(r.bytes_after, r.counters) for r in free.results]
 
 
+@pytest.mark.slow
 def test_a_restore_keeps_to_the_limit(archive, tmp_path):
     """A reflink moves no bytes: only its checksum is read."""
     _compact(archive, tmp_path / "store", engine="threads")

@@ -80,6 +80,7 @@ def over_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waves, "_give_up", watched(waves._give_up, gave_up.set))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("over_after_one")
 def test_each_partition_has_its_turn(tmp_path: Path) -> None:
     """One is done a night, and one is cut off; new records come for all of them every night."""

@@ -79,6 +79,7 @@ def with_a_price(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     return Kept(_begun(root / "now", **{"compaction.dead.byte.price": 20.0})[0], root / "kept")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--min-yield", "0.2"), ("--io-budget", "100000")])
 def test_compact_rewrites_what_plan_has_shown(
     with_a_price: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
@@ -108,6 +109,7 @@ def test_compact_rewrites_what_plan_has_shown(
     nights.checked()
 
 
+@pytest.mark.slow
 def test_ages_are_offsets_in_runs_worth(tmp_path: Path, always_by_yield: None) -> None:
     nights, _ = _begun(tmp_path, nights=3, **{"compaction.dead.byte.price": 1e-6})
     at = nights.lab().state().checkpoints()[KEY]
@@ -118,6 +120,7 @@ def test_ages_are_offsets_in_runs_worth(tmp_path: Path, always_by_yield: None) -
     assert result.schedule[0].age == round((KEYS + 3 * 75 - 75) / 75 - 0.5) + 1
 
 
+@pytest.mark.slow
 def test_runs_learn_that_young_records_die(tmp_path: Path, always_by_yield: None) -> None:
     nights, _ = _begun(tmp_path, **{"compaction.dead.byte.price": 1e-6})
     yields = from_text(nights.lab().state().checkpoints()[KEY].yields)
@@ -131,6 +134,7 @@ def test_runs_learn_that_young_records_die(tmp_path: Path, always_by_yield: None
     assert nights.lab().state().checkpoints()[KEY].yields is not None
 
 
+@pytest.mark.slow
 def test_a_full_run_learns_as_a_run_by_yield_does(tmp_path: Path, always_by_yield: None) -> None:
     """The same night, cleaned in both ways; the filters' errors are the difference."""
     learned = []
@@ -172,6 +176,7 @@ def test_a_small_first_run_is_no_measure_of_a_runs_worth(tmp_path: Path, always_
     assert from_text(nights.lab().state().checkpoints()[KEY].yields).run_offsets == 100
 
 
+@pytest.mark.slow
 def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +196,7 @@ def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(
     assert waiting.status == "cleaned"
 
 
+@pytest.mark.slow
 def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path, always_by_yield: None) -> None:
     nights, _ = _begun(tmp_path, nights=2, **{"compaction.full.ms": 0})
     for budget in (1000, 0):

@@ -127,6 +127,7 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
     assert b"ann" in {record.key for record in world.current()}
 
 
+@pytest.mark.slow
 def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path, monkeypatch):
     world = made_again(tmp_path)
     world.erase("ann")  # of the first log all must go now

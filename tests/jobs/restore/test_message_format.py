@@ -87,6 +87,7 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
     return tmp_path / "archive"
 
 
+@pytest.mark.slow
 def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
     """Two runs each; also with one format after the other, and from an archive in magic 3."""
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
@@ -139,6 +140,7 @@ def test_the_manifest_says_which_segments_become_magic_2(
     assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
 
 
+@pytest.mark.slow
 def test_estimates_say_that_they_are_for_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     for form in ("v2", "v3"):

@@ -62,6 +62,7 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
         assert len(logs) < 7 + 21 + 21, name
 
 
+@pytest.mark.slow
 def test_runs_that_did_nothing_leave_no_more_after_some_months(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runs, "KEEP", 30)
     files = []

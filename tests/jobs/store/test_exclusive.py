@@ -70,6 +70,7 @@ def test_a_disk_where_links_replace(tmp_path, monkeypatch):
         check_exclusive(open_root(str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_a_bucket_that_refuses_what_is_there(port):
     root = open_root(f"{BUCKET}/good")
     check_exclusive(root)
@@ -85,6 +86,7 @@ def test_a_bucket_that_does_not(port, capsys):
     assert "s3://logs/bad/state: a store cannot be kept there: expected a server that refuses to replace a file" in said
 
 
+@pytest.mark.slow
 def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
     """A store may have been moved to such a server, where each of two writers would be told that it is done."""
     uri = f"{BUCKET}/moved"

@@ -184,6 +184,7 @@ def check_all(n: int, seed: int, packers: tuple[str, ...], in_a_log: int) -> Non
             check_in_a_log([body for body, _ in of_records], [count for _, count in of_records], packer)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_drawn_bodies_are_read_as_the_twin_reads_them():
     check_all(10_000, 1, tuple(PACKERS), in_a_log=500)

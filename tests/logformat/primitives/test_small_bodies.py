@@ -78,6 +78,7 @@ def test_bodies_of_other_clients_are_read(content: bytes, flags: int, sizes: int
         agree(CODEC_SNAPPY, block, len(content) - 1)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=1000)
 @given(st.sampled_from(CODECS), contents, st.data())
 def test_damage_is_left_to_the_library(codec: int, content: bytes, data: st.DataObject) -> None:

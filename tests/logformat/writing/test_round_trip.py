@@ -122,6 +122,7 @@ def plain(table):
     return table.to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @settings(deadline=None, max_examples=40)  # the first example compiles
 @given(st.integers(0, 2**40), st.lists(batch(), max_size=6), HOSTILE, st.data())

@@ -180,6 +180,7 @@ def damaged(draw: random.Random, data: bytes) -> bytes:
     return data[:at] + data[at:other] * 2 + data[other:] if kind == "repeated" else data[other:] + data[:other]
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_no_damage_makes_a_key_seem_gone(tmp_path):
     """Each batch whose bytes are still whole is read, or lies in a stretch that is named."""

@@ -175,6 +175,7 @@ def test_behind_the_last_segment(part: Partition, kind: str) -> None:
     assert gap_of(part) is None
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_same_as_verify_and_compact(tmp_path: Path) -> None:
     """Segments that are gone, a cleaner's work in others, its checkpoint: all together."""

@@ -53,6 +53,7 @@ def logs(draw: Any) -> str:
     return " || ".join(segments)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @settings(max_examples=60)
 @given(logs(), st.data())

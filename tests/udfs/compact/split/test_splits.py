@@ -79,6 +79,7 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
         assert assert_same_all_ways(plan, seed=partition).result.status == "cleaned"
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs(), st.integers(0, 2**32))
