@@ -6,13 +6,13 @@ import io
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 from lastkey.logformat.io_limit import is_limited
 
 _LEAST: Final = 1 << 20  # bytes: less is there about as soon as it is asked for
+_MOST_BYTES: Final = 64 << 20  # of a file, in parts that wait: one large batch makes all parts behind it as large
 _THREADS: Final = 64  # of a process that fetch at the same time
 
 
@@ -44,8 +44,12 @@ class ReadAhead:
         was read ahead before and is not among them is lost.
         """
         kept: list[_Part] = []
+        ahead = 0
         for (start, size), _ in zip(wanted if not is_limited() else (), range(self._depth), strict=False):
             at, end = start, start + size
+            ahead += size
+            if ahead > _MOST_BYTES:
+                break
             while at < end:
                 part = self._part_at(at, self._parts)
                 if part is None:
@@ -61,18 +65,13 @@ class ReadAhead:
 
     def readinto(self, out: Any) -> int:
         """Fill `out` from the position on, as far as one part goes; return the number of bytes, 0 at the end."""
-        part = self._part_at(self._position, self._parts)
-        if part is None:
-            n = int(self._at().readinto(out))
-        else:
-            room = memoryview(out).cast("B")
-            try:
-                data = memoryview(part.data.result())[self._position - part.start :][: len(room)]
-            except BaseException:
-                self._forget()  # asked for anew, if somebody does
-                raise
-            n = len(data)
+        room = memoryview(out).cast("B")
+        data = self._read_ahead()[: len(room)]
+        n = len(data)
+        if n:
             room[:n] = data
+        else:
+            n = int(self._at().readinto(out))
         self._position += n
         return n
 
@@ -104,10 +103,25 @@ class ReadAhead:
         self._file.seek(self._position)
         return self._file
 
+    def _read_ahead(self) -> memoryview:
+        """Return what was read ahead from the position on; nothing if a server gave less of it than the file has."""
+        part = self._part_at(self._position, self._parts)
+        try:
+            return memoryview(b"") if part is None else memoryview(part.data.result())[self._position - part.start :]
+        except MemoryError:  # a reader has memory of its own for these bytes
+            return memoryview(b"")
+        except BaseException:
+            self._forget()  # asked for anew, if somebody does
+            raise
+
     def _begin(self, start: int, end: int) -> _Part | None:
-        with suppress(RuntimeError):  # no more threads: it is read when it is asked for
-            return _Part(start, end, _readers(os.getpid()).submit(self._file.read_at, end - start, start))
-        return None
+        data: Future[bytes] = Future()
+        try:
+            _readers(os.getpid()).submit(_read, self._file, start, end, data)
+        except RuntimeError:  # no more threads; one that there is may still find it in the queue
+            if data.cancel():
+                return None  # it is read when it is asked for
+        return _Part(start, end, data)
 
     @staticmethod
     def _part_at(position: int, parts: Iterable[_Part]) -> _Part | None:
@@ -139,6 +153,14 @@ def following(position: int, end: int, size: int) -> Iterable[tuple[int, int]]:
 def _drop(parts: Iterable[_Part]) -> None:
     """End reads: a file must not be closed, or used otherwise, while a thread reads it."""
     wait([part.data for part in parts if not part.data.cancel()])
+
+
+def _read(file: Any, start: int, end: int, data: Future[bytes]) -> None:
+    if data.set_running_or_notify_cancel():
+        try:
+            data.set_result(file.read_at(end - start, start))
+        except BaseException as error:
+            data.set_exception(error)
 
 
 @cache

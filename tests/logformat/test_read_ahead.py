@@ -127,6 +127,35 @@ def test_an_error_comes_where_its_bytes_are_asked_for():
     assert read(file, 1000, 10) == DATA[1000:1010]  # asked for again
 
 
+@pytest.mark.parametrize("problem", ["short", "memory"])
+def test_what_was_not_read_ahead_is_read_when_it_is_asked_for(problem):
+    class Less(File):
+        def read_at(self, size, position):
+            if problem == "memory":
+                raise MemoryError
+            return super().read_at(size // 3, position)
+
+    out = np.empty(3000, np.uint8)
+    with ReadAhead(Less(), 4) as file:
+        will_read(file, following(1000, 5000, 1500))
+        read_exactly(file, "", 1000, out)
+    assert out.tobytes() == DATA[1000:4000]
+
+
+def test_parts_that_wait_hold_no_more_than_the_limit(monkeypatch):
+    """As behind a large batch, for which the chunks of a file have grown."""
+    monkeypatch.setattr(read_ahead, "_MOST_BYTES", 1000)
+    inner = File()
+    with ReadAhead(inner, 4) as file:
+        for _ in range(3):
+            will_read(file, following(0, 5000, 400))
+        assert [part.start for part in file._parts] == [0, 400]
+        will_read(file, following(0, 5000, 1001))
+        assert not file._parts
+        assert read(file, 0, 1001) == DATA[:1001]
+    assert {*inner.reads} <= {(0, 400), (400, 400)}
+
+
 def test_a_file_is_closed_after_its_last_read():
     inner = File(may_read=False)
     file = ReadAhead(inner, 1)
@@ -148,10 +177,27 @@ def test_with_a_limit_nothing_is_read_ahead():
     assert not inner.reads
 
 
-def test_without_threads_it_is_read_when_asked_for(monkeypatch):
-    def no_thread(*_):
-        raise RuntimeError("can't start new thread")
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
 
+
+def test_without_a_second_thread_the_first_reads_nothing_that_nobody_waits_for(monkeypatch):
+    """The file may be closed by then, or be used by its reader."""
+    pool = read_ahead.ThreadPoolExecutor(4)
+    monkeypatch.setattr(read_ahead, "_readers", lambda _: pool)
+    busy, inner = File(may_read=False), File()
+    with ReadAhead(busy, 1) as other, ReadAhead(inner, 1) as file:
+        will_read(other, [(0, 100)])
+        assert busy.is_read.wait(60)
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        will_read(file, [(0, 100)])
+        assert read(file, 0, 100) == DATA[:100]
+        busy.may_read.set()
+        pool.shutdown()
+    assert not inner.reads
+
+
+def test_without_threads_it_is_read_when_asked_for(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     monkeypatch.setattr(read_ahead, "_readers", lambda _: read_ahead.ThreadPoolExecutor(1))
     with ReadAhead(File(), 1) as file:

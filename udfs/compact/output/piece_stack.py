@@ -74,12 +74,13 @@ class PieceStack:
     def room(self, size: int) -> np.ndarray:
         """Return uint8[size] for the bytes of the next piece, to be pushed before it is called again."""
         if size > self._free:
-            reused = _unused.blocks.pop() if _unused.blocks else np.empty(0, np.uint8)
-            block = reused if size <= len(reused) else np.empty(max(size, min(_BLOCK_BYTES, self.max_bytes)), np.uint8)
-            if sum(map(len, self._blocks)) + len(block) > self.max_bytes:
+            unused = _unused.blocks
+            is_reused = bool(unused) and size <= len(unused[-1])
+            length = len(unused[-1]) if is_reused else max(size, min(_BLOCK_BYTES, self.max_bytes))
+            if sum(map(len, self._blocks)) + length > self.max_bytes:
                 return np.empty(size, np.uint8)
-            self._blocks.append(block)
-            self._free = len(block)
+            self._blocks.append(unused.pop() if is_reused else np.empty(length, np.uint8))
+            self._free = length
         start = len(self._blocks[-1]) - self._free
         self._free -= size
         return self._blocks[-1][start : start + size]
