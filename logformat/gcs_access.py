@@ -112,6 +112,18 @@ def delta_options(uri: str) -> dict[str, str]:
     return {"google_service_account_key": key, "allow_http": str(access.endpoint.startswith("http:")).lower()}
 
 
+def hadoop_settings(uri: str) -> dict[str, str]:
+    """Return what Google's connector for Hadoop must be told. Credentials are none of it: Google's library for Java
+    finds them where that for C++ does.
+    """
+    access = gcs_access(uri)
+    out = {
+        "fs.gs.auth.type": "UNAUTHENTICATED" if access.anonymous else "APPLICATION_DEFAULT",
+        "fs.gs.block.size": str(64 << 20),  # Hadoop's default is `64m`, which Google's connector cannot read
+    }
+    return out | ({"fs.gs.storage.root.url": f"{access.endpoint}/"} if access.endpoint else {})
+
+
 def is_said(said: str) -> bool:
     """Return whether a message is one of the libraries' about Google's store."""
     return _WORDS.search(said) is not None or _place(said) is not None

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
-from lastkey.logformat import azure_access, s3_access
+from lastkey.logformat import azure_access, gcs_access, s3_access
 from lastkey.logformat.clouds import check_uri, cloud_of, watch_server
 from lastkey.logformat.gcs_access import RETRY_SECONDS
 
@@ -99,11 +99,13 @@ def as_hadoop_names_it(uri: str) -> str:
 
 
 def hadoop_settings(uri: str) -> dict[str, str]:
-    """Return the settings by which Spark's own code reaches a URI, in its spelling; none but for S3 and Azure."""
+    """Return the settings by which Spark's own code reaches a URI, in its spelling; none but for object stores."""
     cloud = cloud_of(uri)
     if cloud is s3_access:
         return s3_access.hadoop_settings()
-    return azure_access.hadoop_settings(uri) if cloud is azure_access else {}
+    if cloud is azure_access:
+        return azure_access.hadoop_settings(uri)
+    return gcs_access.hadoop_settings(uri) if cloud is gcs_access else {}
 
 
 def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:

@@ -1,8 +1,8 @@
 """The way of Spark's own code to tables in a bucket: a connector, and the bucket's place.
 
-Spark has none. Those for S3 and Azure are fetched once, as Delta's jars are, and join the classes of the running JVM: a
-job learns late whether Spark itself will touch a bucket, and then tells executors too. Google's is named in the error.
-A user's own connector (--packages, --jars) and settings (spark.hadoop.fs...) win.
+Spark has none. Those for S3, Azure and Google are fetched once, from where Delta's jars come, and join the classes of
+the running JVM: a job learns late whether Spark itself will touch a bucket, and then tells executors too. A user's own
+connector (--packages, --jars) and settings (spark.hadoop.fs...) win.
 
 No setting holds credentials, which Spark would show in its logs and pages. The connectors find them where pyarrow does,
 in the environment of their own process and, for S3, in profiles.
@@ -10,7 +10,10 @@ in the environment of their own process and, for S3, in profiles.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.java_gateway import is_instance_of
@@ -33,11 +36,17 @@ _PACKAGES: Final = {
     "abfss": "org.apache.hadoop:hadoop-azure",
     "gs": "org.apache.hadoop:hadoop-gcp",
 }
-# Scheme -> what it is the connector for, a class of it, its jars
+# Settings that name Google's own connector; Hadoop's defaults name hadoop-gcp
+_GOOGLES: Final = {
+    "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+    "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
+}
+# Scheme -> what it is the connector for, its file system, its jars
 _FETCHED: Final = {
     "s3a": ("S3", "org.apache.hadoop.fs.s3a.S3AFileSystem", jars.S3),
     "abfs": ("Azure", "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem", jars.AZURE),
     "abfss": ("Azure", "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem", jars.AZURE),
+    "gs": ("Google", _GOOGLES["fs.gs.impl"], jars.GOOGLE),
 }
 _OURS: Final = "lastkey"  # source of the settings that are ours, in Hadoop's words
 _DEFAULTS: Final = "core-default.xml"
@@ -52,9 +61,10 @@ def connect(spark: SparkSession, uri: str) -> None:
         return
     scheme = uri.partition("://")[0]
     hadoop, conf = context._jvm.org.apache.hadoop, context._jsc.hadoopConfiguration()
-    version = hadoop.util.VersionInfo.getVersion()
-    if scheme in _FETCHED and version == jars.HADOOP:
-        _add_jars(context, conf.getClassLoader(), *_FETCHED[scheme])
+    version, loader = hadoop.util.VersionInfo.getVersion(), conf.getClassLoader()
+    if scheme in _FETCHED and version == jars.HADOOP and not _has(loader, conf.get(f"fs.{scheme}.impl")):
+        _add_jars(context, loader, *_FETCHED[scheme])
+        tell(conf, _GOOGLES if scheme == "gs" else {})
     tell(conf, hadoop_settings(canonical(uri)))
     try:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
@@ -74,15 +84,21 @@ def tell(conf: Any, settings: Mapping[str, str]) -> None:
             conf.set(key, value, _OURS)
 
 
+def _has(loader: Any, name: str) -> bool:
+    try:
+        loader.loadClass(name)
+    except Py4JJavaError:
+        return False
+    return True
+
+
 def _add_jars(context: SparkContext, loader: Any, store: str, name: str, wanted: Mapping[str, str]) -> None:
     """Add the connector for an object store to the classes of driver and executors, unless they have the class."""
     jvm: Any = context._jvm
-    try:
-        loader.loadClass(name)
+    if _has(loader, name) or not is_instance_of(
+        context._gateway, loader, "org.apache.spark.util.MutableURLClassLoader"
+    ):
         return
-    except Py4JJavaError:
-        if not is_instance_of(context._gateway, loader, "org.apache.spark.util.MutableURLClassLoader"):
-            return
     for path in fetched(context, store, wanted):
         loader.addURL(jvm.java.io.File(path).toURI().toURL())
         if not jvm.org.apache.spark.util.Utils.isLocalMaster(context._conf._jconf):  # else executors have our loader
@@ -90,19 +106,63 @@ def _add_jars(context: SparkContext, loader: Any, store: str, name: str, wanted:
 
 
 def fetched(context: SparkContext, store: str, wanted: Mapping[str, str]) -> list[str]:
-    """Return the jars of a connector, fetched by Spark's resolver if they are not in its cache. JarsError: they could
-    not be.
+    """Return the jars of a connector, fetched from Spark's repositories if they are not in its cache. JarsError: they
+    could not be.
     """
     conf = dict(context.getConf().getAll())
     ivy = jars.cache(conf)
     if found := jars.cached(ivy, wanted):
         return found
     jvm: Any = context._jvm
-    settings = jvm.scala.Option.apply(conf.get("spark.jars.ivySettings"))
-    where = (conf.get("spark.jars.repositories", ""), str(ivy), settings)
+    said = jvm.java.lang.System.err
+    said.println(":: loading settings")  # as Spark's resolver does: `jvm.Output` tells the user, and hides the rest
     try:
-        jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(False, "", jars.coordinates(wanted), *where)
+        missed = _download(jvm, conf, ivy, wanted)
     except Py4JJavaError as error:
-        said = of_java(error)
-        raise jars.unfetched(f"Spark's connector for {store}", jars.failure_in(said) or said) from error
+        missed = of_java(error)
+    except OSError as error:
+        missed = str(error)
+    finally:
+        said.println(":: retrieving")
+    if missed is not None:
+        raise jars.unfetched(f"Spark's connector for {store}", missed)
     return jars.cached(ivy, wanted)
+
+
+def _download(jvm: Any, conf: Mapping[str, str], ivy: Path, wanted: Mapping[str, str]) -> str | None:
+    """Fetch jars into Spark's cache; return what could not be found. Spark's own resolver knows no classifiers, so its
+    Ivy is asked, with the settings that Spark makes for it.
+    """
+    some, maven = jvm.scala.Option.apply, jvm.org.apache.spark.util.MavenUtils
+    given, said = (some(conf.get("spark.jars.repositories", "")), some(str(ivy))), jvm.java.lang.System.err
+    settings = conf.get("spark.jars.ivySettings")
+    made = (
+        maven.buildIvySettings(*given, True, said)
+        if settings is None
+        else maven.loadIvySettings(settings, *given, said)
+    )
+    engine, core = jvm.org.apache.ivy.Ivy.newInstance(made), jvm.org.apache.ivy.core
+    engine.getLoggerEngine().setDefaultLogger(jvm.org.apache.ivy.util.DefaultMessageLogger(0))  # errors
+    engine.getLoggerEngine().setShowProgress(False)
+    engine.pushContext()
+    try:
+        for name in wanted:
+            group, artifact, version, classifier = jars.coordinates(name)
+            module = core.module.id.ModuleRevisionId.newInstance(group, artifact, version)
+            extra = {"classifier": classifier} if classifier else {}
+            jar = core.module.descriptor.DefaultArtifact(module, None, artifact, "jar", "jar", extra)
+            report = engine.getResolveEngine().download(jar, core.resolve.DownloadOptions())
+            if (local := report.getLocalFile()) is None:
+                return f"not found: {group}#{artifact};{version}"
+            _put(Path(local.getPath()), ivy / "jars" / name)
+    finally:
+        engine.popContext()
+    return None
+
+
+def _put(local: Path, path: Path) -> None:
+    """Copy a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.copyfile(local, part)
+    part.replace(path)

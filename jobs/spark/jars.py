@@ -1,4 +1,4 @@
-"""Jars beside Spark's own that we have it fetch from Maven Central: Delta's, and connectors for tables in S3 and Azure.
+"""Jars beside Spark's own that we fetch from Maven Central: Delta's, and connectors for tables in object stores.
 
 Each jar is known by its SHA-256: the resolver checks downloads only against sums from the same place, and its cache not
 at all.
@@ -86,6 +86,13 @@ AZURE: Final = {
     "org.apache.hadoop_hadoop-azure-3.5.0.jar": "220b5db238b82437960e4b81c7e3eefa4eff2a03ad502887497f11d0ad86e663"
 }
 
+# Google's own: Hadoop's (hadoop-gcp) can be told of no other server. Later versions have no jar of all that it needs
+GOOGLE: Final = {
+    "com.google.cloud.bigdataoss_gcs-connector-4.0.4-shaded.jar": (
+        "dfb5832738686436e597026a8e4bab01aa22e75ebfb15d37d096981f6599d73c"
+    )
+}
+
 
 def cache(conf: Mapping[str, str]) -> Path:
     """Return the folder of Spark's downloads."""
@@ -105,10 +112,12 @@ def cached(ivy: Path, wanted: Mapping[str, str] = DELTA) -> list[str]:
     return [str(path) for path in paths]
 
 
-def coordinates(jars: Mapping[str, str]) -> str:
-    """Return the Maven coordinates of jars by their names in Spark's cache, as the resolver takes them."""
-    named = (re.fullmatch(r"([^_]+)_(.+)-(\d[^-]*)\.jar", name) for name in jars)
-    return ",".join(":".join(found.groups()) for found in named if found is not None)
+def coordinates(name: str) -> tuple[str, str, str, str]:
+    """Return the group, artifact, version and classifier ("": none) of a jar by its name in Spark's cache."""
+    group, _, rest = name.removesuffix(".jar").partition("_")
+    plain = rest.removesuffix("-shaded")
+    artifact, _, version = plain.rpartition("-")
+    return group, artifact, version, "" if plain == rest else "shaded"
 
 
 def failure_in(said: str) -> str | None:
@@ -129,7 +138,7 @@ def unfetched(what: str, found: str) -> JarsError:
     return JarsError(what=what, found=found, advice=advice)
 
 
-@lru_cache(len(DELTA) + len(S3) + len(AZURE))
+@lru_cache(len(DELTA) + len(S3) + len(AZURE) + len(GOOGLE))
 def _sha256(path: Path, *_: int) -> str:
     """Return the SHA-256 of a file; `_`: size and time, by which the cache sees that it changed."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

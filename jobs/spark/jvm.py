@@ -313,7 +313,7 @@ class Output:
                 if len(self._lines) < _KEPT_LINES:
                     self._lines.append(line)
                 self.end_without_threads(line)
-                if line.startswith(":: loading settings"):
+                if line.startswith(":: loading settings") and not resolving:
                     resolving = True
                     _say("fetching jars for Spark (once)")
                 elif not resolving and line and not _NOISE.search(line) and not _LEFT.fullmatch(line):

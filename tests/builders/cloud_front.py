@@ -1,4 +1,4 @@
-"""A front of Azurite and fake-gcs-server, which does what delta-rs asks and they lack.
+"""A front of Azurite and fake-gcs-server, which does what delta-rs and Spark's connector ask and they lack.
 
     python -m tests.builders.cloud_front PORT
 
@@ -7,6 +7,8 @@
 - delta-rs puts an object by `PUT /bucket/key` (Google's XML API), with `x-goog-if-generation-match: 0` for one that
   must not exist yet. fake-gcs-server knows `POST /upload/storage/v1/b/bucket/o` (the JSON API) with
   `ifGenerationMatch=0` alone; it decides which of two puts is first.
+- Spark's connector renames by `moveTo`, alone or several in a batch. fake-gcs-server does not know it, so the front
+  copies and deletes, which is not one step as Google's is.
 - An XML listing of a bucket that is not there is answered with 500 by fake-gcs-server, with 404 by Google.
 
 All else goes through as it is. It is a process of its own, for pyarrow waits for some answers without letting other
@@ -26,6 +28,7 @@ from tests.builders.http_bodies import KeptAlive, read_body
 
 _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
 _NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
+_MOVE: Final = re.compile(rb"^POST \S*?(/storage/v1/b/([^/\s]+)/o/[^/\s]+)/moveTo/", re.MULTILINE)
 
 
 def _from_a_name_on(path: str, answer: bytes) -> bytes:
@@ -38,6 +41,13 @@ def _from_a_name_on(path: str, answer: bytes) -> bytes:
     else:
         return answer
     return re.sub(entry, lambda found: b"" if found[1].decode() < first else found[0], answer, flags=re.DOTALL)
+
+
+def _copies_for_moves(path: str, body: bytes) -> tuple[list[str], str, bytes]:
+    """Return the objects that a POST, or a batch in its body, moves; its path and its body that copy them."""
+    asked = _MOVE.sub(rb"POST \1/copyTo/b/\2/", line := f"POST {path}".encode())
+    sources = [found[1].decode() for found in _MOVE.finditer(line + b"\n" + body)]
+    return sources, asked.decode().removeprefix("POST "), _MOVE.sub(rb"POST \1/copyTo/b/\2/", body)
 
 
 def main(upstream: int) -> None:
@@ -59,7 +69,14 @@ def main(upstream: int) -> None:
                 )
                 condition = headers.pop("x-goog-if-generation-match", None)
                 path += f"&ifGenerationMatch={condition}" if condition is not None else ""
+            sources: list[str] = []
+            if method == "POST" and path.startswith(("/storage/", "/batch/")):
+                sources, path, body = _copies_for_moves(path, body)
             status, given, answer = self._asked(method, path, body, headers)
+            codes = re.findall(rb"^HTTP/1\.1 (\d+)", answer, re.MULTILINE) or [b"%d" % status]
+            for source, code in zip(sources, codes, strict=False):
+                if code == b"200":
+                    self._asked("DELETE", source, b"", {})
             answer = _from_a_name_on(path, answer)
             if is_xml and status == 500 and b"no bucket named" in answer:
                 status, given, answer = 404, [("Content-Type", "application/xml")], _NO_BUCKET

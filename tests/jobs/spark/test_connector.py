@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from pyspark import SparkConf
+from pyspark.sql import SparkSession
 
 from lastkey.jobs.command import cli
 from lastkey.jobs.errors import ConnectorError, JarsError
 from lastkey.jobs.spark import connector, jars
 from lastkey.logformat.locations import hadoop_settings
-from tests.builders.cloud_servers import KEY, azure_server
+from tests.builders.cloud_servers import KEY, azure_server, gcs_server
 from tests.builders.s3_proxy import S3Proxy, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, put, s3_server
 
@@ -52,14 +56,30 @@ def test_hadoop_is_told_of_the_place_and_of_no_key(given, expected, tmp_path):
         found = hadoop_settings(f"{BUCKET}/x")
     assert found.pop(PROVIDER).endswith("DefaultCredentialsProvider")
     assert found == {f"fs.s3a.{name}": value for name, value in expected.items()}
-    assert hadoop_settings("/a/path") == hadoop_settings("gs://b/x") == {}
+    assert hadoop_settings("/a/path") == {}
 
 
-def test_the_connector_is_one_of_many_jars_with_coordinates():
-    named = jars.coordinates(jars.S3).split(",")
-    assert len(named) == len(jars.S3)
-    assert f"org.apache.hadoop:hadoop-aws:{jars.HADOOP}" in named
-    assert not any(":bundle:" in name for name in named)
+@pytest.mark.parametrize(
+    ("uri", "server", "expected"),
+    [
+        ("gs://b/x", None, {"auth.type": "APPLICATION_DEFAULT"}),
+        ("gs://anonymous@b/x", None, {"auth.type": "UNAUTHENTICATED"}),
+        ("gs://b/x", "a:9", {"auth.type": "UNAUTHENTICATED", "storage.root.url": "http://a:9/"}),
+    ],
+)
+def test_googles_connector_is_told_of_the_server_and_of_no_key(uri, server, expected, tmp_path):
+    key = str(tmp_path / SECRET)
+    with environment({"STORAGE_EMULATOR_HOST": server, "GOOGLE_APPLICATION_CREDENTIALS": key}):
+        found = hadoop_settings(uri)
+    assert found.pop("fs.gs.block.size").isdigit()
+    assert found == {f"fs.gs.{name}": value for name, value in expected.items()}
+
+
+def test_each_jar_has_coordinates():
+    named = [jars.coordinates(name) for name in (*jars.S3, *jars.AZURE, *jars.GOOGLE)]
+    assert ("org.apache.hadoop", "hadoop-aws", jars.HADOOP, "") in named
+    assert ("com.google.cloud.bigdataoss", "gcs-connector", "4.0.4", "shaded") in named
+    assert not any("bundle" in artifact for _, artifact, _, _ in named)
 
 
 @pytest.mark.spark
@@ -73,7 +93,19 @@ def test_settings_of_the_user_win(spark):
 
 
 @pytest.mark.spark
-def test_other_file_systems_are_named_in_one_line(spark):
+def test_a_connector_of_the_user_wins(spark, monkeypatch):
+    conf, own = spark.sparkContext._jsc.hadoopConfiguration(), "org.apache.hadoop.fs.RawLocalFileSystem"
+    monkeypatch.setattr(connector, "fetched", lambda *_: pytest.fail("it is fetched"))
+    before = conf.get("fs.gs.impl")
+    conf.set("fs.gs.impl", own, "spark")
+    connector.connect(spark, "gs://b/t")
+    assert conf.get("fs.gs.impl") == own
+    conf.set("fs.gs.impl", before, "core-default.xml")
+
+
+@pytest.mark.spark
+def test_what_is_not_fetched_is_named_in_one_line(spark, monkeypatch):
+    monkeypatch.setattr(jars, "HADOOP", "another")
     for uri in ("/a/path", "file:///a/path"):
         connector.connect(spark, uri)
     with pytest.raises(ConnectorError, match=r"^gs://b/t: .*GoogleHadoopFileSystem not found$") as raised:
@@ -84,16 +116,42 @@ def test_other_file_systems_are_named_in_one_line(spark):
     assert "(--jars)" in raised.value.advice
 
 
-@pytest.mark.spark
-def test_a_connector_that_cannot_be_fetched_is_one_line(spark, tmp_path):
-    (tmp_path / "nowhere.xml").write_text("<ivysettings><settings defaultResolver='none'/></ivysettings>")
-    given = {"spark.jars.ivy": str(tmp_path / "ivy"), "spark.jars.ivySettings": str(tmp_path / "nowhere.xml")}
+def context_with(spark: SparkSession, given: dict[str, str]) -> SimpleNamespace:
+    """Return a context of the session's JVM with these settings alone."""
     conf = SparkConf(loadDefaults=False).setAll([*given.items()])
-    context = SimpleNamespace(_jvm=spark.sparkContext._jvm, getConf=lambda: conf)
+    return SimpleNamespace(_jvm=spark.sparkContext._jvm, getConf=lambda: conf)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "resolver", ["", "<filesystem name='here'><artifact pattern='{}/[artifact].jar'/></filesystem>"]
+)
+def test_a_connector_that_cannot_be_fetched_is_one_line(spark, tmp_path, resolver):
+    default, resolvers = ("here" if resolver else "none"), f"<resolvers>{resolver.format(tmp_path)}</resolvers>"
+    settings = f"<ivysettings><settings defaultResolver='{default}'/>{resolvers}</ivysettings>"
+    (tmp_path / "nowhere.xml").write_text(settings)
+    given = {"spark.jars.ivy": str(tmp_path / "ivy"), "spark.jars.ivySettings": str(tmp_path / "nowhere.xml")}
     with pytest.raises(JarsError, match=r"^Spark's connector for S3 could not be fetched: ") as raised:
-        connector.fetched(context, "S3", jars.S3)
+        connector.fetched(context_with(spark, given), "S3", jars.S3)
     assert "check the network" in raised.value.advice
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.spark
+def test_a_jar_with_a_classifier_comes_from_the_repositories_of_the_user(spark, tmp_path):
+    jar, name = BytesIO(), "a.b_c-d-1.2-shaded.jar"
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr("x", "y")
+    (tmp_path / "repository/a/b/c-d/1.2").mkdir(parents=True)
+    (tmp_path / "repository/a/b/c-d/1.2/c-d-1.2-shaded.jar").write_bytes(jar.getvalue())
+    pattern = f"{tmp_path}/repository/[organisation]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
+    (tmp_path / "own.xml").write_text(
+        "<ivysettings><settings defaultResolver='own'/><resolvers><filesystem name='own' m2compatible='true'>"
+        f"<artifact pattern='{pattern}'/></filesystem></resolvers></ivysettings>"
+    )
+    given = {"spark.jars.ivy": str(tmp_path / "ivy"), "spark.jars.ivySettings": str(tmp_path / "own.xml")}
+    wanted = {name: hashlib.sha256(jar.getvalue()).hexdigest()}
+    assert connector.fetched(context_with(spark, given), "X", wanted) == [str(tmp_path / "ivy/jars" / name)]
 
 
 @pytest.fixture(scope="module")
@@ -177,20 +235,23 @@ def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys)
 
 @pytest.mark.slow
 @pytest.mark.clouds
-def test_tables_in_azure_are_those_of_a_disk(tmp_path):
-    """The key comes from the environment, and no log shows it."""
+@pytest.mark.parametrize(
+    ("server", "place", "seen"), [(azure_server, "az://logs", "abfs://"), (gcs_server, "gs://logs", "gs://")]
+)
+def test_tables_in_a_cloud_are_those_of_a_disk(server, place, seen, tmp_path):
+    """Azure's key comes from the environment, and no log shows it."""
     for name in ("asked", "conf"):
         (tmp_path / name).mkdir()
     (tmp_path / "asked/q.csv").write_text("topic,partition,offset\norders,0,1\nusers,1,7\n")
     events = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{tmp_path}/conf\n"
     (tmp_path / "conf/spark-defaults.conf").write_text(events)
-    with azure_server(), environment({"SPARK_CONF_DIR": str(tmp_path / "conf")}):
-        put(EXAMPLE, "az://logs/archive")
-        put(tmp_path / "asked", "az://logs/asked")
-        found, said = in_a_process(words_of("az://logs/archive", "az://logs/tables", "az://logs/asked"))
+    with server(), environment({"SPARK_CONF_DIR": str(tmp_path / "conf")}):
+        put(EXAMPLE, f"{place}/archive")
+        put(tmp_path / "asked", f"{place}/asked")
+        found, said = in_a_process(words_of(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
     assert [code for code, _ in found] == [0] * 5, said
     expected, _ = in_a_process(words_of(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path / "asked")))
     assert found == expected, said
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
-    assert sum("abfs://" in text for text in logs) > 0
+    assert sum(seen in text for text in logs) > 0
     assert KEY not in "".join((*logs, said))
