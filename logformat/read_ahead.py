@@ -35,10 +35,6 @@ class ReadAhead:
         self._most, self._depth = most, 1
         self._parts: list[_Part] = []
 
-    def __getattr__(self, name: str) -> Any:
-        wait([part.data for part in self.__dict__["_parts"]])
-        return getattr(self.__dict__["_file"], name)
-
     def will_read(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Begin to read the first of the (position, bytes) given, in the order in which they will be asked for. What
         was read ahead before and is not among them is lost.
@@ -92,10 +88,28 @@ class ReadAhead:
         """Return the position."""
         return self._position
 
+    def read_at(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes from an offset on."""
+        return bytes(self._idle().read_at(size, offset))
+
+    def size(self) -> int:
+        """Return the number of bytes that the file has."""
+        return int(self._idle().size())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed."""
+        return bool(self._file.closed)
+
     def close(self) -> None:
         """Close the file, after a read that has begun."""
         self._forget()
         self._file.close()
+
+    def _idle(self) -> Any:
+        """Return the file when nobody reads it."""
+        wait([part.data for part in self._parts])
+        return self._file
 
     def _at(self) -> Any:
         """Return the file at the position."""

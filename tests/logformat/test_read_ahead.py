@@ -9,7 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 
 from lastkey.logformat import read_ahead
 from lastkey.logformat.batches.chunks import read_exactly
@@ -203,3 +205,12 @@ def test_without_threads_it_is_read_when_asked_for(monkeypatch):
     with ReadAhead(File(), 1) as file:
         will_read(file, [(0, 100)])
         assert read(file, 0, 100) == DATA[:100]
+
+
+def test_pyarrow_reads_a_table_from_it(tmp_path):
+    """It knows more ways to read from a file, such as read_buffer, if the file has them."""
+    table = pa.table({"a": range(1000)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with ReadAhead(LocalFileSystem().open_input_file(str(tmp_path / "a.parquet")), 4) as file:
+        assert pq.ParquetFile(file).read() == table
+        assert file.read_at(4, 0) == b"PAR1"
