@@ -98,7 +98,7 @@ class ReadAhead:
 
     @property
     def closed(self) -> bool:
-        """Whether the file is closed."""
+        """True if the file is closed."""
         return bool(self._file.closed)
 
     def close(self) -> None:

@@ -482,6 +482,7 @@ def test_ctrl_c_in_a_call_to_the_jvm_has_no_traceback(error, lines, capsys):
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_defect(closed, tmp_path):
     """As some launchers start what they start; the first file that is opened would get the number of such a stream."""
@@ -543,6 +544,7 @@ def _needs_spark(folder):
     return "compact", str(archive), "--store", str(folder / "store"), "--config", str(config)
 
 
+@pytest.mark.slow
 def test_no_java_is_exit_code_5_and_says_what_to_install(tmp_path):
     done = _script(*_needs_spark(tmp_path), JAVA_HOME=str(tmp_path / "none"))
     assert done.returncode == errors.ENVIRONMENT, done.stderr
