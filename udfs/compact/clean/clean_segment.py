@@ -26,23 +26,7 @@ def clean_backwards(
     room: Room,
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
     """Clean one source segment from its end; yield (piece, in memory of `room`; its chunk), last first."""
-    keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    magic = format_for(one.size, rules)
-    with one.open_log() as file:
-        for chunk in chunks_again(file, one.path, one.chunks[::-1], buffer):
-            for piece in clean_chunk(
-                chunk,
-                one.path,
-                loader,
-                rules,
-                keep_legacy,
-                mark_last,
-                tally,
-                backwards=True,
-                magic=magic,
-                room=room,
-            ):
-                yield piece, chunk
+    return _pieces(one, rules, loader, mark_last, tally, buffer, one.chunks[::-1], room, backwards=True)
 
 
 def clean_forwards(
@@ -65,10 +49,36 @@ def clean_forwards(
         memory.reserve(size)
         return memory.array[:size]
 
+    taken = one.chunks if chunks is None else chunks
+    for piece, chunk in _pieces(
+        one, rules, loader, mark_last, tally, buffer, taken, room, backwards=False, verdicts_of=verdicts_of
+    ):
+        if piece.data is not None:
+            yield piece, piece.data
+        elif piece.position >= 0:
+            start = piece.position - chunk.position
+            yield piece, chunk.raw[start : start + piece.size]
+        else:
+            yield piece, np.empty(0, np.uint8)
+
+
+def _pieces(
+    one: SegmentScan,
+    rules: Rules,
+    loader: BodyLoader,
+    mark_last: MarkLast,
+    tally: Tally,
+    buffer: ChunkBuffer,
+    chunks: Sequence[ScannedChunk],
+    room: Room,
+    *,
+    backwards: bool,
+    verdicts_of: VerdictsOf | None = None,
+) -> Iterator[tuple[CleanedRun, Chunk]]:
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     magic = format_for(one.size, rules)
     with one.open_log() as file:
-        for chunk in chunks_again(file, one.path, one.chunks if chunks is None else chunks, buffer):
+        for chunk in chunks_again(file, one.path, chunks, buffer):
             for piece in clean_chunk(
                 chunk,
                 one.path,
@@ -77,15 +87,9 @@ def clean_forwards(
                 keep_legacy,
                 mark_last,
                 tally,
-                backwards=False,
+                backwards=backwards,
                 verdicts_of=verdicts_of,
                 magic=magic,
                 room=room,
             ):
-                if piece.data is not None:
-                    yield piece, piece.data
-                elif piece.position >= 0:
-                    start = piece.position - chunk.position
-                    yield piece, chunk.raw[start : start + piece.size]
-                else:
-                    yield piece, np.empty(0, np.uint8)
+                yield piece, chunk
