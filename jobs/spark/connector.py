@@ -10,7 +10,6 @@ in the environment of their own process and, for S3, in profiles.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
 
+from lastkey.jobs.command.whole_file import whole_file
 from lastkey.jobs.errors import ConnectorError
 from lastkey.jobs.spark import jars
 from lastkey.jobs.spark.running import context_of
@@ -144,6 +144,8 @@ def _download(jvm: Any, conf: Mapping[str, str], ivy: Path, wanted: Mapping[str,
     engine, core = jvm.org.apache.ivy.Ivy.newInstance(made), jvm.org.apache.ivy.core
     engine.getLoggerEngine().setDefaultLogger(jvm.org.apache.ivy.util.DefaultMessageLogger(0))  # errors
     engine.getLoggerEngine().setShowProgress(False)
+    cached = ivy / "jars"
+    cached.mkdir(parents=True, exist_ok=True)
     engine.pushContext()
     try:
         for name in wanted:
@@ -154,15 +156,8 @@ def _download(jvm: Any, conf: Mapping[str, str], ivy: Path, wanted: Mapping[str,
             report = engine.getResolveEngine().download(jar, core.resolve.DownloadOptions())
             if (local := report.getLocalFile()) is None:
                 return f"not found: {group}#{artifact};{version}"
-            _put(Path(local.getPath()), ivy / "jars" / name)
+            with Path(local.getPath()).open("rb") as found, whole_file(cached / name) as out:
+                shutil.copyfileobj(found, out)
     finally:
         engine.popContext()
     return None
-
-
-def _put(local: Path, path: Path) -> None:
-    """Copy a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.copyfile(local, part)
-    part.replace(path)
