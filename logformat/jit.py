@@ -35,7 +35,8 @@ _caching: Any = caching  # only half of it is typed
 CHECKED: Final = bool(_config.BOUNDSCHECK)  # whether loads by address are checked too; decided at import
 
 _SOURCES = (
-    "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/layout.py", "logformat/jit.py",
+    "logformat/**/*_kernels.py", "logformat/primitives/crc32*.py", "logformat/primitives/c_library.py",
+    "logformat/layout.py", "logformat/jit.py",
     "udfs/**/*_kernels.py", "udfs/compact/verdicts.py",
 )  # fmt: skip
 

@@ -188,6 +188,7 @@ FOR_KERNELS = {
     "logformat.jit",
     "logformat.primitives.crc32",
     "logformat.primitives.crc32c",
+    "logformat.primitives.c_library",
 }
 
 CODECS = {"google_crc32c", "cramjam", "isal", "zstandard", "lz4", "snappy"}

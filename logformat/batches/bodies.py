@@ -16,15 +16,16 @@ from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_LZ4, CODEC_MASK, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_SNAPPY
 from lastkey.logformat.primitives.codec import (
+    MANY_A_CALL,
     UNREADABLE,
     BombError,
     Scratch,
     decompress_into,
     read_body,
+    unpack_frames,
     unpack_small,
-    unpack_zstd,
 )
 from lastkey.logformat.primitives.small_body_kernels import MOST_COMPRESSED
 from lastkey.logformat.primitives.zstd_kernels import DONE
@@ -32,7 +33,7 @@ from lastkey.logformat.primitives.zstd_kernels import DONE
 SOFT_BYTES: Final = 32 << 20  # decompressed bytes worked on at once; tuned: more do not stay in the cache
 
 _USUAL_RATIO: Final = 8  # most bodies decompress to less
-_ONE_BY_ONE, _SMALL, _ZSTD = range(3)  # ways to decompress a body
+_ONE_BY_ONE: Final = -1  # the way to decompress a body whose codec's library takes one a call
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,8 @@ class BodyLoader:
         if len(v3) and (starts < stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)
         codecs = rows["attributes"] & CODEC_MASK
-        is_small = ((codecs == CODEC_LZ4) | (codecs == CODEC_SNAPPY)) & (stops - starts <= MOST_COMPRESSED)
-        way = np.where(rows["magic"] == 2, np.where(codecs == CODEC_ZSTD, _ZSTD, is_small * _SMALL), _ONE_BY_ONE)
+        many = np.isin(codecs, MANY_A_CALL) | ((codecs == CODEC_SNAPPY) & (stops - starts <= MOST_COMPRESSED))
+        way = np.where((rows["magic"] == 2) & many, codecs, _ONE_BY_ONE)  # a codec's number: many of it a call
         stored = sections.stored(found)
         ends = np.empty(n, np.int64)
         done = at = held = 0
@@ -221,14 +222,14 @@ class BodyLoader:
             stop = self.soft_bytes - 2 * held
             places = raw, starts[done:last], stops[done:last], scratch, at, stop, limit, ends[done:]
             if way[done] != _ONE_BY_ONE:
-                if way[done] == _SMALL:
-                    more, at, status = unpack_small(codecs[done:last].astype(np.int64), *places)
+                if way[done] == CODEC_SNAPPY:
+                    more, at, status = unpack_small(*places)
                 else:
-                    more, at, status, _ = unpack_zstd(*places)
+                    more, at, status, _ = unpack_frames(int(way[done]), *places)
                 done += more
                 if status == DONE:
                     continue
-                if way[done] == _ZSTD:
+                if way[done] != CODEC_SNAPPY:
                     last = done + 1  # raises the error of this body
             done, at, held = self._unpack_each(
                 raw, raw_position, part, bodies, order, done, last, at, held, v3, stored, ends, path
@@ -259,7 +260,7 @@ class BodyLoader:
         """Decompress order[first:last] one by one, until the scratch is full; write into `ends` where each ends. Return
         as `_unpack`.
 
-        This is the one Python loop over batches, because the codec libraries but zstd's take one stream a call; small
+        This is the one Python loop over batches, because the libraries of gzip and snappy take one stream a call; small
         bodies come here only where the kernel leaves them to the library. It takes its values out of the arrays all at
         once before, and puts the results back all at once after.
         """

@@ -15,7 +15,7 @@ defaults of Kafka's compression.*.level.
 Libraries chosen by time for a body of 1 and of 64 KiB, in microseconds: zstd by a reused context of zstandard 4.9 and
 78 (cramjam 13.2, 86; `zstd_kernels` takes zstandard's library without its bytes objects); gzip is decompressed by
 ISA-L in 0.8 (16 KiB) to 0.4 (128 KiB) of zlib's time, and compressed by zlib, as Kafka does; lz4 by blocks 0.6 and
-24, as a frame 3.7 and 31 (cramjam both); snappy 0.4 and 39 (cramjam).
+24 (its own library, in kernels too: `lz4_kernels`); snappy 0.4 and 39 (cramjam).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, cast
 
@@ -35,13 +34,14 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.primitives import lz4_kernels as lz4
 from lastkey.logformat.primitives import small_body_kernels as small
 from lastkey.logformat.primitives import zstd_kernels as zstd
-from lastkey.logformat.primitives.xxhash_kernels import xxh32
 
 Source: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
-_U32_LE: Final = struct.Struct("<I")
+MANY_A_CALL: Final = (CODEC_LZ4, CODEC_ZSTD)  # their libraries are called from kernels: `unpack_frames`
+
 _I32: Final = struct.Struct(">i")
 
 GZIP_HEADER: Final = bytes.fromhex(
@@ -56,11 +56,6 @@ XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 XERIAL_HEADER: Final = struct.Struct(">8sii")  # magic, version, oldest version that can read it
 XERIAL_BLOCK: Final = 1 << 15
 _XERIAL_WORD: Final = _I32.unpack_from(XERIAL_MAGIC)[0]  # another header begins where a block's size should be
-
-LZ4_MAGIC: Final = 0x184D2204
-LZ4_HEADER: Final = bytes.fromhex("04224d18 60 40 82")  # version 1, independent blocks, no checksums; 64 KiB; checksum
-LZ4_BLOCK: Final = 1 << 16
-_LZ4_STORED: Final = 1 << 31  # set in a block's size: the block is not compressed
 
 
 class Scratch:
@@ -136,10 +131,8 @@ def decompress_into(
 
 def read_body(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int = 2) -> int:
     """Decompress as `decompress_into` does, for callers in a hurry: raises BombError or UNREADABLE, which say less."""
-    if codec == CODEC_ZSTD:
-        return _read_zstd(view, out, at, limit)
-    if codec == CODEC_LZ4:
-        return _read_lz4(view, out, at, limit, magic)
+    if codec in MANY_A_CALL:
+        return _read_frames(codec, view, out, at, limit, magic)
     if codec == CODEC_SNAPPY:
         return _read_snappy(view, out, at, limit)
     if codec == CODEC_GZIP:
@@ -225,75 +218,20 @@ def _read_snappy_block(block: memoryview, out: Scratch, at: int, written: int, l
     return after
 
 
-@lru_cache(maxsize=1024)
-def _lz4_descriptor_checksum(descriptor: bytes) -> int:
-    return xxh32(np.frombuffer(descriptor, np.uint8), 0, len(descriptor)) >> 8 & 0xFF
-
-
-def _read_lz4(view: memoryview, out: Scratch, at: int, limit: int, magic: int) -> int:
-    end = len(view)
-    if view[: len(LZ4_HEADER)] == LZ4_HEADER:
-        flags, largest, pos = LZ4_HEADER[4], LZ4_BLOCK, len(LZ4_HEADER)
-    else:
-        flags, largest, pos = _read_lz4_header(view, magic)
-    written = 0
-    while True:
-        (word,) = _U32_LE.unpack_from(view, pos)
-        pos += 4
-        size = word & ~_LZ4_STORED
-        if size == 0:
-            break
-        if size > largest or size > end - pos:
-            raise _BrokenError(f"a block of {size} bytes where {min(largest, end - pos)} can be")
-        block = view[pos : pos + size]
-        pos += size
-        if word & _LZ4_STORED:
-            written = _append(block, out, at, written, limit)
-        else:
-            start = at + written
-            out.reserve(start + largest)
-            # Without output_len cramjam takes a block's first four bytes for its size if they could be one.
-            written += cramjam.lz4.decompress_block_into(block, out.view[start : start + largest], output_len=largest)
-            if written > limit:
-                raise BombError
-        if flags & 0x10:
-            if _U32_LE.unpack_from(view, pos)[0] != xxh32(np.frombuffer(block, np.uint8), 0, size):
-                raise _BrokenError("a wrong block checksum")
-            pos += 4
-    pos += flags & 0x04  # the content checksum's four bytes
-    if pos != end:
-        raise _BrokenError(f"{end - pos} bytes after its end" if pos < end else "its end is missing")
-    return written
-
-
-def _read_lz4_header(view: memoryview, magic: int) -> tuple[int, int, int]:
-    """Parse an lz4 header: return its flags, the bytes of the largest block, and the first block's position."""
-    if _U32_LE.unpack_from(view)[0] != LZ4_MAGIC:
-        raise _BrokenError("not an lz4 frame")
-    if len(view) < 15:  # descriptor with content size; a shorter frame can hold nothing but its end mark
-        view = memoryview(bytes(view) + bytes(15))
-    flags, size_code = view[4], view[5]
-    if flags & 0xE3 != 0x60:
-        raise _BrokenError(f"flags {flags:#04x}: Kafka reads version 1 with independent blocks only")
-    if size_code & 0x8F or size_code < 0x40:
-        raise _BrokenError(f"a block size code of {size_code:#04x}")
-    end = 14 if flags & 0x08 else 6  # after the content's size, which is not needed
-    if magic > 0 and view[end] != _lz4_descriptor_checksum(bytes(view[4:end])):
-        raise _BrokenError("a wrong descriptor checksum")
-    return flags, 1 << (2 * (size_code >> 4) + 8), end + 1
-
-
-def _read_zstd(view: memoryview, out: Scratch, at: int, limit: int) -> int:
+def _read_frames(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int) -> int:
     place, ends = np.array([0, len(view)]), np.empty(1, np.int64)
-    _, end, status, error = unpack_zstd(np.asarray(view), place[:1], place[1:], out, at, at + 1, limit, ends)
+    _, end, status, error = unpack_frames(
+        codec, np.asarray(view), place[:1], place[1:], out, at, at + 1, limit, ends, any_lz4_descriptor=magic == 0
+    )
     if status == zstd.TOO_LARGE:
         raise BombError
     if status == zstd.BROKEN:
-        raise _BrokenError(zstd.error_text(error))
+        raise _BrokenError(zstd.error_text(error) if codec == CODEC_ZSTD else lz4.error_text(error))
     return end - at
 
 
-def unpack_zstd(
+def unpack_frames(
+    codec: int,
     source: NDArray[np.uint8],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
@@ -302,13 +240,17 @@ def unpack_zstd(
     stop: int,
     limit: int,
     out_ends: NDArray[np.int64],
+    *,
+    any_lz4_descriptor: bool = False,
 ) -> tuple[int, int, int, int]:
-    """Decompress many zstd bodies in one call: `zstd_kernels.decompress_bodies`, with an `out` that grows."""
+    """Decompress many bodies of lz4 or zstd in one call: `decompress_bodies` of its kernels, but `out` grows."""
     done = 0
     while True:
-        n, at, status, detail = zstd.decompress_bodies(
-            _KEPT.reader.address, source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
-        )
+        places = source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
+        if codec == CODEC_ZSTD:
+            n, at, status, detail = zstd.decompress_bodies(_KEPT.reader.address, *places)
+        else:
+            n, at, status, detail = lz4.decompress_bodies(*places, any_lz4_descriptor)
         done += n
         if status != zstd.MORE_ROOM:
             return done, at, status, detail
@@ -316,7 +258,6 @@ def unpack_zstd(
 
 
 def unpack_small(
-    codecs: NDArray[np.int64],
     source: NDArray[np.uint8],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
@@ -326,11 +267,11 @@ def unpack_small(
     limit: int,
     out_ends: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Decompress many small bodies in one call: `small_body_kernels.decompress_small`, with an `out` that grows."""
+    """Decompress many small bodies of snappy in one call: `small_body_kernels.decompress_small`, but `out` grows."""
     done = 0
     while True:
         n, at, status = small.decompress_small(
-            codecs[done:], source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
+            source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
         )
         done += n
         if status != zstd.MORE_ROOM:
@@ -371,11 +312,13 @@ def pack_bodies(
     steps = np.concatenate([[0], np.flatnonzero(np.diff(codecs)) + 1, [n]]).tolist() if n else []
     for first, last in pairwise(steps):  # bodies of one codec
         codec = int(codecs[first])
-        if codec == CODEC_ZSTD:
+        if codec in MANY_A_CALL:
             begin, end = borders[first:last], borders[first + 1 : last + 1]
-            out.reserve(at + zstd.most_compressed(end - begin))
-            done = zstd.compress_bodies(_KEPT.writer.address, source, begin, end, out.array, at, ends[first:last])
-            if done < last - first:
+            out.reserve(at + (zstd if codec == CODEC_ZSTD else lz4).most_compressed(end - begin))
+            places = source, begin, end, out.array, at, ends[first:last]
+            if codec == CODEC_LZ4:
+                lz4.compress_bodies(*places)
+            elif zstd.compress_bodies(_KEPT.writer.address, *places) < last - first:
                 raise MemoryError("zstd could not compress a batch")
             at = int(ends[last - 1])
             continue
@@ -411,28 +354,8 @@ def _write_snappy(view: memoryview, scratch: Scratch, at: int) -> int:
     return pos
 
 
-def _write_lz4(view: memoryview, scratch: Scratch, at: int) -> int:
-    pos = at + len(LZ4_HEADER)
-    scratch.reserve(pos + len(view) + (len(view) // LZ4_BLOCK + 1) * 512)  # n + n/255 + 16 a block, at worst
-    out = scratch.view
-    out[at:pos] = LZ4_HEADER
-    for start in range(0, len(view), LZ4_BLOCK):
-        block = view[start : start + LZ4_BLOCK]
-        size = cramjam.lz4.compress_block_into(block, out[pos + 4 :], store_size=False)
-        if size >= len(block):
-            size = len(block)
-            out[pos + 4 : pos + 4 + size] = block
-            _U32_LE.pack_into(out, pos, size | _LZ4_STORED)
-        else:
-            _U32_LE.pack_into(out, pos, size)
-        pos += 4 + size
-    _U32_LE.pack_into(out, pos, 0)
-    return pos + 4
-
-
 _WRITERS: Final[dict[int, Callable[[memoryview, Scratch, int], int]]] = {
     CODEC_NONE: _write_plain,
     CODEC_GZIP: _write_gzip,
     CODEC_SNAPPY: _write_snappy,
-    CODEC_LZ4: _write_lz4,
 }

@@ -72,6 +72,7 @@ def _storer(width: int, value_type: Any) -> Any:
 
 
 load_u64_le = _loader(64, False, types.uint64)  # (array, position) -> uint64, little-endian as SipHash reads
+load_u32_le = _loader(32, False, types.uint32)
 load_i64 = _loader(64, True, types.int64)  # (array, position) -> int64, big-endian as Kafka writes
 load_i32 = _loader(32, True, types.int32)
 load_i16 = _loader(16, True, types.int16)

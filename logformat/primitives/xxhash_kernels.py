@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.primitives.memory_kernels import load_u32_le
 
 # All arithmetic is in int64 and cut to 32 bits: the low half of a product does not depend on the high halves.
 _M32: Final = 0xFFFFFFFF
@@ -28,13 +29,6 @@ def _rotate(word: int, bits: int) -> int:
 
 
 @inline
-def _word(buf: NDArray[np.uint8], pos: int) -> int:
-    word: int = (buf[pos] & 0xFF) | (buf[pos + 1] & 0xFF) << 8
-    word |= (buf[pos + 2] & 0xFF) << 16 | (buf[pos + 3] & 0xFF) << 24
-    return word
-
-
-@inline
 def _round(lane: int, word: int) -> int:
     return (_rotate((lane + word * _P2) & _M32, 13) * _P1) & _M32
 
@@ -46,17 +40,17 @@ def xxh32(buf: NDArray[np.uint8], start: int, end: int) -> int:
     if end - start >= 16:
         lane1, lane2, lane3, lane4 = (_P1 + _P2) & _M32, _P2, 0, -_P1 & _M32
         while pos + 16 <= end:
-            lane1 = _round(lane1, _word(buf, pos))
-            lane2 = _round(lane2, _word(buf, pos + 4))
-            lane3 = _round(lane3, _word(buf, pos + 8))
-            lane4 = _round(lane4, _word(buf, pos + 12))
+            lane1 = _round(lane1, load_u32_le(buf, pos))
+            lane2 = _round(lane2, load_u32_le(buf, pos + 4))
+            lane3 = _round(lane3, load_u32_le(buf, pos + 8))
+            lane4 = _round(lane4, load_u32_le(buf, pos + 12))
             pos += 16
         h = _rotate(lane1, 1) + _rotate(lane2, 7) + _rotate(lane3, 12) + _rotate(lane4, 18)
     else:
         h = _P5
     h = (h + end - start) & _M32
     while pos + 4 <= end:
-        h = (_rotate((h + _word(buf, pos) * _P3) & _M32, 17) * _P4) & _M32
+        h = (_rotate((h + load_u32_le(buf, pos) * _P3) & _M32, 17) * _P4) & _M32
         pos += 4
     while pos < end:
         h = (_rotate((h + (buf[pos] & 0xFF) * _P5) & _M32, 11) * _P1) & _M32

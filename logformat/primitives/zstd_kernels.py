@@ -1,23 +1,19 @@
 """zstd by the C library inside the zstandard wheel, called from kernels: many bodies a call, each straight into place.
 
-Importing this module makes the library's functions known to LLVM by name, as `crc32c` does; kernels refer to the names
-only, so they stay valid in numba's disk cache. The wheel's own functions take one body a call and return new bytes.
+The wheel's own functions take one body a call and return new bytes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import importlib.util
-from importlib.machinery import PathFinder
 from typing import Any, Final
 
 import numpy as np
-from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
 from lastkey.logformat.jit import CHECKED, kernel
+from lastkey.logformat.primitives import c_library
 
 LEVEL: Final = 3  # the default of Kafka's compression.zstd.level
 _COMPRESSION_LEVEL: Final = 100  # ZSTD_cParameter
@@ -34,21 +30,7 @@ TOO_LARGE: Final = 2
 BROKEN: Final = 3
 
 
-def _load() -> ctypes.CDLL:
-    """Return the library: the wheel has it inside of `_cffi`, a build against the system's links to that one."""
-    package = importlib.util.find_spec("zstandard")  # its other parts are not imported
-    found = PathFinder.find_spec("_cffi", package.submodule_search_locations) if package is not None else None
-    candidates = [found.origin if found is not None else None, ctypes.util.find_library("zstd")]
-    for candidate in filter(None, candidates):
-        library = ctypes.CDLL(candidate)
-        if all(hasattr(library, symbol) for symbol in _SYMBOLS):
-            return library
-    raise ImportError(f"no library with {', '.join(_SYMBOLS)}: neither zstandard._cffi nor a system library zstd")
-
-
-_LIBRARY: Final = _load()  # keeps the addresses valid
-for _symbol in _SYMBOLS:
-    binding.add_symbol(_symbol, ctypes.cast(getattr(_LIBRARY, _symbol), ctypes.c_void_p).value)
+_LIBRARY: Final = c_library.load("zstandard", "_cffi", "zstd", _SYMBOLS)
 _decompress: Any = types.ExternalFunction(
     _SYMBOLS[0], types.intp(types.uintp, types.uintp, types.intp, types.uintp, types.intp)
 )

@@ -144,9 +144,9 @@ def _pread(descriptor: int, address: int, count: int, position: int) -> int:
     return len(data)
 
 
-def _of_library(function: Any) -> Callable[..., int]:
-    """Return a C function of sizes and addresses that yields a signed number."""
-    function.restype = ctypes.c_int64
+def _of_library(function: Any, result: Any) -> Callable[..., int]:
+    """Return a C function of sizes and addresses that yields a signed number, of the type `result`."""
+    function.restype = result
     return lambda *given: int(function(*(ctypes.c_size_t(int(number)) for number in given)))
 
 
@@ -159,13 +159,18 @@ def install() -> None:
     from lastkey.logformat.primitives import memory_kernels as memory
 
     memory.load_u64_le = _load(8, "little", np.uint64, signed=False)
+    memory.load_u32_le = _load(4, "little", int, signed=False)
     memory.load_i64, memory.load_i32, memory.load_i16 = (_load(n, "big", int, signed=True) for n in (8, 4, 2))
     memory.store_i64, memory.store_i32, memory.store_i16 = map(_store, (8, 4, 2))
     memory.copy_bytes, memory.prefetch = _copy, lambda array, i: None
     from lastkey.logformat.batches import pread_kernels
-    from lastkey.logformat.primitives import crc32c, zstd_kernels
+    from lastkey.logformat.primitives import crc32c, lz4_kernels, zstd_kernels
 
     crc32c._extend, pread_kernels._pread = _crc32c, _pread
-    named = ("_decompress", "_bound", "_compress", "_most")
-    for name, symbol in zip(named, zstd_kernels._SYMBOLS, strict=True):
-        setattr(zstd_kernels, name, _of_library(zstd_kernels._LIBRARY[symbol]))
+    named: tuple[tuple[Any, Any, tuple[str, ...]], ...] = (
+        (zstd_kernels, ctypes.c_int64, ("_decompress", "_bound", "_compress", "_most")),
+        (lz4_kernels, ctypes.c_int32, ("_decompress", "_compress")),
+    )
+    for kernels, result, names in named:
+        for name, symbol in zip(names, kernels._SYMBOLS, strict=True):
+            setattr(kernels, name, _of_library(kernels._LIBRARY[symbol], result))

@@ -22,7 +22,8 @@ import zstandard
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.legacy import message_checksums
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from lastkey.logformat.primitives.codec import LZ4_HEADER, XERIAL_MAGIC, Scratch, compress, decompress_into
+from lastkey.logformat.primitives.codec import XERIAL_MAGIC, Scratch, compress, decompress_into
+from lastkey.logformat.primitives.lz4_kernels import HEADER as LZ4_HEADER
 from tests.attack.summary import n_cases
 from tests.reference.legacy import message
 from tests.reference.varint import write

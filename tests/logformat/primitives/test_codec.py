@@ -23,17 +23,17 @@ from hypothesis import strategies as st
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from lastkey.logformat.primitives import zstd_kernels
 from lastkey.logformat.primitives.codec import (
     GZIP_HEADER,
-    LZ4_HEADER,
     XERIAL_MAGIC,
     Scratch,
     compress,
     decompress_into,
     pack_bodies,
-    unpack_zstd,
+    unpack_frames,
 )
+from lastkey.logformat.primitives.lz4_kernels import HEADER as LZ4_HEADER
+from lastkey.logformat.primitives.zstd_kernels import BROKEN, DONE, TOO_LARGE
 
 CODECS = (CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD)
 MIB = 1 << 20
@@ -361,6 +361,13 @@ def test_lz4_of_magic_0_with_kafkas_wrong_checksum():
     assert read(CODEC_LZ4, lz4_frame(text(500), flags=0x68, descriptor_checksum=1), magic=0) == text(500)
 
 
+def test_an_lz4_block_whose_first_bytes_could_be_its_size():
+    """Its match begins before it does. cramjam reads the first four bytes as a size then, and the rest as a block."""
+    block = bytes.fromhex("1f620300665062 62626262")
+    frame = lz4_frame(b"", size_code=0x60)[:7] + struct.pack("<I", len(block)) + block + bytes(4)
+    refused("compressed", CODEC_LZ4, frame)
+
+
 def test_lz4_end_mark_of_a_stored_block():
     assert read(CODEC_LZ4, lz4_frame(text(500), end=b"\0\0\0\x80")) == text(500)
 
@@ -418,27 +425,35 @@ def test_zstd_checksum_is_checked():
         refused("compressed", CODEC_ZSTD, bytes(body))
 
 
-def unpacked(bodies, *, stop=1 << 40, limit=MIB, at=5):
+def unpacked(codec, bodies, *, stop=1 << 40, limit=MIB, at=5):
     """Unpack bodies with junk between them; return (contents that are done, status)."""
     source = np.frombuffer(b"??".join([b"", *bodies]), np.uint8)
     ends = np.cumsum([len(body) + 2 for body in bodies])
     out, out_ends = Scratch(8), np.empty(len(bodies), np.int64)
     starts = ends - [len(body) for body in bodies]
-    done, end, status, _ = unpack_zstd(source, starts, ends, out, at, stop, limit, out_ends)
+    done, end, status, _ = unpack_frames(codec, source, starts, ends, out, at, stop, limit, out_ends)
     places = [at, *out_ends[:done].tolist()]
     assert end == places[-1]
     return [out.array[a:b].tobytes() for a, b in pairwise(places)], status
 
 
-def test_many_zstd_bodies_in_one_call():
+def lz4_of_one_block(content):
+    return lz4_frame(content, flags=0x7C, size_code=0x60)
+
+
+@pytest.mark.parametrize(
+    ("codec", "writers"),
+    [(CODEC_ZSTD, (zstd, zstd_stream)), (CODEC_LZ4, (lz4_of_one_block, lambda content: compress(CODEC_LZ4, content)))],
+)
+def test_many_bodies_in_one_call(codec, writers):
     contents = [text(n) for n in (1, 0, 300_000, 7, 131_072)]
-    bodies = [make(content) for content in contents for make in (zstd, zstd_stream)]
+    bodies = [make(content) for content in contents for make in writers]
     twice = [content for content in contents for _ in range(2)]
-    assert unpacked(bodies) == (twice, zstd_kernels.DONE)
-    assert unpacked(bodies, stop=6) == (twice[:1], zstd_kernels.DONE), "one byte more reaches the stop"
-    assert unpacked(bodies, limit=131_072) == (twice[:4], zstd_kernels.TOO_LARGE)
+    assert unpacked(codec, bodies) == (twice, DONE)
+    assert unpacked(codec, bodies, stop=6) == (twice[:1], DONE), "one byte more reaches the stop"
+    assert unpacked(codec, bodies, limit=131_072) == (twice[:4], TOO_LARGE)
     for bad in (b"", b"x", bodies[4][:-1], bodies[4] + b"x", bodies[4] + bytes(4)):
-        assert unpacked([*bodies[:3], bad, *bodies[3:]]) == (twice[:3], zstd_kernels.BROKEN)
+        assert unpacked(codec, [*bodies[:3], bad, *bodies[3:]]) == (twice[:3], BROKEN)
 
 
 def test_bodies_of_mixed_codecs_are_packed_as_each_alone():
