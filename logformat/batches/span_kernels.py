@@ -13,7 +13,7 @@ import numpy as np
 
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK
-from lastkey.logformat.primitives.siphash_kernels import siphash128
+from lastkey.logformat.primitives.siphash_kernels import LANES, siphash128, siphash128_lanes
 from lastkey.logformat.primitives.varint_kernels import read_varint, read_varlong
 
 SPAN = np.dtype(
@@ -31,6 +31,11 @@ SPAN = np.dtype(
     align=True,
 )
 MIN_RECORD_SIZE: Final = 7  # seven one-byte fields
+
+_KINDS: Final = (
+    8  # keys below 64 bytes, by their whole words of eight: each kind waits until LANES can be hashed at once
+)
+_ROW, _START, _END = range(3)  # what is kept of a key that waits
 
 # The place of each batch's body.
 BODY = np.dtype(
@@ -71,24 +76,74 @@ def decode_records(
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[], written: rows from first_span on of each wanted
     batch. Returns (status, batch row, position in its body's array).
     """
+    waiting = np.empty((_KINDS, 3, LANES), np.int64)
+    counts = np.zeros(_KINDS, np.int64)
+    lanes = np.empty(5 * LANES, np.uint64)
+    wait_in_scratch = False
     for i in range(batches.shape[0]):
         if not wanted[i]:
             continue
         body = bodies[i]
         last_delta = batches[i].last_offset - body.base_offset
-        control = batches[i].attributes & CONTROL_MASK != 0
+        hashed = hash_keys and batches[i].attributes & CONTROL_MASK == 0
+        if body.in_scratch != wait_in_scratch:
+            _hash_waiting(raw, scratch, wait_in_scratch, k0, k1, waiting, counts, spans)
+            wait_in_scratch = body.in_scratch
         if body.in_scratch:
-            status, where = _decode_batch(scratch, body, last_delta, k0, k1, hash_keys and not control, spans)
+            status, where = _decode_batch(scratch, body, last_delta, k0, k1, hashed, waiting, counts, lanes, spans)
         else:
-            status, where = _decode_batch(raw, body, last_delta, k0, k1, hash_keys and not control, spans)
+            status, where = _decode_batch(raw, body, last_delta, k0, k1, hashed, waiting, counts, lanes, spans)
         if status != OK:
             return status, i, where
+    _hash_waiting(raw, scratch, wait_in_scratch, k0, k1, waiting, counts, spans)
     return OK, 0, 0
+
+
+@kernel
+def _hash_waiting(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    in_scratch: bool,
+    k0: np.uint64,
+    k1: np.uint64,
+    waiting: np.ndarray,
+    counts: np.ndarray,
+    spans: np.ndarray,
+) -> None:
+    """Hash the keys that wait, fewer than LANES of a kind, one by one."""
+    for kind in range(_KINDS):
+        for j in range(counts[kind]):
+            start, end = waiting[kind, _START, j], waiting[kind, _END, j]
+            low, high = siphash128(scratch, start, end, k0, k1) if in_scratch else siphash128(raw, start, end, k0, k1)
+            span = spans[waiting[kind, _ROW, j]]
+            span.key_low = low
+            span.key_high = high
+        counts[kind] = 0
+
+
+@kernel
+def _hash_lanes(
+    buf: np.ndarray, k0: np.uint64, k1: np.uint64, waiting: np.ndarray, lanes: np.ndarray, spans: np.ndarray
+) -> None:
+    siphash128_lanes(buf, waiting[_START], waiting[_END], k0, k1, lanes)
+    for j in range(LANES):
+        span = spans[waiting[_ROW, j]]
+        span.key_low = lanes[j]
+        span.key_high = lanes[LANES + j]
 
 
 @inline
 def _decode_batch(
-    buf: np.ndarray, body: np.ndarray, last_delta: int, k0: np.uint64, k1: np.uint64, hash_keys: bool, spans: np.ndarray
+    buf: np.ndarray,
+    body: np.ndarray,
+    last_delta: int,
+    k0: np.uint64,
+    k1: np.uint64,
+    hash_keys: bool,
+    waiting: np.ndarray,
+    counts: np.ndarray,
+    lanes: np.ndarray,
+    spans: np.ndarray,
 ) -> tuple[int, int]:
     position = body.start
     limit = body.end
@@ -123,10 +178,20 @@ def _decode_batch(
         if key_length >= 0:
             if after + key_length > end:
                 return BAD_RECORD, position
-            if hash_keys:
+            kind = key_length >> 3
+            if hash_keys and kind >= _KINDS:
                 low, high = siphash128(buf, after, after + key_length, k0, k1)
                 span.key_low = low
                 span.key_high = high
+            elif hash_keys:
+                j = counts[kind]
+                waiting[kind, _ROW, j] = row
+                waiting[kind, _START, j] = after
+                waiting[kind, _END, j] = after + key_length
+                counts[kind] = j + 1
+                if j + 1 == LANES:
+                    _hash_lanes(buf, k0, k1, waiting[kind], lanes, spans)
+                    counts[kind] = 0
             after += key_length
         value_length, after = read_varint(buf, after, end)
         if after < 0:
