@@ -1,7 +1,8 @@
 """A file of Google's store, read from a stream as long as its parts follow each other.
 
 pyarrow's files of any order cost more there: it fetches each from its first byte on as soon as it is asked whether the
-file is open, and holds the interpreter until the server answers, for two minutes if the server is silent.
+file is open, and holds the interpreter until the server answers, for two minutes if the server is silent. What comes of
+that first byte's answer, some megabytes, nobody reads.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class GoogleFile:
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem, self._path, self._lock = filesystem, path, threading.Lock()
         self._stream: Any = None
-        self._at = 0  # of the stream
+        self._at, self._last = 0, b""  # of the stream, and what it gave last: a part may begin inside of the one before
         self._any_order: Any = None
         self._position, self.closed = 0, False
         info = filesystem.get_file_info(path)
@@ -36,10 +37,10 @@ class GoogleFile:
         if size <= 0:
             return b""
         with self._lock:
-            if self._stream is None and offset <= _SKIPPED:
+            if self._stream is None and self._any_order is None and offset <= _SKIPPED:
                 self._stream = self._filesystem.open_input_stream(self._path, compression=None)
-                self._at = 0
-            if self._stream is not None and 0 <= offset - self._at <= _SKIPPED:
+                self._at, self._last = 0, b""
+            if self._stream is not None and -len(self._last) <= offset - self._at <= _SKIPPED:
                 return self._from_stream(size, offset)
             if self._any_order is None:
                 self._any_order = self._filesystem.open_input_file(self._path)
@@ -48,10 +49,14 @@ class GoogleFile:
             return bytes(self._any_order.read_at(size, offset))
 
     def _from_stream(self, size: int, offset: int) -> bytes:
+        start = len(self._last) + offset - self._at
+        again = self._last[start : start + size]
+        if len(again) == size:
+            return again
         stream, self._stream = self._stream, None  # after an error nobody knows how far it is
-        stream.read(offset - self._at)
-        data = bytes(stream.read(size))
-        self._stream, self._at = stream, offset + len(data)
+        stream.read(max(offset - self._at, 0))
+        data = again + bytes(stream.read(size - len(again)))
+        self._stream, self._at, self._last = stream, offset + len(data), data
         return data
 
     def read(self, size: int | None = None) -> bytes:

@@ -68,6 +68,23 @@ def test_what_is_read_in_turn_comes_from_one_stream(google: Google, path: Path) 
     assert google.opened == ["stream"]
 
 
+def test_a_part_that_begins_in_the_one_before_comes_from_the_stream_too(google: Google, path: Path) -> None:
+    """So does each chunk of a log, with the batch that its predecessor held only in part."""
+    with GoogleFile(google, str(path)) as file:
+        for position in range(0, 4200, 700):
+            assert file.read_at(800, position) == DATA[position : position + 800]
+        assert file.read_at(100, 3600) == DATA[3600:3700]
+        assert file.read_at(600, 4300) == DATA[4300:4900]
+    assert google.opened == ["stream"]
+
+
+def test_a_file_that_is_read_backwards_is_not_opened_again_for_its_beginning(google: Google, path: Path) -> None:
+    with GoogleFile(google, str(path)) as file:
+        for position in range(4500, -1, -500):
+            assert file.read_at(500, position) == DATA[position : position + 500]
+    assert google.opened == ["file"]
+
+
 def test_what_is_read_in_any_order_does_not(google: Google, path: Path) -> None:
     with GoogleFile(google, str(path)) as file:
         for position in (4000, 1000, 3000):
