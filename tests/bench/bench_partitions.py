@@ -1,9 +1,10 @@
-"""A run over many small partitions: `python -m tests.bench.bench_partitions [--partitions 10000] [--bucket]`.
+"""A run over many small partitions: `python -m tests.bench.bench_partitions [--partitions 10000] [--server gs]`.
 
 Each partition has three segments of 100 records and an active one. Three runs follow one another: the first one,
 one with nothing due, and one in which 1 % of the partitions have grown. Each is a process as users start it, by each
-engine; its memory is the sum over the process, its JVM and Spark's workers. `--bucket` has archive and store in a
-bucket of moto's server, whose own processor time (printed) is most of such a run.
+engine; its memory is the sum over the process, its JVM and Spark's workers. `--server` has archive and store in a
+bucket of a server on this machine, whose own processor time is a large part of such a run: moto (s3) looks at every key
+of the bucket for each listing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from lastkey.logformat.writing.segment_writer import SegmentWriter
+from tests.bench.bench_clouds import SERVERS
 from tests.bench.memory import watched
-from tests.builders.s3_server import BUCKET, put, s3_server
+from tests.builders.s3_server import put
 
 ENGINES, RECORDS = ("threads", "spark"), 100
 _NOW_MS = 1_800_000_000_000
@@ -32,27 +34,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
-    parser.add_argument("--bucket", action="store_true", help="archive and store in moto's bucket")
+    parser.add_argument("--server", choices=list(SERVERS), help="archive and store in its bucket")
     given = parser.parse_args()
     print("| partitions | engine | run | seconds | of 1,000 partitions | memory, bytes | phases |")
     print("|---|---|---|---|---|---|---|")
     for count in given.partitions:
         for engine in given.engines:
             with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
-                _measure(Path(name), count, engine, in_bucket=given.bucket)
+                _measure(Path(name), count, engine, given.server)
 
 
-def _measure(work: Path, count: int, engine: str, *, in_bucket: bool) -> None:
+def _measure(work: Path, count: int, engine: str, server: str | None) -> None:
     _make(work / "archive" / "t-0", 0, 4)
     for number in range(1, count):
         shutil.copytree(work / "archive" / "t-0", work / "archive" / f"t-{number}")
-    with _bucket(work / "archive") if in_bucket else contextlib.nullcontext(str(work)) as place:
+    with _bucket(server, work / "archive") if server else contextlib.nullcontext(str(work)) as place:
         for run in ("first", "nothing due", "1 % due"):
             if run == "1 % due":
                 for number in range(0, count, 100):
                     grown = work / "grown" / f"t-{number}"
                     _make(grown, 4, 9)
-                    if in_bucket:
+                    if server:
                         put(grown, f"{place}/archive/{grown.name}")
                     else:
                         shutil.copytree(grown, work / "archive" / grown.name, dirs_exist_ok=True)
@@ -89,10 +91,10 @@ def _make(folder: Path, first: int, last: int) -> None:
 
 
 @contextlib.contextmanager
-def _bucket(archive: Path) -> Iterator[str]:
-    with s3_server():
-        put(archive, f"{BUCKET}/archive")
-        yield BUCKET
+def _bucket(server: str, archive: Path) -> Iterator[str]:
+    with SERVERS[server]():
+        put(archive, f"{server}://logs/archive")
+        yield f"{server}://logs"
 
 
 if __name__ == "__main__":
