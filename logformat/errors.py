@@ -93,7 +93,7 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-_WRITES = re.compile(r"during (?:Put|\w*Upload)\w* operation")  # in the words of S3's libraries
+_WRITES = re.compile(r"during (?:Put|\w*Upload)\w* operation|retry\.function=\w*Upload")  # in S3's and Google's words
 
 
 def raise_access(error: OSError) -> None:
