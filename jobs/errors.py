@@ -427,6 +427,10 @@ class BusyError(StorageError):
     """A server that refuses for a while."""
 
 
+class LostUploadError(StorageError):
+    """A file that the server forgot while it was being written."""
+
+
 class DeniedError(StorageError):
     """Credentials that are unknown, or not allowed."""
 
@@ -473,10 +477,7 @@ class FileSystemError(MachineError):
     """A file or folder of this machine that could not be read or written, through no fault of its contents."""
 
     template = "{path}: {found}"
-    hint = (
-        "check the disk, the permissions and the limit of open files (ulimit -n), and run again; what was committed "
-        "stays"
-    )
+    hint = "check the disk, the permissions and ulimit -n (open files), and run again; what was committed stays"
 
 
 class RestoreFullError(DiskFullError):

@@ -13,6 +13,7 @@ REGION = "the bucket lies in another region"
 NO_CREDENTIALS = "there are no credentials"
 EXPIRED = "the credentials have expired"
 BUSY = "the server is too busy"
+LOST = "an upload was lost"
 UNUSABLE = "cannot be used from here"  # HDFS, whatever the reason
 BAD_REQUEST: Final = "the request is refused"  # an answer without a body: the bucket is asked again
 

@@ -93,7 +93,9 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-_WRITES = re.compile(r"during (?:Put|\w*Upload)\w* operation")  # in the words of S3's libraries
+_WRITES = re.compile(  # in the words of S3's, Google's and Azure's libraries
+    r"during (?:Put|\w*Upload)\w* operation|retry\.function=\w*Upload|(?:UploadFrom|StageBlock|CommitBlockList) failed"
+)
 
 
 def raise_access(error: OSError) -> None:

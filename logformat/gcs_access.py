@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from lastkey.logformat import silent_servers
-from lastkey.logformat.access_error import BUSY, DENIED, EXPIRED, NO_BUCKET, NO_CREDENTIALS, UNREACHABLE
+from lastkey.logformat.access_error import BUSY, DENIED, EXPIRED, LOST, NO_BUCKET, NO_CREDENTIALS, UNREACHABLE
 
 SCHEMES: Final = ("gs",)
 ENDPOINT: Final = "STORAGE_EMULATOR_HOST"
@@ -36,6 +36,7 @@ SIGNS: Final = (
                   r"CURL error|DEADLINE_EXCEEDED|error sending request|HTTP error|client error \(\w+\)|"
                   r"operation timed out|error decoding response body"),
     (BUSY, r"UNAVAILABLE|RESOURCE_EXHAUSTED|INTERNAL:|SlowDown|rateLimitExceeded|\W429 |\W5\d\d "),
+    (LOST, r"(?s:NOT_FOUND: .*function=\w*Upload)"),  # the server has forgotten it: it must begin anew
 )  # fmt: skip
 _WORDS: Final = re.compile(
     r"google::cloud::Status\((?:UNAVAILABLE|DEADLINE_EXCEEDED|UNAUTHENTICATED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|INTERNAL"

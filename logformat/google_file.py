@@ -1,8 +1,12 @@
-"""A file of Google's store, read from a stream as long as its parts follow each other.
+"""Files of Google's store, read from a stream as long as their parts follow each other, and written.
 
 pyarrow's files of any order cost more there: it fetches each from its first byte on as soon as it is asked whether the
 file is open, and holds the interpreter until the server answers, for two minutes if the server is silent. What comes of
 that first byte's answer, some megabytes, nobody reads.
+
+Google's library gives a refusal the number of an error of this machine's files, and does not say of which file it is.
+Here its words come without a number and with the address, as other stores' do. So it is never taken for a missing file
+when the server has forgotten an upload (404 or 410), nor for a file's own fault when the whole bucket is denied.
 """
 
 from __future__ import annotations
@@ -10,9 +14,14 @@ from __future__ import annotations
 import errno
 import io
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import quote
 
 from pyarrow import fs as pafs
+
+from lastkey.logformat.gcs_access import url_of
 
 _SKIPPED: Final = 1 << 20  # read in vain rather than asked for anew
 
@@ -26,7 +35,8 @@ class GoogleFile:
         self._at, self._last = 0, b""  # of the stream, and what it gave last: a part may begin inside of the one before
         self._any_order: Any = None
         self._position, self.closed = 0, False
-        info = filesystem.get_file_info(path)
+        with _addressed(path, PermissionError):
+            info = filesystem.get_file_info(path)
         if info.type != pafs.FileType.File:
             raise FileNotFoundError(errno.ENOENT, f"Path does not exist '{path}'")
         self._size = int(info.size)
@@ -36,7 +46,7 @@ class GoogleFile:
         size = min(size, self._size - offset)
         if size <= 0:
             return b""
-        with self._lock:
+        with self._lock, _addressed(self._path, PermissionError):
             if self._stream is None and self._any_order is None and offset <= _SKIPPED:
                 self._stream = self._filesystem.open_input_stream(self._path, compression=None)
                 self._at, self._last = 0, b""
@@ -97,3 +107,40 @@ class GoogleFile:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class GoogleUpload:
+    """A file that is being written."""
+
+    def __init__(self, opened: Callable[..., Any], path: str, **given: Any) -> None:
+        self._path = path
+        with _addressed(path):
+            self._stream = opened(path, **given)
+
+    def write(self, data: Any) -> None:
+        """Write bytes."""
+        with _addressed(self._path):
+            self._stream.write(data)
+
+    def close(self) -> None:
+        """Finish the file."""
+        with _addressed(self._path):
+            self._stream.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("_stream"), name)
+
+    def __enter__(self) -> GoogleUpload:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _addressed(path: str, kind: type[OSError] = OSError) -> Iterator[None]:
+    """Raise an error of this kind with the library's words and the file's address alone."""
+    try:
+        yield
+    except kind as error:
+        raise OSError(f"{error.args[-1]} '{url_of(f'gs://{path}')}/{quote(path)}'") from error

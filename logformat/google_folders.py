@@ -10,29 +10,27 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
+from lastkey.logformat.google_file import GoogleUpload
+from lastkey.logformat.io_counts import Counted
 
-class GoogleFolders:
-    """pyarrow's file system of Google's store, but for its listings."""
 
-    def __init__(self, filesystem: Any) -> None:
-        self._filesystem = filesystem
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__.get("_filesystem"), name)
+class GoogleFolders(Counted):
+    """pyarrow's file system of Google's store, but for its listings and the errors of writing; it counts requests."""
 
     def get_file_info(self, asked: Any) -> Any:
         """Return the entries that a selector, a path or a list of paths asks for."""
+        ask = self.__getattr__("get_file_info")
         if not isinstance(asked, pafs.FileSelector) or asked.recursive:
-            return self._filesystem.get_file_info(asked)
+            return ask(asked)
         whole = pafs.FileSelector(asked.base_dir, asked.allow_not_found, recursive=True)
         found, start = {}, len(asked.base_dir.rstrip("/")) + 1
-        for info in self._filesystem.get_file_info(whole):
+        for info in ask(whole):
             name, slash, _ = info.path[start:].partition("/")
             if name not in found:
                 path = info.path[: start + len(name)]
                 found[name] = pafs.FileInfo(path, pafs.FileType.Directory) if slash else info
         return list(found.values())
 
-    def equals(self, other: Any) -> bool:
-        """Return whether the other one leads to the same server."""
-        return bool(self._filesystem.equals(other._filesystem))
+    def open_output_stream(self, path: str, **given: Any) -> GoogleUpload:
+        """Open a new file for writing."""
+        return GoogleUpload(self.__getattr__("open_output_stream"), path, **given)

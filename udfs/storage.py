@@ -102,7 +102,9 @@ def open_root(uri: str) -> Root:
     check_answer(canonical(uri))
     if filesystem.type_name == "gcs":
         filesystem = GoogleFolders(filesystem)
-    return Root(uri, Counted(filesystem) if is_bucket(canonical(uri)) else filesystem, base.rstrip("/"))
+    elif is_bucket(canonical(uri)):
+        filesystem = Counted(filesystem)
+    return Root(uri, filesystem, base.rstrip("/"))
 
 
 def cached_root(uri: str) -> Root:

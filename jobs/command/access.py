@@ -19,6 +19,7 @@ _KINDS: Final[dict[str, type[JobError]]] = {
     kinds.NO_CREDENTIALS: errors.NoCredentialsError,
     kinds.EXPIRED: errors.ExpiredCredentialsError,
     kinds.BUSY: errors.BusyError,
+    kinds.LOST: errors.LostUploadError,
     kinds.UNUSABLE: errors.UnusableError,
 }
 _WHERE: Final = "(?:S3|Azure).*?|(?:s3|gs|az|hdfs)://.*?"

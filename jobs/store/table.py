@@ -21,7 +21,6 @@ only the last commit empty or torn. Each commit says how many actions it holds, 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import random
 import re
@@ -176,22 +175,26 @@ def rows(
 
 def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     full = f"{version.folder}/{path}"
-    try:
+    with _as_damage(version.root, full, FileNotFoundError):  # any other is the file system's
         data = _bytes_of(version.root, full)
+    with _as_damage(version.root, full, pa.ArrowException, OSError):
         commit_file.check_name(path, data)
         parquet = pq.ParquetFile(pa.BufferReader(data))
         names = [name for name in schema.names if name in parquet.schema_arrow.names]
         found = parquet.read(names, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        if not version.root.is_local or getattr(error, "errno", None) not in (None, errno.ENOENT):
-            raise  # the file system's
-        raise DamagedTableError(
-            path=f"{version.root.uri}/{full}", expected="the rows of a table", found=in_one_line(str(error))
-        ) from error
     columns = [
         found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
     ]
     return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
+
+
+@contextlib.contextmanager
+def _as_damage(root: Root, path: str, *kinds: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kinds as error:
+        found = in_one_line(str(error))
+        raise DamagedTableError(path=f"{root.uri}/{path}", expected="the rows of a table", found=found) from error
 
 
 def _bytes_of(root: Root, path: str) -> bytes:

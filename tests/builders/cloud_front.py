@@ -10,6 +10,7 @@
 - Spark's connector renames by `moveTo`, alone or several in a batch. fake-gcs-server does not know it, so the front
   copies and deletes, which is not one step as Google's is.
 - An XML listing of a bucket that is not there is answered with 500 by fake-gcs-server, with 404 by Google.
+- An upload in parts that is asked how far it is, or sent something twice: `tests.builders.google_uploads`.
 
 All else goes through as it is. It is a process of its own, for pyarrow waits for some answers without letting other
 threads of its process run.
@@ -20,14 +21,18 @@ from __future__ import annotations
 import http.client
 import re
 import sys
+from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from tests.builders import google_uploads
+from tests.builders.google_uploads import Answer, Upload
 from tests.builders.http_bodies import KeptAlive, read_body
 
 _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
 _NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
+_UPLOAD: Final = re.compile(r"[?&]upload_id=(\w+)")
 _MOVE: Final = re.compile(rb"^POST \S*?(/storage/v1/b/([^/\s]+)/o/[^/\s]+)/moveTo/", re.MULTILINE)
 
 
@@ -52,6 +57,7 @@ def _copies_for_moves(path: str, body: bytes) -> tuple[list[str], str, bytes]:
 
 def main(upstream: int) -> None:
     """Serve at a free port of the loopback, which is printed; the server listens on port `upstream` there."""
+    uploads: dict[str, Upload] = {}
 
     class Handler(KeptAlive):
         server_side: http.client.HTTPConnection | None = None
@@ -72,7 +78,7 @@ def main(upstream: int) -> None:
             sources: list[str] = []
             if method == "POST" and path.startswith(("/storage/", "/batch/")):
                 sources, path, body = _copies_for_moves(path, body)
-            status, given, answer = self._asked(method, path, body, headers)
+            status, given, answer = self._done(method, path, body, headers)
             codes = re.findall(rb"^HTTP/1\.1 (\d+)", answer, re.MULTILINE) or [b"%d" % status]
             for source, code in zip(sources, codes, strict=False):
                 if code == b"200":
@@ -88,6 +94,8 @@ def main(upstream: int) -> None:
                 if name.lower() == "content-length" and self.command == "HEAD":
                     length = int(value)
                 elif name.lower() == "location":
+                    if begun := _UPLOAD.search(value):
+                        uploads[begun[1]] = Upload()
                     self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)
@@ -102,9 +110,20 @@ def main(upstream: int) -> None:
                 self.server_side.close()
             super().finish()
 
-        def _asked(
-            self, method: str, path: str, body: bytes, headers: dict[str, str]
-        ) -> tuple[int, list[tuple[str, str]], bytes]:
+        def _done(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+            named = _UPLOAD.search(path)
+            upload = uploads.get(named[1]) if named and method != "DELETE" else None
+            is_whole = len(body) == int(self.headers.get("Content-Length") or len(body))
+            if upload is None:
+                if not is_whole:
+                    raise ConnectionAbortedError("the request broke off")
+                return self._asked(method, path, body, headers)
+            kept = {name: value for name, value in headers.items() if name.lower() != "content-range"}
+            store = partial(self._asked, method, path, headers=kept)
+            said = self.headers.get("Content-Range")
+            return google_uploads.put(upload, said, body, store, is_whole=is_whole)
+
+        def _asked(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
             if self.server_side is None:
                 self.server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
             self.server_side.request(method, path, body, {**headers, "Content-Length": str(len(body))})

@@ -4,7 +4,8 @@
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
 
 A function of (method, path) decides on the fault of each request; None lets it through. `LOSE` carries the request out
-and closes the connection without an answer, so the client cannot know. `CUT` closes it before anything was done.
+and closes the connection without an answer, so the client cannot know. `CUT` closes it before anything was done, `HALF`
+in the middle of the request's body.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Fault:
     code: str = ""  # of S3, in the answer's body
     headers: tuple[tuple[str, str], ...] = ()
     cut: bool = False  # closed before the server sees it
+    half: bool = False  # closed when the server has the first half of the body
     late: bool = False  # with `cut`: the server sees it when `deliver` is called
     continued: bool = False  # with `status`: in one piece with "100 Continue", to a request that expects one in vain
     twice: bool = False  # the server does it twice; the second answer counts
@@ -42,6 +44,7 @@ class Fault:
 
 
 CUT: Final = Fault(cut=True)
+HALF: Final = Fault(half=True)
 LOSE: Final = Fault(lose=True)
 UNCONDITIONAL: Final = Fault(without="if-none-match")
 SLOW_DOWN: Final = Fault(status=503, code="SlowDown")
@@ -73,7 +76,9 @@ def each(*given: Decide) -> Decide:
 
 
 def at_most(most: int, decide: Decide) -> Decide:
-    """Return a decision that lets a request through which has met `most` faults in a row."""
+    """Return a decision that lets a request through which has met `most` faults in a row. An upload to Google meets no
+    more in all: the questions how far it is, which are answered in between, have the path of its data.
+    """
     lock, in_a_row = threading.Lock(), dict[str, int]()
 
     def limited(method: str, path: str) -> Fault | None:
@@ -81,7 +86,8 @@ def at_most(most: int, decide: Decide) -> Decide:
         with lock:
             met = in_a_row.get(f"{method} {path}", 0)
             fault = None if met == most else fault
-            in_a_row[f"{method} {path}"] = 0 if fault is None else met + 1
+            passed = met if "upload_id=" in path else 0
+            in_a_row[f"{method} {path}"] = passed if fault is None else met + 1
         return fault
 
     return limited
@@ -132,7 +138,9 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
                 time.sleep(fault.delay_seconds)
                 if fault.late:
                     proxy.late.append(partial(ask, self.command, self.path, dict(self.headers.items()), body))
-                if fault.cut:
+                if fault.half:
+                    send_half(self.command, self.path, dict(self.headers.items()), body)
+                if fault.cut or fault.half:
                     return self._close()
                 if fault.status:
                     return self._refuse(fault, is_empty=not body)
@@ -147,6 +155,8 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
             for name, value in headers:
                 if name.lower() == "content-length" and self.command == "HEAD":
                     length = int(value)  # the size of a body that is not sent
+                elif name.lower() == "location":  # where Google's uploads go: through here too
+                    self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)
             self.send_header("Content-Length", str(length))
@@ -189,6 +199,17 @@ def s3_proxy(upstream: int, decide: Decide = lambda method, path: None) -> Itera
         server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
         server_side.request(method, path, body, _to_server(headers.items(), body))
         server_side.getresponse().read()
+        server_side.close()
+
+    def send_half(method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
+        server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
+        server_side.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in _to_server(headers.items(), body).items():
+            server_side.putheader(name, value)
+        server_side.endheaders(body[: len(body) // 2])
+        server_side.sock.shutdown(socket.SHUT_WR)
+        while server_side.sock.recv(1 << 16):  # until the server is done with it
+            pass
         server_side.close()
 
     class Server(ThreadingHTTPServer):

@@ -311,6 +311,7 @@ def test_a_slow_and_faulty_server_costs_time_alone(server, request, tmp_path, ca
         ):
             assert main([*words, "--no-progress"]) == 0  # else stderr would have a line each minute
     assert len(proxy.happened) > 50
+    assert any(asked.startswith("PUT ") and "segments" in unquote(asked) for asked in proxy.happened)  # data of uploads
     assert capsys.readouterr().err == ""
     run("compact", EXAMPLE, "--store", tmp_path / "store", *compact[2:])
     assert logs_and_indexes(f"{place}/store") == logs_and_indexes(str(tmp_path / "store"))

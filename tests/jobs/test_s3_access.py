@@ -395,6 +395,21 @@ def test_a_damaged_newest_commit_is_told(port: int) -> None:
         open_state(uri).checkpoints()
 
 
+@pytest.mark.parametrize("data", [b"", b"PAR1 as if", None], ids=["empty", "changed", "gone"])
+def test_a_damaged_file_of_a_table_is_told_as_on_a_disk(port: int, data: bytes | None) -> None:
+    state = open_state(f"{BUCKET}/damaged-{data}")
+    writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
+    [path] = state.head("compaction_checkpoints").files()
+    full = state.root.full(f"state/compaction_checkpoints/{path}")
+    if data is None:
+        state.root.filesystem.delete_file(full)
+    else:
+        with state.root.filesystem.open_output_stream(full, compression=None) as stream:
+            stream.write(data)
+    with pytest.raises(DamagedTableError, match=f"{path}: expected the rows of a table, found "):
+        open_state(state.root.uri).checkpoints()
+
+
 def test_writers_race_while_answers_are_lost_and_writers_killed(port):
     with losing(3) as lost:
         out = race(f"{BUCKET}/race", 4, 4, kill=2, seed=1)

@@ -7,9 +7,10 @@ import json
 import pyarrow as pa
 import pytest
 
-from lastkey.logformat.access_error import DENIED, NO_BUCKET, NO_CREDENTIALS, UNREACHABLE
+from lastkey.logformat.access_error import DENIED, NO_BUCKET, NO_CREDENTIALS, UNREACHABLE, AccessError
 from lastkey.logformat.azure_access import azure_access
 from lastkey.logformat.clouds import access_error, bucket_address, delta_place
+from lastkey.logformat.errors import stopped
 from lastkey.logformat.locations import SecretInUriError, as_hadoop_names_it, canonical, file_system
 
 AZURES = "https://me.blob.core.windows.net"
@@ -104,6 +105,16 @@ def test_another_server_of_google_is_asked_without_credentials(monkeypatch):
 def test_words_of_the_libraries(said, kind, where, found):
     error = access_error(said)
     assert error is not None and (error.kind, error.where, error.found) == (kind, where, found)
+
+
+def test_a_write_that_azure_refuses_is_the_containers_fault(monkeypatch):
+    """A read is not: the role may lack that one file."""
+    refused = "failed for 'https://me.blob.core.windows.net/c/x'. Azure Error: [AuthorizationPermissionMismatch] 403 no"
+    monkeypatch.setattr("lastkey.logformat.azure_access.blamed", lambda said: ("az://c", lambda: None))  # it is there
+    for name in ("UploadFrom", "StageBlock", "CommitBlockList"):
+        with pytest.raises(AccessError, match="access is denied: AuthorizationPermissionMismatch: no"):
+            stopped(OSError(f"{name} {refused}"), "t-0")
+    assert stopped(OSError(f"GetProperties {refused}"), "t-0").kind == "unwritable"
 
 
 def test_a_blob_that_is_not_there_is_no_fault_of_the_store():
