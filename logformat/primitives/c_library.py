@@ -22,10 +22,16 @@ def load(package: str, module: str, system: str, symbols: tuple[str, ...]) -> ct
     spec = importlib.util.find_spec(package)  # its other parts are not imported
     found = PathFinder.find_spec(module, spec.submodule_search_locations) if spec is not None else None
     candidates = [found.origin if found is not None else None, ctypes.util.find_library(system)]
+    why = []
     for candidate in filter(None, candidates):
-        library = ctypes.CDLL(candidate)
+        try:
+            library = ctypes.CDLL(candidate)
+        except OSError as error:  # of another machine, say: the system's may do
+            why.append(str(error))
+            continue
         if all(hasattr(library, symbol) for symbol in symbols):
             for symbol in symbols:
                 binding.add_symbol(symbol, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
             return library
-    raise ImportError(f"no library with {', '.join(symbols)}: neither {package}.{module} nor a system library {system}")
+    found_instead = "; ".join(why) or f"neither {package}.{module} nor a system library {system} has them"
+    raise ImportError(f"no C library with {', '.join(symbols)}: {found_instead}; install the package {package} again")
