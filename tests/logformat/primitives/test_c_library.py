@@ -23,6 +23,11 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / "_library.so"
 
 
+def test_no_system_library_is_looked_for_where_the_wheel_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: pytest.fail("it runs programs"))
+    assert c_library.load("lz4", "_version", "lz4", (SYMBOL,))._name == lz4_kernels._LIBRARY._name
+
+
 @pytest.mark.parametrize("package", ["another_machines", "no_such_package"])
 def test_the_systems_library_does_where_the_wheels_does_not_load(
     package: str, broken: Path, monkeypatch: pytest.MonkeyPatch
