@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -153,7 +154,9 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:  # a cluster's own pyspark was not installed by pip
-        return str(importlib.import_module(package).__version__)
+        with contextlib.suppress(ModuleNotFoundError):
+            return str(importlib.import_module(package).__version__)
+        return "none"  # the system's library does the work of lz4 or zstandard
 
 
 def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:

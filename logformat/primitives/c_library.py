@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 
 from llvmlite import binding
@@ -19,13 +20,26 @@ def load(package: str, module: str, system: str, symbols: tuple[str, ...]) -> ct
     A wheel of `package` has the library inside of its extension `module`; one built against the system's library
     `system` links to that. Raises ImportError if neither has all of them.
     """
-    spec = importlib.util.find_spec(package)  # its other parts are not imported
-    found = PathFinder.find_spec(module, spec.submodule_search_locations) if spec is not None else None
-    candidates = [found.origin if found is not None else None, ctypes.util.find_library(system)]
-    for candidate in filter(None, candidates):
-        library = ctypes.CDLL(candidate)
+    why = []
+    for candidate in _candidates(package, module, system):
+        try:
+            library = ctypes.CDLL(candidate)
+        except OSError as error:  # of another machine, say: the system's may do
+            why.append(str(error))
+            continue
         if all(hasattr(library, symbol) for symbol in symbols):
             for symbol in symbols:
                 binding.add_symbol(symbol, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
             return library
-    raise ImportError(f"no library with {', '.join(symbols)}: neither {package}.{module} nor a system library {system}")
+    found_instead = "; ".join(why) or f"neither {package}.{module} nor a system library {system} has them"
+    raise ImportError(f"no C library with {', '.join(symbols)}: {found_instead}; install the package {package} again")
+
+
+def _candidates(package: str, module: str, system: str) -> Iterator[str]:
+    spec = importlib.util.find_spec(package)  # its other parts are not imported
+    found = PathFinder.find_spec(module, spec.submodule_search_locations) if spec is not None else None
+    if found is not None and found.origin is not None:
+        yield found.origin
+    named = ctypes.util.find_library(system)  # only if it is needed: this runs programs, for up to 40 ms
+    if named is not None:
+        yield named

@@ -11,6 +11,7 @@ from lastkey.jobs import vacuum
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import waves
+from lastkey.jobs.compact.commit import _version
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.paths import COMMITTED
@@ -98,3 +99,8 @@ def test_a_run_that_comes_second_says_nothing_of_what_a_vacuum_has_taken(second)
     with pytest.raises(ConflictError):
         waves._wave_committer(open_state(str(maker.store)), [late], report)()
     assert COMMITTED not in {path.name for path in maker.run_folder("t", 0, 1).iterdir()}
+
+
+def test_a_package_that_is_not_there_has_no_version():
+    assert _version("pyarrow").count(".") == 2
+    assert _version("no-such-package") == "none"

@@ -1,0 +1,44 @@
+"""C libraries where the wheel has none that can be used."""
+
+from __future__ import annotations
+
+import ctypes.util
+from pathlib import Path
+
+import pytest
+
+from lastkey.logformat.primitives import c_library, lz4_kernels
+
+SYMBOL = "LZ4_versionNumber"  # which no kernel calls
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the extension of a package, which is no library at all."""
+    package = tmp_path / "another_machines"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "_library.so").write_bytes(b"of another processor")
+    monkeypatch.syspath_prepend(tmp_path)
+    return package / "_library.so"
+
+
+def test_no_system_library_is_looked_for_where_the_wheel_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: pytest.fail("it runs programs"))
+    assert c_library.load("lz4", "_version", "lz4", (SYMBOL,))._name == lz4_kernels._LIBRARY._name
+
+
+@pytest.mark.parametrize("package", ["another_machines", "no_such_package"])
+def test_the_systems_library_does_where_the_wheels_does_not_load(
+    package: str, broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", {"lz4": lz4_kernels._LIBRARY._name}.get)
+    assert c_library.load(package, "_library", "lz4", (SYMBOL,))._name == lz4_kernels._LIBRARY._name
+
+
+def test_no_library_is_named_with_what_to_do(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    with pytest.raises(ImportError, match=f"{SYMBOL}: {broken}: .*; install the package another_machines again"):
+        c_library.load("another_machines", "_library", "lz4", (SYMBOL,))
+    with pytest.raises(ImportError, match=f"{SYMBOL}: neither no_such_package._library nor a system library lz4 has"):
+        c_library.load("no_such_package", "_library", "lz4", (SYMBOL,))
