@@ -33,6 +33,7 @@ from lastkey.logformat.access_error import (
     BUSY,
     DENIED,
     EXPIRED,
+    LOST,
     NO_BUCKET,
     NO_CREDENTIALS,
     REGION,
@@ -59,6 +60,7 @@ SIGNS: Final = (
            r"(?:^|\W)5\d\d (?:Service|Internal|Bad|Gateway)"),
     (UNREACHABLE, r"NETWORK_CONNECTION|curlCode|REQUEST_TIMEOUT|error sending request|HTTP error|"
                   r"client error \(\w+\)|operation timed out|error decoding response body"),
+    (LOST, r"NO_SUCH_UPLOAD|NoSuchUpload"),  # the server has forgotten it: it must begin anew
     (BAD_REQUEST, r"HTTP status 400|400 Bad Request"),
 )  # fmt: skip
 _OF_S3: Final = re.compile(

@@ -445,19 +445,23 @@ def test_a_token_that_expires_while_tasks_run(port, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "engine", "words"),
+    [(Fault(status=403, code="AccessDenied"), "spark", "access is denied"),
+     (Fault(status=404, code="NoSuchUpload"), "threads", "an upload was lost")],
+)  # fmt: skip
+def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, fault, engine, words):
     """As where reading is refused: one line and exit code 5; no partition is said to be uncleanable."""
     filesystem, path = file_system(f"{BUCKET}/example")
     pafs.copy_files(str(ROOT / "examples" / "archive"), path, destination_filesystem=filesystem)
-    denied = Fault(status=403, code="AccessDenied")
-    refused = lambda method, path: denied if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
-    words = ["compact", f"{BUCKET}/example", "--store", f"{BUCKET}/denied", "--config", "examples/topics.toml"]
+    refused = lambda method, path: fault if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
+    command = [str(ROOT / "spark-submit.sh"), "compact", f"{BUCKET}/example", "--store", f"{BUCKET}/denied", "--engine"]
     with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "LASTKEY_VENV": sys.prefix}):
-        command = [str(ROOT / "spark-submit.sh"), *words, "--now", "1795300000000"]
+        command += [engine, "--config", "examples/topics.toml", "--now", "1795300000000"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert proxy.happened
     assert done.returncode == 5, done.stdout
-    assert "access is denied" in done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize("key", ["/double", "a//b"])
