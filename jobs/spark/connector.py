@@ -49,7 +49,6 @@ _FETCHED: Final = {
     "gs": ("Google", _GOOGLES["fs.gs.impl"], jars.GOOGLE),
 }
 _OURS: Final = "lastkey"  # source of the settings that are ours, in Hadoop's words
-_DEFAULTS: Final = "core-default.xml"
 
 
 def connect(spark: SparkSession, uri: str) -> None:
@@ -64,8 +63,8 @@ def connect(spark: SparkSession, uri: str) -> None:
     version, loader = hadoop.util.VersionInfo.getVersion(), conf.getClassLoader()
     if scheme in _FETCHED and version == jars.HADOOP and not _has(loader, conf.get(f"fs.{scheme}.impl")):
         _add_jars(context, loader, *_FETCHED[scheme])
-        tell(conf, _GOOGLES if scheme == "gs" else {})
-    tell(conf, hadoop_settings(canonical(uri)))
+        tell(hadoop, conf, _GOOGLES if scheme == "gs" else {})
+    tell(hadoop, conf, hadoop_settings(canonical(uri)))
     try:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
     except Py4JJavaError as error:
@@ -76,11 +75,13 @@ def connect(spark: SparkSession, uri: str) -> None:
         ) from error
 
 
-def tell(conf: Any, settings: Mapping[str, str]) -> None:
-    """Set what the user has not set in Hadoop's configuration."""
+def tell(hadoop: Any, conf: Any, settings: Mapping[str, str]) -> None:
+    """Set what the user has not set in Hadoop's configuration `conf`. A cluster's files may repeat the defaults."""
+    defaults = hadoop.conf.Configuration(False)
+    defaults.addResource("core-default.xml")
     for key, value in settings.items():
-        sources = conf.getPropertySources(key)
-        if sources is None or list(sources)[-1] in (_OURS, _DEFAULTS):
+        source = [_OURS, *(conf.getPropertySources(key) or ())][-1]
+        if source == _OURS or (source.endswith(".xml") and conf.getRaw(key) == defaults.getRaw(key)):
             conf.set(key, value, _OURS)
 
 

@@ -84,12 +84,17 @@ def test_each_jar_has_coordinates():
 
 @pytest.mark.spark
 def test_settings_of_the_user_win(spark):
-    conf = spark.sparkContext._jvm.org.apache.hadoop.conf.Configuration()
-    conf.set("fs.s3a.endpoint", "http://mine", "spark")
-    for region in ("one", "two"):  # ours may change
-        connector.tell(conf, {"fs.s3a.endpoint": "http://ours", "fs.s3a.endpoint.region": region, PROVIDER: "P"})
-    found = [conf.get(name) for name in ("fs.s3a.endpoint", "fs.s3a.endpoint.region", PROVIDER)]
-    assert found == ["http://mine", "two", "P"]
+    hadoop = spark.sparkContext._jvm.org.apache.hadoop
+    conf, endpoint, region, style = (
+        hadoop.conf.Configuration(),
+        *(f"fs.s3a.{name}" for name in ("endpoint", "endpoint.region", "path.style.access")),
+    )
+    conf.set(endpoint, "http://mine", "spark")
+    conf.set(style, conf.get(style), "spark")  # a default, but of the user's choice
+    conf.set(PROVIDER, conf.getRaw(PROVIDER), "yarn-site.xml")  # a cluster's file that repeats all defaults
+    for ours in ("one", "two"):  # ours may change
+        connector.tell(hadoop, conf, {endpoint: "http://ours", region: ours, style: "true", PROVIDER: "P"})
+    assert [conf.get(name) for name in (endpoint, region, style, PROVIDER)] == ["http://mine", "two", "false", "P"]
 
 
 @pytest.mark.spark

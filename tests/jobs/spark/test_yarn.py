@@ -18,12 +18,11 @@ from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner
-from pyarrow import fs as pafs
 
 import lastkey
 from lastkey.jobs.command import cli
-from lastkey.logformat.locations import file_system
-from tests.builders.s3_server import BUCKET, CREDENTIALS, s3_server
+from tests.builders.cloud_servers import azure_environment, azure_server, gcs_server
+from tests.builders.s3_server import CREDENTIALS, get, put, s3_server
 from tests.builders.trees import files_in, files_of
 from tests.kafka_lab.waiting import wait_until
 from tests.yarn_lab import SPARK, Yarn
@@ -230,34 +229,50 @@ def test_other_jobs_in_client_mode_until_the_application_is_killed(yarn, pack, h
         assert json.loads(found[name])["engine"]["tasks"] > 0, name
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here") != {}
     assert found["inspect"] == alone["inspect"] != ""
-    minutes: dict[str, list[int]] = {}
-    for row in json.loads(found["lookup"])["partitions"]:
-        minutes.setdefault(row["topic"], []).append(row["first_offset"])
-    assert minutes == AT_HALF_PAST_TWO
+    assert first_offsets(found["lookup"]) == AT_HALF_PAST_TWO
     error = json.loads(found["killed"])["error"]
     assert (code, error["kind"], error["exit_code"]) == (5, "SparkEndedError", 5), said
     assert "state KILLED" in said  # Spark's own line
     assert "unexpected:" not in said
 
 
-def test_compact_in_cluster_mode_with_archive_and_store_in_a_bucket(yarn, pack, here, config, tmp_path):
-    with s3_server() as port:
-        put_examples()
-        settings = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+CLOUDS = [
+    (s3_server, "s3", lambda port: {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}),
+    pytest.param(azure_server, "az", azure_environment, marks=pytest.mark.clouds),
+    pytest.param(
+        gcs_server, "gs", lambda port: {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}, marks=pytest.mark.clouds
+    ),
+]
+
+
+@pytest.mark.parametrize(("server", "scheme", "environment_of"), CLOUDS)
+def test_archive_store_and_tables_in_a_bucket(yarn, pack, here, config, tmp_path, server, scheme, environment_of):
+    """`compact` in cluster mode; then tables, which Spark itself keeps in the bucket by a connector, in client mode."""
+    with server() as port:
+        put(ARCHIVE, f"{scheme}://logs/archive")
+        settings = {name: value for name, value in environment_of(port).items() if value is not None}
         places = ("spark.executorEnv", "spark.yarn.appMasterEnv")
         options = [f"--conf={place}.{name}={value}" for place in places for name, value in settings.items()]
-        words = compact_words(f"{BUCKET}/archive", f"{BUCKET}/store", config.name)
+        words = compact_words(f"{scheme}://logs/archive", f"{scheme}://logs/store", config.name)
         code, said = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))
         assert code == 0, said
         assert json.loads(said_by_driver(yarn))["exit_code"] == 0
-        filesystem, path = file_system(f"{BUCKET}/store")
-        pafs.copy_files(path, str(tmp_path / "store"), source_filesystem=filesystem)
+        get(f"{scheme}://logs/store", tmp_path / "store")
+        lookup = ["lookup", f"{scheme}://logs/archive", "--store", f"{scheme}://logs/minutes"]
+        lookup += ["--at", "2026-11-21T02:30Z", "--json"]
+        ours = ("--master", "yarn", "--archives", pack, *options)
+        with client(yarn, "./spark-submit.sh", *ours, *lookup, **settings) as run:
+            code, out, said = run.finish()
+        assert code == 0, said
     assert segments(tmp_path / "store") == segments(here)
+    assert first_offsets(out) == AT_HALF_PAST_TWO
 
 
-def put_examples() -> None:
-    filesystem, path = file_system(f"{BUCKET}/archive")
-    pafs.copy_files(str(ARCHIVE), path, destination_filesystem=filesystem)
+def first_offsets(report: str) -> dict[str, list[int]]:
+    minutes: dict[str, list[int]] = {}
+    for row in json.loads(report)["partitions"]:
+        minutes.setdefault(row["topic"], []).append(row["first_offset"])
+    return minutes
 
 
 def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
