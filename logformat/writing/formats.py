@@ -35,7 +35,6 @@ from lastkey.logformat.writing.section_kernels import MEASURED
 Magic = Literal[2, 3]
 # Fields of a row that must be the same after a round trip
 _SAME: Final = tuple(name for name in BATCH.names or () if name not in ("position", "size", "crc", "magic"))
-_SOFT_BYTES: Final = 8 << 20  # decompressed bytes worked on at once: they are there five times, at worst
 _MOST_BYTES: Final = 2**31 - 1 - 128  # of a batch of magic 2
 
 
@@ -55,8 +54,8 @@ class Converter:
     def __init__(self, magic: Magic, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         """max_batch_bytes: batches of magic 2 that decompress to more stay as they are."""
         self.magic = magic
-        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=_SOFT_BYTES)
-        self._again = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=_SOFT_BYTES)
+        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
+        self._again = BodyLoader(max_batch_bytes=max_batch_bytes)
 
     def convert(
         self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void], path: str

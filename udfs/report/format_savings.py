@@ -28,7 +28,6 @@ from lastkey.udfs.storage import open_root, opened
 
 CHANGES: Final = ("header", "attributes", "lengths", "steps", "columns")
 BATCH_SIZES: Final = (1, 2, 10, 100, 1000, 10_000)  # records a batch: from each on, up to the next one
-_SOFT_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def _segment(segment: ListedSegment, task: FormatTask, sums: dict[tuple[int, int
     """Add a segment's batches to the sums; return how many stay in magic 2."""
     buffer = ChunkBuffer(task.chunk_bytes, task.max_batch_bytes)
     converter = Converter(3, max_batch_bytes=task.max_batch_bytes)
-    loader = BodyLoader(max_batch_bytes=task.max_batch_bytes, soft_bytes=_SOFT_BYTES)
+    loader = BodyLoader(max_batch_bytes=task.max_batch_bytes)
     stayed = 0
     with opened(open_root(segment.root), segment.path) as file:
         for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail()):
