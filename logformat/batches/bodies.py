@@ -24,10 +24,9 @@ from lastkey.logformat.primitives.codec import (
     Scratch,
     decompress_into,
     read_body,
-    unpack_frames,
-    unpack_small,
+    unpack_many,
 )
-from lastkey.logformat.primitives.small_body_kernels import MOST_COMPRESSED
+from lastkey.logformat.primitives.small_body_kernels import ASK_LIBRARY, MOST_COMPRESSED
 from lastkey.logformat.primitives.zstd_kernels import DONE
 
 SOFT_BYTES: Final = 8 << 20  # decompressed bytes worked on at once; tuned: with 32 MiB lz4 and zstd take 3 % longer
@@ -222,14 +221,11 @@ class BodyLoader:
             stop = self.soft_bytes - 2 * held
             places = raw, starts[done:last], stops[done:last], scratch, at, stop, limit, ends[done:]
             if way[done] != _ONE_BY_ONE:
-                if way[done] == CODEC_SNAPPY:
-                    more, at, status = unpack_small(*places)
-                else:
-                    more, at, status, _ = unpack_frames(int(way[done]), *places)
+                more, at, status, _ = unpack_many(int(way[done]), *places)
                 done += more
                 if status == DONE:
                     continue
-                if way[done] != CODEC_SNAPPY:
+                if status != ASK_LIBRARY:
                     last = done + 1  # raises the error of this body
             done, at, held = self._unpack_each(
                 raw, raw_position, part, bodies, order, done, last, at, held, v3, stored, ends, path

@@ -40,7 +40,7 @@ from lastkey.logformat.primitives import zstd_kernels as zstd
 
 Source: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 
-MANY_A_CALL: Final = (CODEC_LZ4, CODEC_ZSTD)  # their libraries are called from kernels: `unpack_frames`
+MANY_A_CALL: Final = (CODEC_LZ4, CODEC_ZSTD)  # their libraries are called from kernels: `unpack_many`
 
 _I32: Final = struct.Struct(">i")
 
@@ -220,7 +220,7 @@ def _read_snappy_block(block: memoryview, out: Scratch, at: int, written: int, l
 
 def _read_frames(codec: int, view: memoryview, out: Scratch, at: int, limit: int, magic: int) -> int:
     place, ends = np.array([0, len(view)]), np.empty(1, np.int64)
-    _, end, status, error = unpack_frames(
+    _, end, status, error = unpack_many(
         codec, np.asarray(view), place[:1], place[1:], out, at, at + 1, limit, ends, any_lz4_descriptor=magic == 0
     )
     if status == zstd.TOO_LARGE:
@@ -230,7 +230,7 @@ def _read_frames(codec: int, view: memoryview, out: Scratch, at: int, limit: int
     return end - at
 
 
-def unpack_frames(
+def unpack_many(
     codec: int,
     source: NDArray[np.uint8],
     starts: NDArray[np.int64],
@@ -243,40 +243,23 @@ def unpack_frames(
     *,
     any_lz4_descriptor: bool = False,
 ) -> tuple[int, int, int, int]:
-    """Decompress many bodies of lz4 or zstd in one call: `decompress_bodies` of its kernels, but `out` grows."""
+    """Decompress many bodies of one codec in one call: `decompress_bodies` of its kernels, but `out` grows.
+
+    codec: one of MANY_A_CALL, or snappy: small bodies, as `small_body_kernels` reads them.
+    """
     done = 0
     while True:
         places = source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
         if codec == CODEC_ZSTD:
             n, at, status, detail = zstd.decompress_bodies(_KEPT.reader.address, *places)
-        else:
+        elif codec == CODEC_LZ4:
             n, at, status, detail = lz4.decompress_bodies(*places, any_lz4_descriptor)
+        else:
+            n, at, status, detail = small.decompress_bodies(*places)
         done += n
         if status != zstd.MORE_ROOM:
             return done, at, status, detail
         out.reserve(detail)
-
-
-def unpack_small(
-    source: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    out: Scratch,
-    at: int,
-    stop: int,
-    limit: int,
-    out_ends: NDArray[np.int64],
-) -> tuple[int, int, int]:
-    """Decompress many small bodies of snappy in one call: `small_body_kernels.decompress_small`, but `out` grows."""
-    done = 0
-    while True:
-        n, at, status = small.decompress_small(
-            source, starts[done:], ends[done:], out.array, at, stop, limit, out_ends[done:]
-        )
-        done += n
-        if status != zstd.MORE_ROOM:
-            return done, at, status
-        out.reserve(at + small.MOST)
 
 
 class _Kept(threading.local):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.jit import CHECKED, inline, kernel
 from lastkey.logformat.primitives import c_library
-from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_u32_le
+from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_u32_le, store_u32_le
 from lastkey.logformat.primitives.xxhash_kernels import xxh32
 from lastkey.logformat.primitives.zstd_kernels import BROKEN, DONE, MORE_ROOM, TOO_LARGE
 
@@ -219,17 +219,11 @@ def compress_bodies(
             if not 0 < written < size:
                 copy_bytes(out, at + 4, source, pos, size)
                 written, word = size, size | _STORED
-            _store_le(out, at, word)
+            store_u32_le(out, at, word)
             at += 4 + written
-        _store_le(out, at, 0)
+        store_u32_le(out, at, 0)
         at += 4
         out_ends[i] = at
-
-
-@inline
-def _store_le(out: NDArray[np.uint8], at: int, word: int) -> None:
-    for i in range(4):
-        out[at + i] = word >> 8 * i & 0xFF
 
 
 @kernel

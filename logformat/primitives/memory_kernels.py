@@ -52,7 +52,7 @@ def _loader(width: int, big_endian: bool, result: Any) -> Any:
     return intrinsic(load)
 
 
-def _storer(width: int, value_type: Any) -> Any:
+def _storer(width: int, big_endian: bool, value_type: Any) -> Any:
     n_bytes = ir.Constant(ir.IntType(64), width // 8)
 
     def store(typing_context: Any, array: Any, position: Any, value: Any) -> Any:
@@ -60,9 +60,8 @@ def _storer(width: int, value_type: Any) -> Any:
 
         def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             pointer = _address(context, builder, sig.args[0], args[0], args[1], n_bytes)
-            instruction = builder.store(
-                builder.bswap(args[2]), builder.bitcast(pointer, ir.IntType(width).as_pointer())
-            )
+            word = builder.bswap(args[2]) if big_endian else args[2]
+            instruction = builder.store(word, builder.bitcast(pointer, ir.IntType(width).as_pointer()))
             instruction.align = 1
             return context.get_dummy_value()
 
@@ -76,9 +75,10 @@ load_u32_le = _loader(32, False, types.uint32)
 load_i64 = _loader(64, True, types.int64)  # (array, position) -> int64, big-endian as Kafka writes
 load_i32 = _loader(32, True, types.int32)
 load_i16 = _loader(16, True, types.int16)
-store_i64 = _storer(64, types.int64)  # (array, position, value), big-endian
-store_i32 = _storer(32, types.int32)
-store_i16 = _storer(16, types.int16)
+store_u32_le = _storer(32, False, types.uint32)
+store_i64 = _storer(64, True, types.int64)  # (array, position, value), big-endian
+store_i32 = _storer(32, True, types.int32)
+store_i16 = _storer(16, True, types.int16)
 
 
 def _copy(typing_context: Any, target: Any, target_position: Any, source: Any, source_position: Any, count: Any) -> Any:

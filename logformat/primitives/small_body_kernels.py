@@ -20,7 +20,7 @@ from lastkey.logformat.primitives.zstd_kernels import DONE, MORE_ROOM
 MOST_COMPRESSED: Final = 1 << 11  # bytes of a body; the library is faster with larger ones
 MOST: Final = 1 << 15  # bytes that it decompresses to: one block of snappy-java
 
-ASK_LIBRARY: Final = 4  # a status of decompress_small, beside those of zstd_kernels
+ASK_LIBRARY: Final = 4  # a status of decompress_bodies, beside those of zstd_kernels
 
 _XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big", signed=True)
 _XERIAL_HEADER: Final = 16
@@ -111,7 +111,7 @@ def _snappy_frame(source: NDArray[np.uint8], pos: int, end: int, out: NDArray[np
 
 
 @kernel
-def decompress_small(
+def decompress_bodies(
     source: NDArray[np.uint8],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
@@ -120,24 +120,20 @@ def decompress_small(
     stop: int,
     limit: int,
     out_ends: NDArray[np.int64],
-) -> tuple[int, int, int]:
-    """Decompress the bodies source[starts[i]:ends[i]], one behind the other, into `out` from byte `at` on, until `stop`
-    is reached.
-
-    limit: most bytes of one body; out_ends: int64[n], written: where each ends in
-    `out`. Returns (bodies done, bytes of `out` in use, status). The status tells of the first body that is not done:
-    MORE_ROOM (`out` needs MOST bytes more) or ASK_LIBRARY.
+) -> tuple[int, int, int, int]:
+    """Decompress the bodies source[starts[i]:ends[i]] one behind the other, as `zstd_kernels.decompress_bodies` does
+    and returns; but all that it does not read has the status ASK_LIBRARY.
     """
     n = starts.shape[0]
     for i in range(n):
         if at >= stop:
-            return i, at, DONE
+            return i, at, DONE, 0
         if out.shape[0] - at < MOST:
-            return i, at, MORE_ROOM
+            return i, at, MORE_ROOM, at + MOST
         most = at + min(limit, MOST)
         after = _snappy_frame(source, starts[i], ends[i], out, at, most)
         if after < 0:
-            return i, at, ASK_LIBRARY
+            return i, at, ASK_LIBRARY, 0
         at = after
         out_ends[i] = at
-    return n, at, DONE
+    return n, at, DONE, 0

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import google_crc32c
 import numpy as np
@@ -119,11 +119,13 @@ def _load(n_bytes: int, order: str, number: Callable[[int], Any], *, signed: boo
     return load
 
 
-def _store(n_bytes: int) -> Callable[..., None]:
+def _store(n_bytes: int, order: Literal["little", "big"] = "big", *, signed: bool = True) -> Callable[..., None]:
     def store(buf: _Numbers, position: int, value: int) -> None:
         if not 0 <= position <= len(buf) - n_bytes:
             raise IndexError("bytes outside of the array")
-        buf.array[position : position + n_bytes] = np.frombuffer(int(value).to_bytes(n_bytes, "big", signed=True), "u1")
+        buf.array[position : position + n_bytes] = np.frombuffer(
+            int(value).to_bytes(n_bytes, order, signed=signed), "u1"
+        )
 
     return store
 
@@ -161,6 +163,7 @@ def install() -> None:
     memory.load_u64_le = _load(8, "little", np.uint64, signed=False)
     memory.load_u32_le = _load(4, "little", int, signed=False)
     memory.load_i64, memory.load_i32, memory.load_i16 = (_load(n, "big", int, signed=True) for n in (8, 4, 2))
+    memory.store_u32_le = _store(4, "little", signed=False)
     memory.store_i64, memory.store_i32, memory.store_i16 = map(_store, (8, 4, 2))
     memory.copy_bytes, memory.prefetch = _copy, lambda array, i: None
     from lastkey.logformat.batches import pread_kernels

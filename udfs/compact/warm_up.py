@@ -11,8 +11,8 @@ from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import NO_END, Chunk
 from lastkey.logformat.batches.walk_kernels import walk_batches
-from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD
-from lastkey.logformat.primitives.codec import MANY_A_CALL, Scratch, pack_bodies, unpack_frames, unpack_small
+from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_SNAPPY
+from lastkey.logformat.primitives.codec import MANY_A_CALL, Scratch, pack_bodies, unpack_many
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
@@ -54,8 +54,8 @@ def load_kernels() -> None:
     packed = Scratch()
     for codec in MANY_A_CALL:
         ends = pack_bodies(np.array([codec]), raw, np.array([0, len(raw)]), packed, 0)
-        unpack_frames(codec, packed.array, offsets, ends, Scratch(), 0, 1, len(raw), offsets.copy())
-    unpack_small(raw, offsets[:0], offsets[:0], Scratch(), 0, 1, 1, offsets[:0])
+        unpack_many(codec, packed.array, offsets, ends, Scratch(), 0, 1, len(raw), offsets.copy())
+    unpack_many(CODEC_SNAPPY, raw, offsets[:0], offsets[:0], Scratch(), 0, 1, 1, offsets[:0])
     indexes = IndexBuilder(0, 4096, 1 << 20)
     indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
     indexes.finish()

@@ -30,7 +30,7 @@ from lastkey.logformat.primitives.codec import (
     compress,
     decompress_into,
     pack_bodies,
-    unpack_frames,
+    unpack_many,
 )
 from lastkey.logformat.primitives.lz4_kernels import HEADER as LZ4_HEADER
 from lastkey.logformat.primitives.zstd_kernels import BROKEN, DONE, TOO_LARGE
@@ -431,7 +431,7 @@ def unpacked(codec, bodies, *, stop=1 << 40, limit=MIB, at=5):
     ends = np.cumsum([len(body) + 2 for body in bodies])
     out, out_ends = Scratch(8), np.empty(len(bodies), np.int64)
     starts = ends - [len(body) for body in bodies]
-    done, end, status, _ = unpack_frames(codec, source, starts, ends, out, at, stop, limit, out_ends)
+    done, end, status, _ = unpack_many(codec, source, starts, ends, out, at, stop, limit, out_ends)
     places = [at, *out_ends[:done].tolist()]
     assert end == places[-1]
     return [out.array[a:b].tobytes() for a, b in pairwise(places)], status

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_SNAPPY
 from lastkey.logformat.primitives import small_body_kernels as small
-from lastkey.logformat.primitives.codec import Scratch, compress, decompress_into, unpack_small
+from lastkey.logformat.primitives.codec import Scratch, compress, decompress_into, unpack_many
 
 LIMIT = 1 << 20
 
@@ -30,7 +30,7 @@ def in_kernel(bodies: list[bytes], **given: int) -> tuple[list[bytes], int]:
     ends = np.cumsum(sizes + 2)
     out, out_ends = Scratch(8), np.empty(len(bodies), np.int64)
     stop, limit = given.get("stop", 1 << 40), given.get("limit", LIMIT)
-    done, end, status = unpack_small(source, ends - sizes, ends, out, 5, stop, limit, out_ends)
+    done, end, status, _ = unpack_many(CODEC_SNAPPY, source, ends - sizes, ends, out, 5, stop, limit, out_ends)
     places = [5, *out_ends[:done].tolist()]
     assert end == places[-1]
     return [out.array[a:b].tobytes() for a, b in pairwise(places)], status
