@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
 import numpy as np
-from llvmlite import binding
 from numba import types
 from numpy.typing import NDArray
 
 from lastkey.logformat.jit import CHECKED, inline, kernel
+from lastkey.logformat.primitives import c_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,19 +50,13 @@ def _load() -> ctypes.CDLL:
             f"google-crc32c runs in plain Python here (implementation {google_crc32c.implementation!r}); "
             "a wheel with its C library is needed"
         )
-    for candidate in _candidates():
-        library = ctypes.CDLL(candidate)
-        if hasattr(library, SYMBOL):
-            return library
     looked_for = ", ".join(f"{folder}/{pattern}" for folder, pattern in _PLACES)
-    raise ImportError(
-        f"no library with the symbol {SYMBOL}: looked for {looked_for} beside the package google_crc32c in "
-        f"{Path(google_crc32c.__file__).parent.parent}, and for a system library crc32c"
-    )
+    site_packages = Path(google_crc32c.__file__).parent.parent
+    nowhere = f"looked for {looked_for} in {site_packages}, and for a system library crc32c"
+    return c_library.first_with((SYMBOL,), _candidates(), "google-crc32c", nowhere)
 
 
 _LIBRARY: Final = _load()  # keeps the address valid
-binding.add_symbol(SYMBOL, ctypes.cast(getattr(_LIBRARY, SYMBOL), ctypes.c_void_p).value)
 _extend: Any = types.ExternalFunction(SYMBOL, types.uint32(types.uint32, types.uintp, types.uintp))
 
 
