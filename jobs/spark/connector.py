@@ -61,10 +61,11 @@ def connect(spark: SparkSession, uri: str) -> None:
     scheme = uri.partition("://")[0]
     hadoop, conf = context._jvm.org.apache.hadoop, context._jsc.hadoopConfiguration()
     version, loader = hadoop.util.VersionInfo.getVersion(), conf.getClassLoader()
+    settings = hadoop_settings(canonical(uri))
     if scheme in _FETCHED and version == jars.HADOOP and not _has(loader, conf.get(f"fs.{scheme}.impl")):
         _add_jars(context, loader, *_FETCHED[scheme])
-        tell(hadoop, conf, _GOOGLES if scheme == "gs" else {})
-    tell(hadoop, conf, hadoop_settings(canonical(uri)))
+        settings = settings | (_GOOGLES if scheme == "gs" else {})
+    tell(hadoop, conf, settings)
     try:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
     except Py4JJavaError as error:
