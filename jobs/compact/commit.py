@@ -136,17 +136,8 @@ def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str)
 @functools.cache  # reading them takes 3 ms, as long as a small partition
 def _versions() -> dict[str, str]:
     packages = (
-        "pyspark",
-        "deltalake",
-        "pyarrow",
-        "numpy",
-        "numba",
-        "google-crc32c",
-        "zstandard",
-        "lz4",
-        "cramjam",
-        "isal",
-    )
+        "pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "lz4", "cramjam", "isal",
+    )  # fmt: skip
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 

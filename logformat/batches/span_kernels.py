@@ -32,9 +32,8 @@ SPAN = np.dtype(
 )
 MIN_RECORD_SIZE: Final = 7  # seven one-byte fields
 
-_KINDS: Final = (
-    8  # keys below 64 bytes, by their whole words of eight: each kind waits until LANES can be hashed at once
-)
+# Kinds of keys, by their whole words of eight bytes, each of which waits until LANES can be hashed at once
+_KINDS: Final = 8
 _ROW, _START, _END = range(3)  # what is kept of a key that waits
 
 # The place of each batch's body.
