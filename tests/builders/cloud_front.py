@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import select
 import shutil
 import sys
 from functools import partial
@@ -152,6 +153,9 @@ def main(upstream: int) -> None:
         def _sent(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
             if self.server_side is None:
                 self.server_side = http.client.HTTPConnection("127.0.0.1", upstream, timeout=60)
+            idle = self.server_side.sock
+            if idle is not None and select.select([idle], [], [], 0)[0]:
+                self.server_side.close()  # the server has ended it: Node does after 5 seconds
             self.server_side.request(method, path, body, {**headers, "Content-Length": str(len(body))})
             return self.server_side.getresponse()
 
