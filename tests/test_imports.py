@@ -77,7 +77,7 @@ FLOORS: dict[str, set[str]] = {
     "logformat.bytes_read": {"logformat.io_limit"},
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
-    "logformat.google_file": {"logformat.gcs_access"},
+    "logformat.google_file": {"logformat.gcs_access", "logformat.io_limit"},
     "logformat.google_folders": {"logformat.google_file", "logformat.io_counts"},
     "logformat.read_ahead": {"logformat.io_limit"},
     "logformat.regular_files": {
