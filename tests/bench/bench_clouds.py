@@ -1,13 +1,13 @@
 """Speed of `compact` in object stores against a plain copy of the same files from and to the same server.
 
-    python -m tests.bench.bench_clouds --servers s3 az gs
-    python -m tests.bench.bench_clouds --servers s3 --codec zstd --megabytes 300 --partitions 1 --delay-ms 60
+    python -m tests.bench.bench_clouds --servers versitygw azurite
+    python -m tests.bench.bench_clouds --servers moto --codec zstd --megabytes 300 --partitions 1 --delay-ms 60
 
 A plain copy (`pyarrow.fs.copy_files`) of the archive to this machine's disk, and of the generation back into the
 bucket, moves what a compaction reads and writes. The ratio is the time of both over the compaction's; the servers are
 those of the tests, on this machine, and take processor time of their own: a column has what they took during the
 compaction. The last column is the same compaction on the disk, which no store can beat. With --delay-ms a proxy stands
-before S3 that lets each read of a log wait, as servers farther away do.
+before an S3 server that lets each read of a log wait, as servers farther away do.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat.locations import file_system
 from tests.bench.make_log import make_partition
-from tests.builders.cloud_servers import azure_server, gcs_server
+from tests.builders.cloud_servers import SERVERS
 from tests.builders.s3_proxy import Fault, every, s3_proxy
-from tests.builders.s3_server import environment, get, put, s3_server
+from tests.builders.s3_server import environment, get, put
 
-SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
 _RECORD_BYTES = 132
 
 
@@ -59,8 +58,9 @@ def main() -> None:
             make_partition(folder, given.codec, records=records, keys=records // 2, seed=number)
         disk = _compact(str(work / "archive"), str(work / "store"))
         for server in given.servers:
-            with SERVERS[server]() as port, _delay(port, given.delay_ms if server == "s3" else 0):
-                _measure(server, work, disk)
+            scheme, start = SERVERS[server]
+            with start() as port, _delay(port, given.delay_ms if scheme == "s3" else 0):
+                _measure(server, f"{scheme}://logs", work, disk)
 
 
 @contextmanager
@@ -73,8 +73,7 @@ def _delay(port: int, milliseconds: float) -> Iterator[None]:
         yield
 
 
-def _measure(server: str, work: Path, disk: float) -> None:
-    place = f"{server}://logs"
+def _measure(server: str, place: str, work: Path, disk: float) -> None:
     put(work / "archive", f"{place}/archive")
     of_servers, of_ended = _cpu_of_servers(), _cpu_of_ended()
     compacted = _compact(f"{place}/archive", f"{place}/store")

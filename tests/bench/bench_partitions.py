@@ -1,9 +1,9 @@
-"""A run over many small partitions: `python -m tests.bench.bench_partitions [--partitions 10000] [--server gs]`.
+"""A run over many small partitions: `python -m tests.bench.bench_partitions [--partitions 10000] [--server versitygw]`.
 
 Each partition has three segments of 100 records and an active one. Three runs follow one another: the first one,
 one with nothing due, and one in which 1 % of the partitions have grown. Each is a process as users start it, by each
 engine; its memory is the sum over the process, its JVM and Spark's workers. `--server` has archive and store in a
-bucket of a server on this machine, whose own processor time is a large part of such a run: moto (s3) looks at every key
+bucket of a server on this machine, whose own processor time is a large part of such a run: moto looks at every key
 of the bucket for each listing.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from tests.bench.bench_clouds import SERVERS
 from tests.bench.memory import watched
+from tests.builders.cloud_servers import SERVERS
 from tests.builders.s3_server import put
 
 ENGINES, RECORDS = ("threads", "spark"), 100
@@ -92,9 +92,10 @@ def _make(folder: Path, first: int, last: int) -> None:
 
 @contextlib.contextmanager
 def _bucket(server: str, archive: Path) -> Iterator[str]:
-    with SERVERS[server]():
-        put(archive, f"{server}://logs/archive")
-        yield f"{server}://logs"
+    scheme, start = SERVERS[server]
+    with start():
+        put(archive, f"{scheme}://logs/archive")
+        yield f"{scheme}://logs"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Servers of the clouds on the loopback, each with a bucket and the environment that leads to it: Azurite for Azure,
-fake-gcs-server for Google.
+fake-gcs-server for Google, versitygw for S3 (a second one, beside moto).
 
-They are fetched once, from npm and by Go, into `.clouds/` (or LASTKEY_CLOUDS_DIR): 30 seconds and a minute.
+They are fetched once, from npm and by Go, into `.clouds/` (or LASTKEY_CLOUDS_DIR): half a minute to a minute each.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from lastkey.logformat.locations import file_system
-from tests.builders.s3_server import environment
+from tests.builders.s3_server import CREDENTIALS, environment, make_bucket, s3_server
 from tests.kafka_lab.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 AZURITE = "azurite@3.35.0"
 FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
+VERSITY = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # Azurite's, for all
 
@@ -63,14 +65,10 @@ def gcs_server() -> Iterator[int]:
     """Yield the port of fake-gcs-server behind its front, with the empty bucket `logs`; meanwhile the environment leads
     there.
     """
-    binary = _folder() / "bin" / "fake-gcs-server"
-    if not binary.is_file():
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        _run("go", "install", FAKE_GCS, GOBIN=str(binary.parent), GOFLAGS="-mod=mod")
     port = free_port()
     at = ["-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
     with (
-        _running([str(binary), "-backend", "memory", "-scheme", "http", "-log-level", "error", *at], port),
+        _running([_by_go(FAKE_GCS), "-backend", "memory", "-scheme", "http", "-log-level", "error", *at], port),
         _front(port) as front,
         environment({"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{front}"}),
     ):
@@ -79,6 +77,32 @@ def gcs_server() -> Iterator[int]:
         assert client.getresponse().status == 200
         client.close()
         yield front
+
+
+@contextlib.contextmanager
+def versity_server() -> Iterator[int]:
+    """Yield the port of versitygw, which keeps objects as files of a disk, with the empty bucket `logs`; meanwhile the
+    environment leads there.
+    """
+    port = free_port()
+    key, secret, region = (CREDENTIALS[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"))
+    at = ["--port", f"127.0.0.1:{port}", "--region", region, "--access", key, "--secret", secret, "--quiet"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        environment(CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}),
+        _running([_by_go(VERSITY), *at, "posix", folder], port),
+    ):
+        make_bucket(port)
+        yield port
+
+
+def _by_go(module: str) -> str:
+    """Return the program of a Go module, which is installed if it is not there."""
+    binary = _folder() / "bin" / module.rpartition("@")[0].rpartition("/")[2]
+    if not binary.is_file():
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        _run("go", "install", module, GOBIN=str(binary.parent), GOFLAGS="-mod=mod")
+    return str(binary)
 
 
 @contextlib.contextmanager
@@ -125,3 +149,9 @@ def _run(*command: str, **variables: str) -> None:
 
 def _folder() -> Path:
     return Path(os.environ.get("LASTKEY_CLOUDS_DIR") or ROOT / ".clouds")
+
+
+SERVERS: Final = {  # scheme of its places, and the server
+    "moto": ("s3", s3_server), "versitygw": ("s3", versity_server), "azurite": ("az", azure_server),
+    "fake-gcs": ("gs", gcs_server),
+}  # fmt: skip

@@ -37,14 +37,17 @@ def s3_server() -> Iterator[int]:
                 log.seek(0)
                 raise AssertionError(f"the S3 server ended with {server.returncode}: {log.read()[-3000:]}")
             with environment({**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{int(port)}"}):
-                made = pafs.S3FileSystem(
-                    endpoint_override=f"127.0.0.1:{int(port)}", scheme="http", allow_bucket_creation=True
-                )
-                made.create_dir("logs")
+                make_bucket(int(port))
                 yield int(port)
                 assert server.poll() is None, f"the S3 server ended with {server.returncode} before its tests did"
         finally:
             server.terminate()
+
+
+def make_bucket(port: int) -> None:
+    """Make the bucket `logs` on a server of this machine."""
+    server = pafs.S3FileSystem(endpoint_override=f"127.0.0.1:{port}", scheme="http", allow_bucket_creation=True)
+    server.create_dir("logs")
 
 
 def put(folder: Path, uri: str) -> None:

@@ -1,6 +1,6 @@
-"""Archives and stores in Azure and in Google's store, through real servers: what they give equals what a disk gives.
+"""Archives and stores in S3, Azure and Google's store, through real servers: what they give equals what a disk gives.
 
-./spark-submit.sh test -m clouds        # fetches Azurite (npm) and fake-gcs-server (Go) the first time
+./spark-submit.sh test -m clouds        # fetches Azurite (npm), fake-gcs-server and versitygw (Go) the first time
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from lastkey.logformat import silent_servers
 from lastkey.logformat.locations import as_hadoop_names_it, file_system
 from lastkey.udfs.storage import open_root
 from tests.bench.race_commits import losing, race
-from tests.builders.cloud_servers import ACCOUNT, KEY, azure_server, gcs_server
+from tests.builders.cloud_servers import ACCOUNT, KEY, SERVERS, azure_server, gcs_server
 from tests.builders.one_line import said_by
 from tests.builders.s3_proxy import CUT, LOSE, Fault, at_most, each, every, s3_proxy
-from tests.builders.s3_server import environment, put, s3_server
+from tests.builders.s3_server import environment, put
 from tests.builders.sources import read
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"
 NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "1795300000000")
-SERVERS = {"s3": s3_server, "az": azure_server, "gs": gcs_server}
 VARIES = (
     "seconds", "io", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started",
     "application", "peak_memory_bytes", "now_ms", "bytes_searched",  # tables hold paths and ids of runs, compressed
@@ -52,9 +51,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.clouds]
 
 @pytest.fixture(scope="module", params=SERVERS)
 def bucket(request) -> Iterator[str]:
-    with SERVERS[request.param]():
-        put(EXAMPLE, f"{request.param}://logs/archive")
-        yield f"{request.param}://logs"
+    scheme, server = SERVERS[request.param]
+    with server():
+        put(EXAMPLE, f"{scheme}://logs/archive")
+        yield f"{scheme}://logs"
 
 
 @pytest.fixture(scope="module")
