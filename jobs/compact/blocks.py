@@ -76,10 +76,13 @@ def rewrite_by_blocks(
     def sources(split: Split) -> list[SegmentScan]:
         return [scans[part.number] for part in split.parts]
 
+    at_once = splits[-1].number if splits and spark is None and plan.settings.by_offset else -1
+
     def walk(split: Split) -> WalkedSplit | CleanedSplit:
-        name, of_split = _name("walk", split.number), sources(split)
-        if split.number == splits[-1].number and spark is None and plan.settings.by_offset:
+        of_split = sources(split)
+        if split.number == at_once:
             with suppress(TooManyKeys):
+                name = _name("last", split.number)
                 return clean_last_split(
                     plan, split, groups, shared, of_split, rules, first_dirty, kept_aborts, n_buckets, name
                 )

@@ -86,6 +86,7 @@ STAGES = {
     "scan": "lastkey.udfs.compact.scan.scan_partition:scan_all",
     "write": "lastkey.udfs.compact.output.generation:write_group",
     "read-back": "lastkey.udfs.compact.output.segment_output:read_whole",
+    "last split": "lastkey.udfs.compact.split.clean_last_split:clean_last_split",
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
@@ -391,7 +392,7 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
     run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))
     held = []
-    for stage in ("scan", "read-back", "write", "commit", "walk", "settle", "rewrite", "join"):
+    for stage in ("scan", "read-back", "write", "commit", "last split", "walk", "settle", "rewrite", "join"):
         pid = holds.wait(stage, run.pid)
         if stage == "commit":
             os.kill(_executors(place)[0], signal.SIGKILL)
