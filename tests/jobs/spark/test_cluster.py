@@ -32,7 +32,6 @@ from tests.builders.holding import Holds
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.stopping import descendants, wait_until_gone
 from tests.builders.trees import files_in, files_of
-from tests.builders.wheel import build_wheel, install
 from tests.cheap_java import CHEAP
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -325,21 +324,19 @@ def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     assert len(expected) > 50
 
 
-def test_the_wheel_s_command_with_archive_and_store_in_s3(place, local, tmp_path):
-    (tmp_path / "source").mkdir()
-    command = install(build_wheel(tmp_path / "source"), tmp_path)
+def test_the_wheel_s_command_with_archive_and_store_in_s3(place, local, installed, tmp_path):
     with s3_server():
         put(place.shared / "archive", f"{BUCKET}/archive")
         access = {name: os.environ[name] for name in ("AWS_ENDPOINT_URL", *CREDENTIALS)}
         of_executors = [word for name in access for word in ("--conf", f"spark.executorEnv.{name}={access[name]}")]
         options = ("--master", place.master, *place.unpacked(), *place.logged("log-3"), *of_executors)
         done = place.run(
-            command, *options, *_compact(place, f"{BUCKET}/store", f"{BUCKET}/archive"), **access, LASTKEY_VENV=""
+            installed, *options, *_compact(place, f"{BUCKET}/store", f"{BUCKET}/archive"), **access, LASTKEY_VENV=""
         )
         assert done.returncode == 0, done.stderr
         get(f"{BUCKET}/store", tmp_path / "store")
         minutes = ("lookup", f"{BUCKET}/archive", "--store", f"{BUCKET}/store", "--at", "2026-11-21T02:30Z", "--json")
-        done = place.run(command, *options, *minutes, **access, LASTKEY_VENV="")  # executors get the connector too
+        done = place.run(installed, *options, *minutes, **access, LASTKEY_VENV="")  # executors get the connector too
         assert done.returncode == 0, done.stderr
         assert [row["minutes"] for row in json.loads(done.stdout)["partitions"]] == [1] * 5
     assert {executor for executor, _ in place.tasks("log-3")} <= {"0", "1"}
