@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.attack.summary import pytest_addoption, pytest_terminal_summary  # noqa: F401 - hooks
+from tests.builders.wheel import build_wheel, install
 from tests.cheap_java import start_spark_cheaply
 from tests.golden import Case, golden
 from tests.machine_load import MachineLoad
@@ -80,6 +81,17 @@ def spark() -> Iterator[SparkSession]:
     made = session.start("lastkey-tests")
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the command of an environment with the wheel, and with this run's packages except those of the extras."""
+    return install(wheel, tmp_path_factory.mktemp("installed"), without=("fastavro",))
 
 
 @pytest.fixture(scope="session")

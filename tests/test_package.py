@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs import errors
-from tests.builders.wheel import PACKED, build_wheel, install
+from tests.builders.wheel import PACKED
 from tests.builders.wheel import run_apart as _run
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("lastkey/", "pyspark_kafka_log")  # all that may land in site-packages
-EXTRAS = ("fastavro",)
 # What a user's program does, checked by `mypy --strict` and then run, beside packages that have names of ours
 PROGRAM = """
 import sys
@@ -58,17 +57,6 @@ except lastkey.JobError as error:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(scope="module")
-def lastkey(wheel, tmp_path_factory) -> Path:
-    """Return the command of an environment with the wheel, and with this run's packages except those of the extras."""
-    return install(wheel, tmp_path_factory.mktemp("installed"), EXTRAS)
-
-
 @pytest.fixture
 def elsewhere(tmp_path) -> Path:
     """Make a folder to run commands in, with a company's own packages that have the names of our folders."""
@@ -95,31 +83,31 @@ def test_the_wheel_holds_what_runs_and_nothing_else(wheel):
 
 
 @pytest.mark.slow
-def test_help_version_and_a_mistake(lastkey, elsewhere):
-    said = _run(lastkey, "--version", cwd=elsewhere)
+def test_help_version_and_a_mistake(installed, elsewhere):
+    said = _run(installed, "--version", cwd=elsewhere)
     assert (said.returncode, said.stdout) == (0, f"lastkey, version {PROJECT['project']['version']}\n"), said.stderr
-    assert "Usage: lastkey compact" in _run(lastkey, "compact", "--help", cwd=elsewhere).stdout
+    assert "Usage: lastkey compact" in _run(installed, "compact", "--help", cwd=elsewhere).stdout
     (elsewhere / "c.toml").write_text("[defaults]\n'segment.byte' = 1\n")
-    wrong = _run(lastkey, "compact", "A", "--store", "S", "--config", "c.toml", cwd=elsewhere)
+    wrong = _run(installed, "compact", "A", "--store", "S", "--config", "c.toml", cwd=elsewhere)
     assert wrong.returncode == errors.USAGE
     settings = Path(wrong.stderr.split()[-4])  # ".../cleaner.toml lists every setting"
     assert settings.read_bytes() == (ROOT / "conf" / "cleaner.toml").read_bytes()
     completed = _run(
-        lastkey, cwd=elsewhere, _LASTKEY_COMPLETE="bash_complete", COMP_WORDS="lastkey com", COMP_CWORD="1"
+        installed, cwd=elsewhere, _LASTKEY_COMPLETE="bash_complete", COMP_WORDS="lastkey com", COMP_CWORD="1"
     )
     assert (completed.returncode, completed.stdout) == (0, "plain,compact\n"), completed.stderr
 
 
 @pytest.mark.slow
-def test_a_report_is_made_with_what_a_plain_install_brings(lastkey, elsewhere):
-    done = _run(lastkey, "report", ROOT / "examples" / "archive", "--output", "page.html", cwd=elsewhere)
+def test_a_report_is_made_with_what_a_plain_install_brings(installed, elsewhere):
+    done = _run(installed, "report", ROOT / "examples" / "archive", "--output", "page.html", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "<svg" in (elsewhere / "page.html").read_text()
 
 
 @pytest.mark.slow
-def test_an_extra_that_is_missing_is_one_clear_message(lastkey, elsewhere):
-    python = lastkey.with_name("python")
+def test_an_extra_that_is_missing_is_one_clear_message(installed, elsewhere):
+    python = installed.with_name("python")
     code = "from lastkey.jobs.functions import register; print(register.__name__); import lastkey.udfs.decode.avro"
     avro = _run(python, "-P", "-c", code, cwd=elsewhere)
     assert avro.stdout == "register\n", avro.stderr
@@ -129,27 +117,27 @@ def test_an_extra_that_is_missing_is_one_clear_message(lastkey, elsewhere):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("engine", ["spark", "threads"])
-def test_the_main_job_runs(lastkey, elsewhere, engine):
+def test_the_main_job_runs(installed, elsewhere, engine):
     """Delta's jars, Python workers and kernels too: none of them comes from the checkout."""
     archive, config = ROOT / "examples" / "archive", elsewhere / "c.toml"
     config.write_text(f'[topics.prices]\n"cleanup.policy" = "compact"\n[job]\n"engine" = "{engine}"\n')
     words = ("compact", archive, "--store", "store", "--config", config)
-    done = _run(lastkey, "--master", "local[1]", *words, cwd=elsewhere)
+    done = _run(installed, "--master", "local[1]", *words, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "prices-0" in done.stdout
-    checked = _run(lastkey, "verify", "--store", "store", cwd=elsewhere)
+    checked = _run(installed, "verify", "--store", "store", cwd=elsewhere)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    restored = _run(lastkey, "restore", "--store", "store", "--output", "restored", cwd=elsewhere)
+    restored = _run(installed, "restore", "--store", "store", "--output", "restored", cwd=elsewhere)
     assert restored.returncode == 0, restored.stderr
     assert list((elsewhere / "restored" / "prices-0").glob("*.log"))
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_python_program_runs_jobs_in_a_session_of_its_own(lastkey, elsewhere):
+def test_a_python_program_runs_jobs_in_a_session_of_its_own(installed, elsewhere):
     """Spark's workers compact, and find the data source, with decoys of our folders' names on PYTHONPATH."""
     (elsewhere / "program.py").write_text(PROGRAM)
-    python = lastkey.with_name("python")
+    python = installed.with_name("python")
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # as an activated environment has it
     done = _run(
         python, "program.py", ROOT / "examples" / "archive", cwd=elsewhere, PATH=path, PYTHONPATH=str(elsewhere)
@@ -159,8 +147,8 @@ def test_a_python_program_runs_jobs_in_a_session_of_its_own(lastkey, elsewhere):
 
 
 @pytest.mark.slow
-def test_a_pack_of_an_installed_package_holds_the_same(lastkey, elsewhere):
-    done = _run(lastkey, "pack", "p.tar.gz", "--json", cwd=elsewhere)
+def test_a_pack_of_an_installed_package_holds_the_same(installed, elsewhere):
+    done = _run(installed, "pack", "p.tar.gz", "--json", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
     assert "fastavro" not in json.loads(done.stdout)["packages"]
     with tarfile.open(elsewhere / "p.tar.gz") as packed:
@@ -171,12 +159,12 @@ def test_a_pack_of_an_installed_package_holds_the_same(lastkey, elsewhere):
 
 
 @pytest.mark.slow
-def test_a_program_s_types_are_checked(lastkey, elsewhere):
+def test_a_program_s_types_are_checked(installed, elsewhere):
     """A wrong one is found: without py.typed every name would be Any."""
     (elsewhere / "program.py").write_text(PROGRAM)
     (elsewhere / "wrong.py").write_text(
         "import lastkey\nlastkey.compact(5, 'S').exit_code.upper()\nlastkey.compacted\n"
     )
-    mypy = (lastkey.with_name("python"), "-m", "mypy", "--strict", "--no-incremental")
+    mypy = (installed.with_name("python"), "-m", "mypy", "--strict", "--no-incremental")
     right = _run(*mypy, "program.py", "wrong.py", cwd=elsewhere)
     assert [line.partition(": ")[0] for line in right.stdout.splitlines()[:-1]] == ["wrong.py:2"] * 2 + ["wrong.py:3"]

@@ -1,6 +1,8 @@
 """Compaction in several tasks by blocks of key hashes: what is large never goes through the JVM.
 
-  walk      a task for each split, backwards: writes key hashes of the records that leave it, by bucket, to a file
+  walk      a task for each split, backwards: writes key hashes of the records that leave it, by bucket, to a file;
+            that of the last split writes its survivors too, unless Spark's `window` or versions decide, or the keys do
+            not fit the task
   settle    a task for some buckets, over all splits from the last to the first: writes a bit for each hash; or
             Spark's `window` decides, and writes the same bits
   rewrite   a task for each split: marks and bits say which records stay; pieces of a group that several splits share
@@ -17,6 +19,7 @@ import itertools
 import resource
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,12 +29,14 @@ from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.key_table import TooManyKeys
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.clean.winners import check_versions
 from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.split.clean_last_split import CleanedSplit, clean_last_split
 from lastkey.udfs.compact.split.rewrite_split import JoinedGroup, RewrittenSplit, join_pieces, rewrite_split
 from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
 from lastkey.udfs.compact.split.splits import Split, cut_between_groups
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
 _PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
 
 T = TypeVar("T")
-R = TypeVar("R", WalkedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
+R = TypeVar("R", WalkedSplit | CleanedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
 
 
 def rewrite_by_blocks(
@@ -71,10 +76,22 @@ def rewrite_by_blocks(
     def sources(split: Split) -> list[SegmentScan]:
         return [scans[part.number] for part in split.parts]
 
-    def walk(split: Split) -> WalkedSplit:
-        return walk_split(plan, sources(split), split, rules, first_dirty, n_buckets, _name("walk", split.number))
+    at_once = splits[-1].number if splits and spark is None and plan.settings.by_offset else -1
 
-    walked = _run(workers, plan, "walk", walk, splits, watcher)
+    def walk(split: Split) -> WalkedSplit | CleanedSplit:
+        of_split = sources(split)
+        if split.number == at_once:
+            with suppress(TooManyKeys):
+                name = _name("last", split.number)
+                return clean_last_split(
+                    plan, split, groups, shared, of_split, rules, first_dirty, kept_aborts, n_buckets, name
+                )
+        return walk_split(plan, of_split, split, rules, first_dirty, n_buckets, _name("walk", split.number))
+
+    # the last split first: it may take twice as long as others
+    results = _run(workers, plan, "walk", walk, splits[::-1], watcher)[::-1]
+    walked = [done.walked if isinstance(done, CleanedSplit) else done for done in results]
+    cleaned = [done.rewritten for done in results if isinstance(done, CleanedSplit)]
     check_versions(
         plan, max((walk.highest for walk in walked), default=NO_VERSION), any(walk.n_entries for walk in walked)
     )
@@ -95,10 +112,13 @@ def rewrite_by_blocks(
         walk = walked[split.number]
         return rewrite_split(plan, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
 
-    n_bytes = sum(chunk.size for scan in scans.values() for chunk in scan.chunks)
-    least = n_bytes // (_PIECES_A_CORE * workers.cores)  # cut: most records that stay are in the last split
-    cut = [piece for s in splits for piece in cut_between_groups(s, scans, least)]
-    rewritten = _run(workers, plan, "rewrite", rewrite, cut, watcher)
+    left = splits[: len(splits) - len(cleaned)]
+    n_bytes = sum(
+        chunk.size for s in left for part in s.parts for chunk in scans[part.number].chunks[part.first : part.stop]
+    )
+    least = n_bytes // (_PIECES_A_CORE * workers.cores)  # cut: most records that stay are in the last ones
+    cut = [piece for split in left for piece in cut_between_groups(split, scans, least)]
+    rewritten = [*_run(workers, plan, "rewrite", rewrite, cut, watcher), *cleaned]
     pieces = {g: [piece for done in rewritten for piece in done.pieces if piece.group == g] for g in sorted(shared)}
 
     def join(g: int) -> JoinedGroup:
@@ -113,7 +133,7 @@ def rewrite_by_blocks(
         segments |= done.segments
     segments |= {done.group: done.segment for done in joined}
     peaks = (
-        [s.peak_memory_bytes for s in walked],
+        [s.peak_memory_bytes for s in results],
         [s.peak_memory_bytes for s in settled],
         [s.peak_memory_bytes for s in rewritten],
         [s.peak_memory_bytes for s in joined],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.key_table import TooManyKeys
 from lastkey.udfs.compact.clean.winners import check_versions
 from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
 from lastkey.udfs.compact.output.generation import write_generation
@@ -22,6 +24,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.split.clean_last_split import CleanedSplit, clean_last_split
 from lastkey.udfs.compact.split.key_files import remove_key_files
 from lastkey.udfs.compact.split.rewrite_split import RewrittenSplit, join_pieces, rewrite_split
 from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
@@ -73,9 +76,10 @@ def compact_in_blocks(
     shares: int = 2,
     shuffled: random.Random | None = None,
     by_rule: bool = False,
+    at_once: bool = True,
 ) -> Outcome:
     """Compact as `jobs.compact.blocks`, in this process. shares: tasks that settle; shuffled: draws the order of each
-    stage's tasks, and runs some of them twice, as Spark's retries do.
+    stage's tasks, and runs some of them twice, as Spark's retries do. at_once: clean the last split in its walk.
     """
 
     def run(tasks: Sequence[T], work: Callable[[T, str], R]) -> list[R]:
@@ -94,29 +98,38 @@ def compact_in_blocks(
     of = {g: [s.number for s in splits if any(p.group == g for p in s.parts)] for g in groups}
     shared = frozenset(g for g, numbers in of.items() if len(numbers) > 1)
 
+    def own(name: str) -> PartitionPlan:
+        return replace(plan, folder=f"{plan.folder}.{name.rpartition('-')[2]}") if shuffled is not None else plan
+
     def sources(split: Split) -> list[SegmentScan]:
         return [analysis.sources[part.number] for part in split.parts]
 
-    def walk(split: Split, name: str) -> WalkedSplit:
-        return walk_split(plan, sources(split), split, rules, analysis.cleanable.first_dirty_offset, n, name)
+    def walk(split: Split, name: str) -> WalkedSplit | CleanedSplit:
+        args = (sources(split), rules, analysis.cleanable.first_dirty_offset)
+        if split is splits[-1] and at_once and not by_rule and plan.settings.by_offset:
+            with suppress(TooManyKeys):
+                return clean_last_split(own(name), split, groups, shared, *args, aborts, n, name)
+        return walk_split(plan, args[0], split, *args[1:], n, f"{name}-alone")
 
     def settled_by(buckets: Buckets, name: str) -> SettledBuckets:
         return settle(plan, walked, buckets, n, name)
 
     def rewrite(split: Split, name: str) -> RewrittenSplit:
         mine = walked[split.number]
-        mine_alone = replace(plan, folder=f"{plan.folder}.{name.rpartition('-')[2]}") if shuffled is not None else plan
         args = (split, groups, shared, sources(split), rules, aborts, mine, settled, name)
-        return rewrite_split(mine_alone, *args)
+        return rewrite_split(own(name), *args)
 
-    walked = run(splits, walk)
+    results = run(splits, walk)
+    walked = [done.walked if isinstance(done, CleanedSplit) else done for done in results]
+    cleaned = [done.rewritten for done in results if isinstance(done, CleanedSplit)]
     check_versions(plan, max(walk.highest for walk in walked), any(walk.n_entries for walk in walked))
     if by_rule:
         settled = [settled_by_rule(plan, walked, n)]
     else:
         settled = run(share_out(walked, n, plan.limits.task_memory_bytes, shares, slot_of(plan)), settled_by)
     scans = dict(enumerate(analysis.sources))
-    done = run([piece for split in splits for piece in cut_between_groups(split, scans, 1)], rewrite)
+    left = splits[: len(splits) - len(cleaned)]
+    done = [*run([piece for split in left for piece in cut_between_groups(split, scans, 1)], rewrite), *cleaned]
     tally, segments = (
         Tally(),
         {g: manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)) for g, group in groups.items()},

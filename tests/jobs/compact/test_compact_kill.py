@@ -30,6 +30,7 @@ TOML = """
 [job]
 "wave.partitions" = {wave}
 "split.by" = "{split}"
+"split.bytes" = 1
 "engine" = "{engine}"
 """
 
@@ -56,6 +57,7 @@ OF_COMMIT = [
 # The first worker to return from one of these dies
 DYING = {
     "read-back": "lastkey.udfs.compact.output.generation:read_whole",
+    "last split": "lastkey.udfs.compact.split.clean_last_split:clean_last_split",
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
@@ -207,11 +209,11 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
     for step, mine in labs.items():
         (tmp_path / step).mkdir()
         split = "auto" if step == "read-back" else "blocks"
-        # one partition after the other: beside one that stands at a step, another would go on to the next run's
+        # one partition, and one task, after the other: beside one that stands, another would go on to the next run's
         words.append(_arguments(mine, tmp_path / step, now_ms, "--topics", "new", wave=1, split=split))
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(holds.folder), str(ROOT)]),
-        "PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell",
+        "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell",
     }  # fmt: skip
     with (
         (tmp_path / "err").open("w") as errors,

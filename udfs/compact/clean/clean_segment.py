@@ -24,9 +24,14 @@ def clean_backwards(
     tally: Tally,
     buffer: ChunkBuffer,
     room: Room,
+    *,
+    chunks: Sequence[ScannedChunk] | None = None,
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
-    """Clean one source segment from its end; yield (piece, in memory of `room`; its chunk), last first."""
-    return _pieces(one, rules, loader, mark_last, tally, buffer, one.chunks[::-1], room, backwards=True)
+    """Clean one source segment, or some consecutive chunks of it, from its end; yield (piece, in memory of `room`; its
+    chunk), last first.
+    """
+    taken = (one.chunks if chunks is None else chunks)[::-1]
+    return _pieces(one, rules, loader, mark_last, tally, buffer, taken, room, backwards=True)
 
 
 def clean_forwards(

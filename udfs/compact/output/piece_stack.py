@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ class PieceStack:
             return np.empty(0, OUT_BATCH)
         return np.concatenate([piece.rows for piece in reversed(self._pieces)])
 
-    def drain(self, sources: list[SegmentScan]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def drain(self, sources: Sequence[SegmentScan]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (OUT_BATCH rows, bytes: uint8[], valid until the next ones) in the order of the log; rows come with the
         first bytes of their piece.
 
@@ -152,7 +152,7 @@ class PieceStack:
         self.close()
 
 
-def _not_as_pushed(piece: _Waiting, sources: list[SegmentScan], found: int) -> LogFormatError:
+def _not_as_pushed(piece: _Waiting, sources: Sequence[SegmentScan], found: int) -> LogFormatError:
     kind, path, position = "readback", _SPILL, piece.place
     if piece.place < 0:
         kind, path, position = "changed", sources[piece.source].path, piece.position

@@ -48,10 +48,7 @@ class SegmentOutput:
             self._indexes.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
             self._rows.append(rows)
         self._stream.write(data.data)
-        if rows["size"].sum() == len(data):
-            self.checksum = extend_by_batches(self.checksum, data, rows["size"])
-        else:  # a part of a piece that was read again
-            self.checksum = crc32c_extend(self.checksum, data)
+        self.checksum = extended(self.checksum, rows, data)
         self.size += len(data)
 
     def close(self) -> tuple[np.ndarray, bytes, bytes]:
@@ -60,6 +57,13 @@ class SegmentOutput:
         offset_index, time_index = self._indexes.finish()
         rows = np.concatenate(self._rows) if self._rows else np.empty(0, OUT_BATCH)
         return rows, offset_index, time_index
+
+
+def extended(checksum: int, rows: np.ndarray, data: np.ndarray) -> int:
+    """Return a CRC-32C that goes on over these bytes, by those of their batches if all of each is there."""
+    if rows["size"].sum() == len(data):
+        return extend_by_batches(checksum, data, rows["size"])
+    return crc32c_extend(checksum, data)  # a part of a piece that was read again
 
 
 class ReadBack:

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun, MarkLast, Tally, VerdictsOf
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, MarkLast, Tally, VerdictsOf
 from lastkey.udfs.compact.clean.clean_segment import clean_forwards
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.generation import finish_segment
 from lastkey.udfs.compact.output.place_segments import folder_of
-from lastkey.udfs.compact.output.segment_output import SegmentOutput, manifest_row
+from lastkey.udfs.compact.output.segment_output import SegmentOutput, extended, manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
@@ -34,6 +33,14 @@ from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import flush_whole, open_root, opened
 
 _COPY_BYTES = 8 << 20
+
+
+@dataclass
+class Cleaned:
+    """Survivors of a group in the order of the log: OUT_BATCH rows and uint8[], as of `PieceStack.drain`."""
+
+    pieces: Iterator[tuple[np.ndarray, np.ndarray]]
+    digest: int = 0  # of the rebuilt records, valid after the last piece
 
 
 @dataclass(frozen=True)
@@ -92,46 +99,50 @@ def rewrite_split(
     segments: dict[int, OutputSegment] = {}
     pieces: list[GroupPiece] = []
 
-    def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> Iterator[tuple[CleanedRun, np.ndarray]]:
-        for part, source in parts:
-            chunks = source.chunks[part.first : part.stop]
-            mark: MarkLast = survivors.mark
-            verdicts: VerdictsOf = survivors.batch_verdicts
-            yield from clean_forwards(source, rules, loader, mark, tally, buffer, chunks=chunks, verdicts_of=verdicts)
+    def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> Cleaned:
+        def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for part, source in parts:
+                chunks = source.chunks[part.first : part.stop]
+                mark: MarkLast = survivors.mark
+                verdicts: VerdictsOf = survivors.batch_verdicts
+                for piece, data in clean_forwards(
+                    source, rules, loader, mark, tally, buffer, chunks=chunks, verdicts_of=verdicts
+                ):
+                    out.digest = (out.digest + piece.digest) & (2**64 - 1)
+                    yield piece.rows, data
+
+        out = Cleaned(pieces())
+        return out
 
     for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
-        data = cleaned(list(parts))
+        of_group = cleaned(list(parts))
         if number in shared:
-            pieces.append(_write_piece(plan, number, data, f"{name}-{number}"))
+            pieces.append(write_piece(plan, number, of_group, f"{name}-{number}"))
         else:
-            segments[number] = _write_segment(plan, groups[number], data, kept_aborts)
+            segments[number] = write_segment(plan, groups[number], of_group, kept_aborts)
     survivors.check_end()
     return RewrittenSplit(split.number, segments, tuple(pieces), tally.counters, tally.recompressed_bytes)
 
 
-def _write_segment(
-    plan: PartitionPlan, group: Group, cleaned: Iterator[tuple[CleanedRun, np.ndarray]], kept_aborts: np.ndarray
-) -> OutputSegment:
-    output, digest = _Output(plan, group), 0
-    for piece, data in cleaned:
-        digest = (digest + piece.digest) & (2**64 - 1)
-        output.append(piece.rows, data)
-    return output.finish(kept_aborts, digest)
+def write_segment(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> OutputSegment:
+    """Write a group's segment in a folder of its own."""
+    output = _Output(plan, group)
+    for rows, data in cleaned.pieces:
+        output.append(rows, data)
+    return output.finish(kept_aborts, cleaned.digest)
 
 
-def _write_piece(
-    plan: PartitionPlan, number: int, cleaned: Iterator[tuple[CleanedRun, np.ndarray]], name: str
-) -> GroupPiece:
-    digest, rows, checksum = 0, [np.empty(0, OUT_BATCH)], 0
+def write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) -> GroupPiece:
+    """Write what one split has of a group. name: of the file, for this try alone."""
+    written, checksum = [np.empty(0, OUT_BATCH)], 0
     with KeyFile(plan, name) as file:
-        for piece, data in cleaned:
-            digest = (digest + piece.digest) & (2**64 - 1)
-            rows.append(piece.rows)
+        for rows, data in cleaned.pieces:
+            written.append(rows)
             if not plan.dry_run:
                 file.append(data)
-                checksum = extend_by_batches(checksum, data, piece.rows["size"])
+                checksum = extended(checksum, rows, data)
         whole = Slice(file.path, 0, file.size, checksum)
-        return GroupPiece(number, whole, file.write(np.concatenate(rows)), digest)
+        return GroupPiece(number, whole, file.write(np.concatenate(written)), cleaned.digest)
 
 
 def join_pieces(

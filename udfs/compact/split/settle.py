@@ -99,7 +99,9 @@ def settle(
     root = open_root(plan.store_uri)
     mine = slice(buckets.first, buckets.stop)
     used = np.zeros(buckets.stop - buckets.first, np.int64)
-    table, slots = np.zeros(0, slot_of(plan)), np.zeros_like(used)
+    of_splits = [np.sum([used, *(b.dirty[mine] for b in split.blocks)], axis=0) for split in splits]
+    most = np.max([used, *of_splits], axis=0)  # about as many keys, for a split's entries differ
+    table, slots = _with_room(np.zeros(0, slot_of(plan)), np.zeros_like(used), most)
     bits: dict[int, Slice] = {}
     by_offset, last_first = plan.settings.by_offset, sorted(splits, key=lambda s: -s.number)
     with KeyFile(plan, name) as key_file:

@@ -32,7 +32,7 @@ from lastkey.udfs.compact.split.key_files import KeyFile, Slice
 from lastkey.udfs.compact.split.splits import Split
 
 MAX_BUCKETS: Final = 256  # a bucket is a byte
-_BLOCK: Final = 1 << 20  # entries
+BLOCK: Final = 1 << 20  # entries
 _A_BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in the processor's cache
 
 
@@ -83,16 +83,60 @@ def buckets_for(n_records: int) -> int:
 
 
 @dataclass
-class _Collected:
-    """Results so far, in the order of the walk."""
+class Collected:
+    """Entries so far, in the order of the walk."""
 
-    leaves: list[np.ndarray] = field(default_factory=list)  # bool[records] of the current chunk, an array for each run
-    plain: list[np.ndarray] = field(default_factory=list)  # bool[batches], the same
-    buckets: list[np.ndarray] = field(default_factory=list)
     waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
     n_waiting: int = 0
     n_entries: int = 0
     highest: int = NO_VERSION
+
+    def collect(
+        self,
+        run: Run,
+        wanted: np.ndarray,
+        is_last: np.ndarray,
+        first_dirty_offset: int,
+        oldest_ms: int,
+        n_buckets: int,
+        versions: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Collect the entries of a run; return (leaves, plain, buckets) of it, in the order of the walk.
+
+        wanted: bool[batches], those of `key_candidates`; is_last: bool[records]; versions: int64[records of wanted
+        batches], by `compaction.strategy`.
+        """
+        n = len(run.spans)
+        leaves, plain = np.empty(n, np.bool_), np.empty(int(wanted.sum()), np.bool_)
+        entries, buckets = np.empty((n, 2 if versions is None else 3), np.uint64), np.empty(n, np.uint8)
+        found, dirty, _ = collect_leaving(
+            run.batches, run.bodies, wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
+            64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
+        )  # fmt: skip
+        if versions is not None:
+            entries[:found, 2] = versions[::-1][leaves].view(np.uint64)
+            self.highest = max(self.highest, int(versions.max(initial=NO_VERSION)))
+        buckets = buckets[:found].copy()
+        self.waiting.append((entries[:found].copy(), buckets, dirty))
+        self.n_waiting += found
+        self.n_entries += found
+        return leaves, plain, buckets
+
+    def write_block(self, key_file: KeyFile, n_buckets: int) -> Block:
+        """Write the waiting entries, sorted by bucket."""
+        entries = np.concatenate([e for e, _, _ in self.waiting])
+        buckets = np.concatenate([b for _, b, _ in self.waiting])
+        dirty = np.concatenate([b[:n] for _, b, n in self.waiting])
+        counts = np.bincount(buckets, minlength=n_buckets)
+        by_bucket = np.empty_like(entries)
+        sort_by_bucket(entries, buckets, np.cumsum(counts) - counts, by_bucket)
+        checksums, columns = np.empty(n_buckets, np.uint32), entries.shape[1]
+        checksum_cells(by_bucket.reshape(-1).view(np.uint8), counts * columns * 8, checksums)
+        written = key_file.write(by_bucket)
+        self.waiting.clear()
+        self.n_waiting = 0
+        n_dirty = np.bincount(dirty, minlength=n_buckets)
+        return Block(written.path, written.position, counts, n_dirty, checksums, columns)
 
 
 def walk_split(
@@ -117,8 +161,9 @@ def walk_split(
     by_offset, table_bytes = plan.settings.by_offset, plan.limits.task_memory_bytes // 2
     table: KeyTable | Winners = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
     first_dirty_offset = first_dirty_offset if by_offset else 0  # all versions compete
-    out, blocks, walked = _Collected(), [], []
-    leaves, plain = [np.empty(0, np.uint8)], [np.empty(0, np.uint8)]  # packed, by chunk
+    out, blocks, walked, none = Collected(), [], [], np.empty(0, np.uint8)
+    leaves, plain, buckets = list[np.ndarray](), list[np.ndarray](), [none]  # bool[] of a chunk's runs; all buckets
+    all_leaves, all_plain = [none], [none]  # packed, by chunk
     with KeyFile(plan, name) as key_file:
         for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
             with source.open_log() as file:
@@ -129,20 +174,21 @@ def walk_split(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
                     ):  # fmt: skip
-                        _collect(out, run, table, plan, first_dirty_offset, rules.oldest_ms, n_buckets)
-                        if out.n_waiting >= _BLOCK:
-                            blocks.append(_write_block(key_file, out, n_buckets))
+                        of_run = _collect(out, run, table, plan, first_dirty_offset, rules.oldest_ms, n_buckets)
+                        for marks, more in zip((leaves, plain, buckets), of_run, strict=True):
+                            marks.append(more)
+                        if out.n_waiting >= BLOCK:
+                            blocks.append(out.write_block(key_file, n_buckets))
                     entries, digest = out.n_entries - entries, digest_of(chunk.batches)
-                    walked.append((_pack(out.leaves, leaves), _pack(out.plain, plain), entries, digest))
+                    walked.append((_pack(leaves, all_leaves), _pack(plain, all_plain), entries, digest))
         if out.n_waiting:
-            blocks.append(_write_block(key_file, out, n_buckets))
-        buckets = np.concatenate([np.empty(0, np.uint8), *out.buckets])
+            blocks.append(out.write_block(key_file, n_buckets))
         return WalkedSplit(
             number=split.number,
             blocks=tuple(blocks),
-            leaves=key_file.write(np.concatenate(leaves[::-1])),
-            plain=key_file.write(np.concatenate(plain[::-1])),
-            buckets=key_file.write(buckets),
+            leaves=key_file.write(np.concatenate(all_leaves[::-1])),
+            plain=key_file.write(np.concatenate(all_plain[::-1])),
+            buckets=key_file.write(np.concatenate(buckets)),
             chunks=np.array(walked[::-1], WALKED_CHUNK),
             highest=out.highest,
         )
@@ -163,53 +209,21 @@ def _pack(of_runs: list[np.ndarray], packed: list[np.ndarray]) -> int:
 
 
 def _collect(
-    out: _Collected,
+    out: Collected,
     run: Run,
     table: KeyTable | Winners,
     plan: PartitionPlan,
     first_dirty_offset: int,
     oldest_ms: int,
     n_buckets: int,
-) -> None:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     left = n = len(run.spans)
-    is_last = np.empty(n, np.bool_)
-    leaves, plain = np.empty(n, np.bool_), np.empty(int(run.wanted.sum()), np.bool_)
-    buckets = np.empty(n, np.uint8)
+    is_last, versions = np.empty(n, np.bool_), None
     if isinstance(table, KeyTable):
-        entries = np.empty((n, 2), np.uint64)
         while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, left):
             table.clear()
     else:
-        entries, versions = np.empty((n, 3), np.uint64), versions_of(run, plan)
+        versions = versions_of(run, plan)
         while left := table.enter(run, versions, is_last, left):
             table.clear()
-    found, dirty, _ = collect_leaving(
-        run.batches, run.bodies, run.wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
-        64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
-    )  # fmt: skip
-    if isinstance(table, Winners):
-        entries[:found, 2] = versions[::-1][leaves].view(np.uint64)
-        out.highest = max(out.highest, int(versions.max(initial=NO_VERSION)))
-    out.leaves.append(leaves)
-    out.plain.append(plain)
-    out.buckets.append(buckets[:found].copy())
-    out.waiting.append((entries[:found].copy(), out.buckets[-1], dirty))
-    out.n_waiting += found
-    out.n_entries += found
-
-
-def _write_block(key_file: KeyFile, out: _Collected, n_buckets: int) -> Block:
-    """Write the waiting entries, sorted by bucket."""
-    entries = np.concatenate([e for e, _, _ in out.waiting])
-    buckets = np.concatenate([b for _, b, _ in out.waiting])
-    dirty = np.concatenate([b[:n] for _, b, n in out.waiting])
-    counts = np.bincount(buckets, minlength=n_buckets)
-    by_bucket = np.empty_like(entries)
-    sort_by_bucket(entries, buckets, np.cumsum(counts) - counts, by_bucket)
-    checksums, columns = np.empty(n_buckets, np.uint32), entries.shape[1]
-    checksum_cells(by_bucket.reshape(-1).view(np.uint8), counts * columns * 8, checksums)
-    written = key_file.write(by_bucket)
-    out.waiting.clear()
-    out.n_waiting = 0
-    n_dirty = np.bincount(dirty, minlength=n_buckets)
-    return Block(written.path, written.position, counts, n_dirty, checksums, columns)
+    return out.collect(run, run.wanted, is_last, first_dirty_offset, oldest_ms, n_buckets, versions)

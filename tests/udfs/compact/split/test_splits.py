@@ -120,8 +120,8 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
     tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=4 << 20))
     refused = compact(tight)
     assert refused.result.status == "too_large"
-    several = compact_by_rule(replace(tight, folder="several"), split_bytes=1 << 30)
-    assert several.files() == expected.files()
+    for name, compact_several in (("rule", compact_by_rule), ("blocks", compact_in_blocks)):
+        assert compact_several(replace(tight, folder=name), split_bytes=1 << 30).files() == expected.files()
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
     assert expected.result.counters["records_kept"] == len(newest)
 

@@ -1,0 +1,97 @@
+"""The last split is cleaned in its walk, as one task cleans a partition: what leaves it stays, for none comes later.
+
+So its records are read and decompressed once. Its entries go to the tasks that settle, as those of other walks do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.udfs.compact.clean.clean_batches import Tally
+from lastkey.udfs.compact.clean.clean_segment import clean_backwards
+from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Group
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.split.key_files import KeyFile, Slice
+from lastkey.udfs.compact.split.rewrite_split import Cleaned, RewrittenSplit, write_piece, write_segment
+from lastkey.udfs.compact.split.splits import Split
+from lastkey.udfs.compact.split.walk_split import BLOCK, WALKED_CHUNK, Collected, WalkedSplit
+
+
+@dataclass(frozen=True)
+class CleanedSplit:
+    """Result of the last split; `walked` has its entries alone, for no task rewrites it."""
+
+    walked: WalkedSplit
+    rewritten: RewrittenSplit
+    peak_memory_bytes: int = 0
+
+
+def clean_last_split(
+    plan: PartitionPlan,
+    split: Split,
+    groups: Mapping[int, Group],
+    shared: frozenset[int],
+    sources: Sequence[SegmentScan],
+    rules: Rules,
+    first_dirty_offset: int,
+    kept_aborts: np.ndarray,
+    n_buckets: int,
+    name: str,
+) -> CleanedSplit:
+    """Clean the last split of a partition without `compaction.strategy`. Arguments as of `rewrite_split`.
+
+    name: of the files, for this try alone. Raises TooManyKeys if the keys do not fit the task's memory.
+    """
+    buffer, tally = chunk_buffer(plan), Tally()
+    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+    table, out, blocks = KeyTable(plan.limits.task_memory_bytes // 2), Collected(), []
+    segments, pieces = {}, []
+    with KeyFile(plan, name) as key_file:
+
+        def mark_last(run: Run, is_last: np.ndarray) -> None:
+            if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(is_last)):
+                raise TooManyKeys
+            with_keys = run.wanted & (run.batches["attributes"] & CONTROL_MASK == 0)
+            out.collect(run, with_keys, is_last, first_dirty_offset, rules.oldest_ms, n_buckets)
+            if out.n_waiting >= BLOCK:
+                blocks.append(out.write_block(key_file, n_buckets))
+
+        last_first = reversed(list(enumerate(split.parts)))
+        for number, parts in itertools.groupby(last_first, lambda pair: pair[1].group):
+            stack = PieceStack(plan.limits.task_memory_bytes // 4)
+            for i, part in parts:
+                chunks = sources[i].chunks[part.first : part.stop]
+                for piece, chunk in clean_backwards(
+                    sources[i], rules, loader, mark_last, tally, buffer, stack.room, chunks=chunks
+                ):
+                    stack.push(i, piece, chunk)
+            cleaned = Cleaned(_in_order(plan, stack, sources), stack.digest)
+            if number in shared:
+                pieces.append(write_piece(plan, number, cleaned, f"{name}-{number}"))
+            else:
+                segments[number] = write_segment(plan, groups[number], cleaned, kept_aborts)
+        if out.n_waiting:
+            blocks.append(out.write_block(key_file, n_buckets))
+    none = Slice(key_file.path, 0, 0, 0)
+    walked = WalkedSplit(split.number, tuple(blocks), none, none, none, np.empty(0, WALKED_CHUNK))
+    rewritten = RewrittenSplit(split.number, segments, tuple(pieces), tally.counters, tally.recompressed_bytes)
+    return CleanedSplit(walked, rewritten)
+
+
+def _in_order(
+    plan: PartitionPlan, stack: PieceStack, sources: Sequence[SegmentScan]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if plan.dry_run:
+        yield stack.rows(), np.empty(0, np.uint8)
+    else:
+        yield from stack.drain(sources)
