@@ -39,7 +39,7 @@ from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.compact.split.clean_last_split import CleanedSplit, clean_last_split
 from lastkey.udfs.compact.split.rewrite_split import JoinedGroup, RewrittenSplit, join_pieces, rewrite_split
 from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
-from lastkey.udfs.compact.split.splits import Split, cut_between_groups
+from lastkey.udfs.compact.split.splits import Split, bytes_of, cut_between_groups
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
@@ -113,9 +113,7 @@ def rewrite_by_blocks(
         return rewrite_split(plan, split, groups, shared, sources(split), rules, kept_aborts, walk, settled, name)
 
     left = splits[: len(splits) - len(cleaned)]
-    n_bytes = sum(
-        chunk.size for s in left for part in s.parts for chunk in scans[part.number].chunks[part.first : part.stop]
-    )
+    n_bytes = sum(bytes_of(part, scans) for split in left for part in split.parts)
     least = n_bytes // (_PIECES_A_CORE * workers.cores)  # cut: most records that stay are in the last ones
     cut = [piece for split in left for piece in cut_between_groups(split, scans, least)]
     rewritten = [*_run(workers, plan, "rewrite", rewrite, cut, watcher), *cleaned]

@@ -22,9 +22,9 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
 from lastkey.udfs.compact.split.key_files import KeyFile, Slice
-from lastkey.udfs.compact.split.rewrite_split import Cleaned, RewrittenSplit, write_piece, write_segment
+from lastkey.udfs.compact.split.rewrite_split import Cleaned, RewrittenSplit, SplitOutput
 from lastkey.udfs.compact.split.splits import Split
-from lastkey.udfs.compact.split.walk_split import BLOCK, WALKED_CHUNK, Collected, WalkedSplit
+from lastkey.udfs.compact.split.walk_split import WALKED_CHUNK, Collected, WalkedSplit
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,15 @@ def clean_last_split(
     """
     buffer, tally = chunk_buffer(plan), Tally()
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
-    table, out, blocks = KeyTable(plan.limits.task_memory_bytes // 2), Collected(), []
-    segments, pieces = {}, []
+    table, output = KeyTable(plan.limits.task_memory_bytes // 2), SplitOutput(plan, groups, shared, kept_aborts, name)
     with KeyFile(plan, name) as key_file:
+        out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
 
         def mark_last(run: Run, is_last: np.ndarray) -> None:
             if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(is_last)):
                 raise TooManyKeys
             with_keys = run.wanted & (run.batches["attributes"] & CONTROL_MASK == 0)
-            out.collect(run, with_keys, is_last, first_dirty_offset, rules.oldest_ms, n_buckets)
-            if out.n_waiting >= BLOCK:
-                blocks.append(out.write_block(key_file, n_buckets))
+            out.collect(run, with_keys, is_last)
 
         last_first = reversed(list(enumerate(split.parts)))
         for number, parts in itertools.groupby(last_first, lambda pair: pair[1].group):
@@ -75,17 +73,11 @@ def clean_last_split(
                     sources[i], rules, loader, mark_last, tally, buffer, stack.room, chunks=chunks
                 ):
                     stack.push(i, piece, chunk)
-            cleaned = Cleaned(_in_order(plan, stack, sources), stack.digest)
-            if number in shared:
-                pieces.append(write_piece(plan, number, cleaned, f"{name}-{number}"))
-            else:
-                segments[number] = write_segment(plan, groups[number], cleaned, kept_aborts)
-        if out.n_waiting:
-            blocks.append(out.write_block(key_file, n_buckets))
+            output.write(number, Cleaned(_in_order(plan, stack, sources), stack.digest))
+        blocks = out.finish()
     none = Slice(key_file.path, 0, 0, 0)
-    walked = WalkedSplit(split.number, tuple(blocks), none, none, none, np.empty(0, WALKED_CHUNK))
-    rewritten = RewrittenSplit(split.number, segments, tuple(pieces), tally.counters, tally.recompressed_bytes)
-    return CleanedSplit(walked, rewritten)
+    walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))
+    return CleanedSplit(walked, output.result(split, tally))
 
 
 def _in_order(

@@ -95,9 +95,7 @@ def rewrite_split(
     root, name_of_log = open_root(plan.store_uri), f"{plan.topic}-{plan.partition}"
     survivors = Survivors(root, walked, settled, name_of_log, split.chunks)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
-    tally = Tally()
-    segments: dict[int, OutputSegment] = {}
-    pieces: list[GroupPiece] = []
+    tally, output = Tally(), SplitOutput(plan, groups, shared, kept_aborts, name)
 
     def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> Cleaned:
         def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -115,16 +113,43 @@ def rewrite_split(
         return out
 
     for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
-        of_group = cleaned(list(parts))
-        if number in shared:
-            pieces.append(write_piece(plan, number, of_group, f"{name}-{number}"))
-        else:
-            segments[number] = write_segment(plan, groups[number], of_group, kept_aborts)
+        output.write(number, cleaned(list(parts)))
     survivors.check_end()
-    return RewrittenSplit(split.number, segments, tuple(pieces), tally.counters, tally.recompressed_bytes)
+    return output.result(split, tally)
 
 
-def write_segment(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> OutputSegment:
+class SplitOutput:
+    """Writer of a split's survivors: a segment of each group that no other split has a part of, a piece of each other.
+
+    Arguments as of `rewrite_split`.
+    """
+
+    def __init__(
+        self,
+        plan: PartitionPlan,
+        groups: Mapping[int, Group],
+        shared: frozenset[int],
+        kept_aborts: np.ndarray,
+        name: str,
+    ) -> None:
+        self._plan, self._groups, self._shared, self._kept_aborts, self._name = plan, groups, shared, kept_aborts, name
+        self._segments: dict[int, OutputSegment] = {}
+        self._pieces: list[GroupPiece] = []
+
+    def write(self, number: int, cleaned: Cleaned) -> None:
+        """Write what the split has of a group."""
+        if number in self._shared:
+            self._pieces.append(_write_piece(self._plan, number, cleaned, f"{self._name}-{number}"))
+        else:
+            self._segments[number] = _write_segment(self._plan, self._groups[number], cleaned, self._kept_aborts)
+
+    def result(self, split: Split, tally: Tally) -> RewrittenSplit:
+        """Return what was written."""
+        pieces = tuple(self._pieces)
+        return RewrittenSplit(split.number, self._segments, pieces, tally.counters, tally.recompressed_bytes)
+
+
+def _write_segment(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> OutputSegment:
     """Write a group's segment in a folder of its own."""
     output = _Output(plan, group)
     for rows, data in cleaned.pieces:
@@ -132,7 +157,7 @@ def write_segment(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_abor
     return output.finish(kept_aborts, cleaned.digest)
 
 
-def write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) -> GroupPiece:
+def _write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) -> GroupPiece:
     """Write what one split has of a group. name: of the file, for this try alone."""
     written, checksum = [np.empty(0, OUT_BATCH)], 0
     with KeyFile(plan, name) as file:

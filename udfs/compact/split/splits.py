@@ -47,11 +47,16 @@ def cut_between_groups(split: Split, scans: Mapping[int, SegmentScan], least_byt
     before = held = 0
     for part, following in zip(split.parts, [*split.parts[1:], None], strict=True):
         parts.append(part)
-        held += sum(chunk.size for chunk in scans[part.number].chunks[part.first : part.stop])
+        held += bytes_of(part, scans)
         if following is None or (held >= least_bytes and following.group != part.group):
             out.append(Split(split.number, tuple(parts), before))
             before, held, parts = out[-1].chunks.stop, 0, []
     return out
+
+
+def bytes_of(part: Part, scans: Mapping[int, SegmentScan]) -> int:
+    """Return the bytes of a part's chunks."""
+    return sum(chunk.size for chunk in scans[part.number].chunks[part.first : part.stop])
 
 
 def number_of_splits(

@@ -13,7 +13,7 @@ the task's memory, it is emptied, and a key may leave twice: the first one met c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -32,7 +32,7 @@ from lastkey.udfs.compact.split.key_files import KeyFile, Slice
 from lastkey.udfs.compact.split.splits import Split
 
 MAX_BUCKETS: Final = 256  # a bucket is a byte
-BLOCK: Final = 1 << 20  # entries
+_BLOCK: Final = 1 << 20  # entries
 _A_BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in the processor's cache
 
 
@@ -82,24 +82,19 @@ def buckets_for(n_records: int) -> int:
     return int(min(max(1 << (n_records // _A_BUCKET).bit_length(), 4), MAX_BUCKETS))
 
 
-@dataclass
 class Collected:
-    """Entries so far, in the order of the walk."""
+    """Entries of a walk, in its order, written to the key file by blocks."""
 
-    waiting: list[tuple[np.ndarray, np.ndarray, int]] = field(default_factory=list)  # entries, buckets, dirty ones
-    n_waiting: int = 0
-    n_entries: int = 0
-    highest: int = NO_VERSION
+    def __init__(self, key_file: KeyFile, first_dirty_offset: int, oldest_ms: int, n_buckets: int) -> None:
+        self.n_entries, self.highest = 0, NO_VERSION
+        self._key_file, self._n_buckets = key_file, n_buckets
+        self._first_dirty_offset, self._oldest_ms = first_dirty_offset, oldest_ms
+        self._waiting: list[tuple[np.ndarray, np.ndarray, int]] = []  # entries, buckets, dirty ones
+        self._n_waiting = 0
+        self._blocks: list[Block] = []
 
     def collect(
-        self,
-        run: Run,
-        wanted: np.ndarray,
-        is_last: np.ndarray,
-        first_dirty_offset: int,
-        oldest_ms: int,
-        n_buckets: int,
-        versions: np.ndarray | None = None,
+        self, run: Run, wanted: np.ndarray, is_last: np.ndarray, versions: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Collect the entries of a run; return (leaves, plain, buckets) of it, in the order of the walk.
 
@@ -110,33 +105,41 @@ class Collected:
         leaves, plain = np.empty(n, np.bool_), np.empty(int(wanted.sum()), np.bool_)
         entries, buckets = np.empty((n, 2 if versions is None else 3), np.uint64), np.empty(n, np.uint8)
         found, dirty, _ = collect_leaving(
-            run.batches, run.bodies, wanted, run.spans, is_last, first_dirty_offset, oldest_ms,
-            64 - n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
+            run.batches, run.bodies, wanted, run.spans, is_last, self._first_dirty_offset, self._oldest_ms,
+            64 - self._n_buckets.bit_length() + 1, leaves, plain, entries, buckets,
         )  # fmt: skip
         if versions is not None:
             entries[:found, 2] = versions[::-1][leaves].view(np.uint64)
             self.highest = max(self.highest, int(versions.max(initial=NO_VERSION)))
         buckets = buckets[:found].copy()
-        self.waiting.append((entries[:found].copy(), buckets, dirty))
-        self.n_waiting += found
+        self._waiting.append((entries[:found].copy(), buckets, dirty))
+        self._n_waiting += found
         self.n_entries += found
+        if self._n_waiting >= _BLOCK:
+            self._write_block()
         return leaves, plain, buckets
 
-    def write_block(self, key_file: KeyFile, n_buckets: int) -> Block:
+    def finish(self) -> tuple[Block, ...]:
+        """Return all blocks, the last of which is written now."""
+        if self._n_waiting:
+            self._write_block()
+        return tuple(self._blocks)
+
+    def _write_block(self) -> None:
         """Write the waiting entries, sorted by bucket."""
-        entries = np.concatenate([e for e, _, _ in self.waiting])
-        buckets = np.concatenate([b for _, b, _ in self.waiting])
-        dirty = np.concatenate([b[:n] for _, b, n in self.waiting])
-        counts = np.bincount(buckets, minlength=n_buckets)
+        entries = np.concatenate([e for e, _, _ in self._waiting])
+        buckets = np.concatenate([b for _, b, _ in self._waiting])
+        dirty = np.concatenate([b[:n] for _, b, n in self._waiting])
+        counts = np.bincount(buckets, minlength=self._n_buckets)
         by_bucket = np.empty_like(entries)
         sort_by_bucket(entries, buckets, np.cumsum(counts) - counts, by_bucket)
-        checksums, columns = np.empty(n_buckets, np.uint32), entries.shape[1]
+        checksums, columns = np.empty(self._n_buckets, np.uint32), entries.shape[1]
         checksum_cells(by_bucket.reshape(-1).view(np.uint8), counts * columns * 8, checksums)
-        written = key_file.write(by_bucket)
-        self.waiting.clear()
-        self.n_waiting = 0
-        n_dirty = np.bincount(dirty, minlength=n_buckets)
-        return Block(written.path, written.position, counts, n_dirty, checksums, columns)
+        written = self._key_file.write(by_bucket)
+        self._waiting.clear()
+        self._n_waiting = 0
+        n_dirty = np.bincount(dirty, minlength=self._n_buckets)
+        self._blocks.append(Block(written.path, written.position, counts, n_dirty, checksums, columns))
 
 
 def walk_split(
@@ -161,10 +164,11 @@ def walk_split(
     by_offset, table_bytes = plan.settings.by_offset, plan.limits.task_memory_bytes // 2
     table: KeyTable | Winners = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
     first_dirty_offset = first_dirty_offset if by_offset else 0  # all versions compete
-    out, blocks, walked, none = Collected(), [], [], np.empty(0, np.uint8)
+    walked, none = [], np.empty(0, np.uint8)
     leaves, plain, buckets = list[np.ndarray](), list[np.ndarray](), [none]  # bool[] of a chunk's runs; all buckets
     all_leaves, all_plain = [none], [none]  # packed, by chunk
     with KeyFile(plan, name) as key_file:
+        out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
         for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
             with source.open_log() as file:
                 chunks = source.chunks[part.first : part.stop][::-1]
@@ -174,18 +178,14 @@ def walk_split(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
                     ):  # fmt: skip
-                        of_run = _collect(out, run, table, plan, first_dirty_offset, rules.oldest_ms, n_buckets)
+                        of_run = _collect(out, run, table, plan, first_dirty_offset)
                         for marks, more in zip((leaves, plain, buckets), of_run, strict=True):
                             marks.append(more)
-                        if out.n_waiting >= BLOCK:
-                            blocks.append(out.write_block(key_file, n_buckets))
                     entries, digest = out.n_entries - entries, digest_of(chunk.batches)
                     walked.append((_pack(leaves, all_leaves), _pack(plain, all_plain), entries, digest))
-        if out.n_waiting:
-            blocks.append(out.write_block(key_file, n_buckets))
         return WalkedSplit(
             number=split.number,
-            blocks=tuple(blocks),
+            blocks=out.finish(),
             leaves=key_file.write(np.concatenate(all_leaves[::-1])),
             plain=key_file.write(np.concatenate(all_plain[::-1])),
             buckets=key_file.write(np.concatenate(buckets)),
@@ -209,13 +209,7 @@ def _pack(of_runs: list[np.ndarray], packed: list[np.ndarray]) -> int:
 
 
 def _collect(
-    out: Collected,
-    run: Run,
-    table: KeyTable | Winners,
-    plan: PartitionPlan,
-    first_dirty_offset: int,
-    oldest_ms: int,
-    n_buckets: int,
+    out: Collected, run: Run, table: KeyTable | Winners, plan: PartitionPlan, first_dirty_offset: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     left = n = len(run.spans)
     is_last, versions = np.empty(n, np.bool_), None
@@ -226,4 +220,4 @@ def _collect(
         versions = versions_of(run, plan)
         while left := table.enter(run, versions, is_last, left):
             table.clear()
-    return out.collect(run, run.wanted, is_last, first_dirty_offset, oldest_ms, n_buckets, versions)
+    return out.collect(run, run.wanted, is_last, versions)

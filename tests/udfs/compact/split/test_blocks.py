@@ -475,7 +475,7 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
             mine, splits[0], groups, frozenset(), sources, analysis.rules, analysis.kept_aborts, walks[0], settled, name
         )
 
-    placed, real, written = [], rewriting.write_segment, []
+    placed, real, written = [], rewriting._write_segment, []
 
     class Killed(BaseException):
         pass
@@ -497,7 +497,7 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
     def killed(self, rows, data):  # type: ignore[no-untyped-def]
         raise Killed
 
-    monkeypatch.setattr(rewriting, "write_segment", slow)
+    monkeypatch.setattr(rewriting, "_write_segment", slow)
     with pytest.raises(Killed):
         rewrite(plan, "r0")
     assert [s.size_bytes > 0 for s in placed] == [True] * 3
