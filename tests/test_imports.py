@@ -196,7 +196,7 @@ THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
-             "matplotlib", "jinja2", "markupsafe", "pandas", "cryptography"},
+             "matplotlib", "jinja2", "markupsafe", "pandas", "cryptography", "isal"},
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
