@@ -14,6 +14,7 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat.locations import file_system
 
+ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "s3://logs"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-central-1",
@@ -24,10 +25,10 @@ CREDENTIALS = {
 @contextlib.contextmanager
 def s3_server() -> Iterator[int]:
     """Yield the server's port on 127.0.0.1, with the empty bucket `logs`; meanwhile the environment leads there."""
-    command = [sys.executable, str(Path(__file__).with_name("moto_server.py"))]
+    command = [sys.executable, "-m", "tests.builders.moto_server"]
     with (
         tempfile.TemporaryFile("w+") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
         try:
             assert server.stdout is not None
