@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from tests.attack.summary import pytest_addoption, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.builders.wheel import build_wheel, install
-from tests.cheap_java import start_spark_cheaply
+from tests.cheap_java import start_java_cheaply
 from tests.golden import Case, golden
 from tests.machine_load import MachineLoad
 from tests.memory_files import keep_files_in_memory
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that prints the summary
         config.pluginmanager.register(MachineLoad())
         keep_files_in_memory()
-        start_spark_cheaply()
+        start_java_cheaply()
 
 
 def pytest_collection() -> None:

@@ -24,6 +24,7 @@ from .jars import NEW, cache_dir, exclusive, java_tool, lab_jars, replace_folder
 
 JAVA_SOURCES = Path(__file__).parent / "java"
 _HEAP = "2g"
+_OPTIONS = "LASTKEY_LAB_OPTIONS"  # variable with options of the one process, which tests.cheap_java sets
 
 
 def classes() -> Path:
@@ -79,13 +80,17 @@ def _compile(sources: list[Path], jars: Path, target: Path) -> None:
 
 
 class LabJvm:
-    """A running `Lab` (java/Lab.java). It ends when its input closes, so also when this process dies."""
+    """A running `Lab` (java/Lab.java). It ends when its input closes, so also when this process dies.
 
-    def __init__(self) -> None:
+    more: the JVM's options, beside ours.
+    """
+
+    def __init__(self, *more: str) -> None:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._errors = tempfile.TemporaryFile(prefix="kafka-lab-")  # noqa: SIM115 - what Kafka's classes print
-        options = (f"-Xmx{_HEAP}", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={JAVA_SOURCES}/log4j2-tool.xml")
+        logs = f"-Dlog4j2.configurationFile={JAVA_SOURCES}/log4j2-tool.xml"
+        options = (f"-Xmx{_HEAP}", "-XX:+UseSerialGC", *more, logs)
         self._process = subprocess.Popen(
             java_command("Lab", options=options), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
         )
@@ -144,7 +149,7 @@ def lab() -> LabJvm:
     if not (_running and _running[0].is_alive()):
         if _running and _running[0].pid == os.getpid():
             _running[0].close()
-        jvm = LabJvm()
+        jvm = LabJvm(*os.environ.get(_OPTIONS, "").split())
         _running[:] = [jvm]
         atexit.register(jvm.close)
     return _running[0]
