@@ -9,6 +9,8 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
@@ -81,6 +83,7 @@ class Place:
     def __init__(self, root: Path, n: int = 1) -> None:
         self.archive, self.output = root / "archive", root / "out"
         self.logs = [Log(self.archive / f"t-{i}") for i in range(n)]
+        self._seen_by_spark = False
 
     def identify(self, topic_id=TOPIC_ID) -> None:
         for log in self.logs:
@@ -97,13 +100,24 @@ class Place:
         assert isinstance(found, Stand)
         return found.offsets
 
-    def check(self, spark, *, ends: list[int] | None = None) -> None:
+    def rows(self, spark: SparkSession) -> list[tuple[int, bytes, int, bytes]]:
+        """Return partition, key, offset and value of the table's rows.
+
+        delta-rs reads it each time. Spark takes half a second, and reads it the first time; runs read it in Spark too.
+        """
+        table = DeltaTable(str(self.output / "t")).to_pyarrow_table(columns=["partition", "key", "offset", "value"])
+        found = sorted(tuple(row.values()) for row in table.to_pylist())
+        if not self._seen_by_spark:
+            rows = spark.read.format("delta").load(str(self.output / "t")).collect()
+            assert found == sorted((r.partition, bytes(r.key), r.offset, bytes(r.value)) for r in rows)
+            self._seen_by_spark = True
+        return found
+
+    def check(self, spark: SparkSession, *, ends: list[int] | None = None) -> None:
         """Check that the table holds what all records below these ends say; None: last stable offsets."""
         ends = ends or [last_stable_offset(log.batches) for log in self.logs]
         wanted = {(i, key, *row) for i, log in enumerate(self.logs) for key, row in log.rows(ends[i]).items()}
-        table = spark.read.format("delta").load(str(self.output / "t"))
-        found = [(r.partition, bytes(r.key), r.offset, bytes(r.value)) for r in table.collect()]
-        assert sorted(found) == sorted(wanted)
+        assert self.rows(spark) == sorted(wanted)
         assert self.stand() == {i: end for i, end in enumerate(ends) if end}
 
 
