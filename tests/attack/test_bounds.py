@@ -15,26 +15,31 @@ from pathlib import Path
 import pytest
 
 from tests.attack.summary import tell
+from tests.builders.shared import SHARED, shared_folder
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 ATTACKS = ("test_corruption_in_memory.py", "test_corruption.py", "test_fuzz.py")
+FUZZ = "tests/attack/test_fuzz.py"
 _LINE = re.compile(r"^(?:corruption|fuzzing), .* crashes, .* hangs, .*$", re.MULTILINE)
 
 
-def test_with_bounds_checks(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_with_bounds_checks(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     if request.config.getoption("--attack-case"):
         pytest.fail("a case is tried by its own test, with NUMBA_BOUNDSCHECK=1 before the command")
     asked = {name: request.config.getoption(name) for name in ("--attack-cases", "--attack-seed")}
     options = [f"{name}={value}" for name, value in asked.items() if value is not None]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"NUMBA_BOUNDSCHECK": "1", SHARED: str(shared_folder(tmp_path_factory))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *(str(HERE / name) for name in ATTACKS), "-q", "-n", "0", *options,
          "--deselect", "tests/attack/test_corruption.py::test_report_page",  # the job `report` runs the same kernels
+         "--deselect", f"{FUZZ}::test_compiled_kernels_give_what_plain_ones_give",  # test_the_corpus has these inputs
          "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'child'}"],
-        cwd=request.config.rootpath, env=environment | {"NUMBA_BOUNDSCHECK": "1"}, capture_output=True, text=True,
-        check=False,
+        cwd=request.config.rootpath, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     lines = [found[0] for found in _LINE.finditer(done.stdout)]
     for line in lines:

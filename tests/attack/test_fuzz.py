@@ -8,6 +8,7 @@ inputs are tried with compiled kernels too, which must give the same.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from tests.attack.forked import try_all
 from tests.attack.fuzz_targets import CORPUS, MOST_BYTES, TARGETS, corpus, digest
 from tests.attack.judge import VERDICTS
 from tests.attack.summary import again, n_cases, tell
+from tests.builders.shared import shared_folder
 
 FEW = 300  # inputs beyond the corpus
 _MOST_KEPT_BYTES = 400 << 10
@@ -80,19 +82,35 @@ def test_compiled_kernels_give_what_plain_ones_give(tmp_path: Path) -> None:
     assert {name: (plain[name], found) for name, found in compiled.items() if plain[name] != found} == {}
 
 
+def _fuzzed(folder: Path, n: int, seed: int) -> tuple[int, str]:
+    """Let the fuzzer write into a folder what it finds, if nobody has done so; return how it ended and what it said.
+
+    It runs plain Python, so the tests with bounds checks need not wait for the same again.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = folder / "said"
+        if not said.exists():
+            (folder / "new").mkdir()
+            done = _child("fuzz", _flat(_whole_corpus(), folder / "old"), folder / "new", n, seed)
+            said.write_text(json.dumps([done.returncode, done.stderr]))
+    code, text = json.loads(said.read_text())
+    return code, text
+
+
 @pytest.mark.attack
 @pytest.mark.slow
-def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     option = request.config.getoption
     if option("--attack-case"):
         target, _, data = option("--attack-case").partition("/")
         TARGETS[target](bytes.fromhex(data))
         return
-    old, new = _flat(_whole_corpus(), tmp_path / "old"), tmp_path / "new"
-    new.mkdir()
-    done = _child("fuzz", old, new, n_cases(request, FEW), option("--attack-seed"))
-    failed = [_named(path.read_bytes()) for path in sorted(tmp_path.glob("failed-*"))]
-    found = dict(_named(path.read_bytes()) for path in sorted(new.iterdir()) if path.stat().st_size)
+    folder = shared_folder(tmp_path_factory) / "fuzzed"
+    returncode, stderr = _fuzzed(folder, n_cases(request, FEW), option("--attack-seed"))
+    failed = [_named(path.read_bytes()) for path in sorted(folder.glob("failed-*"))]
+    found = dict(_named(path.read_bytes()) for path in sorted((folder / "new").iterdir()) if path.stat().st_size)
     tried = try_all(
         found,
         lambda name: _verdict(name.partition("/")[0], found[name]),
@@ -100,7 +118,7 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         MEMORY_BYTES,
         tmp_path,
     )
-    units = [int(n) for n in re.findall(r"stat::number_of_executed_units: *(\d+)", done.stderr)]
+    units = [int(n) for n in re.findall(r"stat::number_of_executed_units: *(\d+)", stderr)]
     compiled = ", ".join(f"{n:,} {what}" for what, n in tried.counts.items() if n) or "none"
     line = (
         f"fuzzing, {len(TARGETS)} targets: {sum(units):,} inputs, of which {len(found):,} reach more than those "
@@ -108,12 +126,12 @@ def test_fuzz(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         f"{len(failed) + tried.crashes:,} crashes, {tried.hangs:,} hangs, peak {tried.peak_bytes >> 20:,} MiB"
     )
     tell(request, line)
-    assert not failed, "".join(f"\n{again(request, case_of(name, data))}" for name, data in failed) + done.stderr
-    assert done.returncode == 0, done.stderr
+    assert not failed, "".join(f"\n{again(request, case_of(name, data))}" for name, data in failed) + stderr
+    assert returncode == 0, stderr
     assert not tried.failures, "".join(
         f"\n{again(request, case_of(name, found[name]))}\n    {what}" for name, what in tried.failures
     )
-    assert sum(units), done.stderr
+    assert sum(units), stderr
     if option("--attack-keep"):
         _keep(_whole_corpus() | found, tmp_path)
 

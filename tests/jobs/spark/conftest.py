@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.shared import shared_folder
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -26,8 +28,7 @@ def drivers_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _once(tmp_path_factory: pytest.TempPathFactory, name: str, *words: str) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    path = shared_folder(tmp_path_factory) / name
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
