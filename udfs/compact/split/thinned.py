@@ -55,7 +55,7 @@ class Thinner:
         others = (batches["magic"] != 2) | (batches["attributes"] & CONTROL_MASK != 0)
         self._kept.clear()
         self._room = len(chunk.raw) - _HEADS * len(batches)
-        self._keeps = self._possible and not others.any()
+        self._keeps = self._possible and self._room >= 0 and not others.any()
 
     def add(self, run: Run, leaves: np.ndarray) -> None:
         """Keep the records of a run that leave: bool[len(run.spans)], in the order of the walk. The last run of a chunk
@@ -110,7 +110,7 @@ def chunks_or_thinned(
             raw = memory.array[at : at + run.data.size]
             read_exactly(walked, run.data.path, run.data.position, raw)
             done += 1
-            will_read(walked, ((part.position, part.size) for part in parts[done:]))
+            will_read(walked, ((parts[k].position, parts[k].size) for k in range(done, len(parts))))
             check(run.data, crc32c_extend(0, raw))
             of_bodies = len(raw) - run.n_batches * BODY.itemsize
             rows.append(raw[of_bodies - run.n_batches * BATCH.itemsize : of_bodies].copy().view(BATCH))

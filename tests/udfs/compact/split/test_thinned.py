@@ -8,22 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from lastkey.logformat.batches.bodies import SOFT_BYTES
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
+from lastkey.udfs.compact.split import thinned
+from lastkey.udfs.compact.split.block_kernels import thin_bodies
 from lastkey.udfs.compact.split.key_files import key_folder
 from lastkey.udfs.compact.split.rewrite_split import RewrittenSplit, rewrite_split
 from lastkey.udfs.compact.split.settle import settle, share_out
 from lastkey.udfs.compact.split.splits import make_splits
 from lastkey.udfs.compact.split.thinned import Thinner
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, walk_split
-from tests.builders.folders import lay_out, plan_of
-from tests.builders.splits import assert_same_all_ways
+from tests.builders.folders import compact, lay_out, plan_of
+from tests.builders.splits import assert_same, assert_same_all_ways, compact_in_blocks
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import (
     ABORT,
@@ -170,9 +172,10 @@ TXN = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional
         ([of_keys(0, "aaab"), of_keys(4, "aaa-")], False),  # no key
         ([of_keys(0, "a", magic=1), of_keys(1, "abaaaa")], False),
         ([of_keys(0, "abcd"), of_keys(4, "efgfg")], False),  # most leaves
+        ([of_keys(0, "abcda"), of_keys(5, "efghe")], False),  # they would fit the bytes of the chunk
         ([data_batch(0, [(NOW, b"ab"[i // 3 : i // 3 + 1], b"") for i in range(6)])], False),  # headers are larger
     ],
-    ids=["plain", "all-go", "tombstones", "control", "all-leave", "no-key", "magic-1", "most-leave", "small"],
+    ids=["plain", "all-go", "tombstones", "control", "all-leave", "no-key", "magic-1", "most-leave", "half", "small"],
 )
 def test_a_chunk_is_kept_where_nothing_else_of_it_can_be_asked_for(
     tmp_path: Path, batches: list[Batch], keeps: bool
@@ -181,6 +184,17 @@ def test_a_chunk_is_kept_where_nothing_else_of_it_can_be_asked_for(
     assert_same_all_ways(plan)
     walked, _ = walk_of(replace(plan, folder="alone"))
     assert [bool(runs) for runs in walked.thinned] == [keeps]
+
+
+def test_headers_alone_are_not_kept_where_they_are_larger_than_their_batches(tmp_path: Path) -> None:
+    """Nothing leaves the first chunk, and its batches have 71 bytes each."""
+    batches = [data_batch(i, [(NOW, b"a", b"")]) for i in range(20)]
+    plan = plan_for(tmp_path, *batches)
+    plan = replace(plan, limits=replace(plan.limits, chunk_bytes=sum(len(batch.data) for batch in batches) // 2))
+    assert_same_all_ways(plan)
+    walked, _ = walk_of(replace(plan, folder="alone"))
+    assert [chunk["entries"] for chunk in walked.chunks] == [0, 1]
+    assert walked.thinned == ((), ())
 
 
 def test_a_rewrite_does_not_read_the_log_of_a_chunk_that_was_kept(tmp_path: Path) -> None:
@@ -194,6 +208,21 @@ def test_a_rewrite_does_not_read_the_log_of_a_chunk_that_was_kept(tmp_path: Path
     assert (after.digest, after.data.checksum, after.rows.checksum) == (
         before.digest, before.data.checksum, before.rows.checksum,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "keeps"), [(b"a" * 200, True), (b"a" * 3000, False)], ids=["small", "large"])
+def test_a_chunk_whose_batches_are_decompressed_in_several_runs(tmp_path: Path, value: bytes, keeps: bool) -> None:
+    """The walk meets the last run first, and all runs share the bytes of the chunk: any one of the large ones fits."""
+    pads, long = random.Random(0), (NOW, b"long", bytes(SOFT_BYTES // 2))
+    batches = [
+        data_batch(4 * i, [long, (NOW, b"pad", pads.randbytes(2000)), long, (NOW, b"%d" % i, value)], codec=ZSTD)
+        for i in range(4)
+    ]
+    batches.append(data_batch(16, [(NOW, key, b"") for key in (b"long", b"long", b"pad")], codec=ZSTD))
+    plan = plan_for(tmp_path, *batches)
+    walked, _ = walk_of(replace(plan, folder="alone"))
+    assert [len(runs) > 1 for runs in walked.thinned] == [keeps]
+    assert_same(compact(plan), compact_in_blocks(replace(plan, folder="blocks"), at_once=False))
 
 
 def test_a_bit_that_kept_records_or_headers_lose_is_noticed(tmp_path: Path) -> None:
@@ -217,16 +246,14 @@ def test_the_checksum_is_that_of_the_records_where_they_were_copied_from(tmp_pat
     """A copy that goes wrong is noticed, because the checksum does not come of the copy."""
     plan = plan_for(tmp_path, of_keys(0, "aaab"), of_keys(4, "aaab"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Thinner, "_write", _of_other_records)
+        patch.setattr(thinned, "thin_bodies", _copied_wrong)
         _, rewrite = walk_of(plan)
     with pytest.raises(LogFormatError) as found:
         rewrite()
     assert found.value.kind == "readback"
 
 
-_WRITE = Thinner._write
-
-
-def _of_other_records(self: Thinner, records: np.ndarray, heads: np.ndarray, checksum: int) -> Any:
-    records[-1] ^= 1
-    return _WRITE(self, records, heads, checksum)
+def _copied_wrong(*args: Any) -> tuple[int, int]:
+    size, checksum = thin_bodies(*args)
+    args[6][size - 1] ^= 1  # the last byte that was copied
+    return size, checksum
