@@ -1,8 +1,8 @@
 """Compaction in several tasks by blocks of key hashes: what is large never goes through the JVM.
 
-  walk      a task for each split, backwards: writes key hashes of the records that leave it, by bucket, to a file;
-            that of the last split writes its survivors too, unless Spark's `window` or versions decide, or the keys do
-            not fit the task
+  walk      a task for each split, backwards: writes key hashes of the records that leave it, by bucket, to a file,
+            and where they are few these records; that of the last split writes its survivors instead, unless Spark's
+            `window` or versions decide, or the keys do not fit the task
   settle    a task for some buckets, over all splits from the last to the first: writes a bit for each hash; or
             Spark's `window` decides, and writes the same bits
   rewrite   a task for each split: marks and bits say which records stay; pieces of a group that several splits share

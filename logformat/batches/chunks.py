@@ -31,6 +31,7 @@ class Chunk:
     raw: np.ndarray  # uint8, exactly the bytes of `batches`
     batches: np.ndarray  # BATCH[n]
     before: int = -1  # last offset of the batch before them; -1: unknown
+    bodies: np.ndarray | None = None  # BODY[n] if `raw` has, instead, some records of each batch, uncompressed
 
 
 @dataclass

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from lastkey.udfs.compact.split.splits import Split, cut_between_groups, make_sp
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
 from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
-from tests.builders.folders import Outcome
+from tests.builders.folders import Outcome, compact
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -146,3 +147,46 @@ def compact_in_blocks(
     remove_key_files(plan)
     counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
     return Outcome(result_of(plan, analysis, generation, counters, tally.recompressed_bytes), plan)
+
+
+def assert_same(one: Outcome, several: Outcome) -> None:
+    """Assert that both made the same files, the same manifest and the same counters."""
+    assert several.files() == one.files()
+    assert several.result.counters == one.result.counters
+    folder = several.plan.folder
+    moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.segments]
+    assert moved == list(one.result.segments)
+    assert several.result.bytes_after == one.result.bytes_after
+    assert several.result.recompressed_bytes == one.result.recompressed_bytes
+    left = {p.name for p in Path(several.plan.store_uri).iterdir() if p.name.startswith(folder)}
+    assert f"{folder}.9999999999999999999" not in left
+
+
+def assert_same_all_ways(plan: PartitionPlan, seed: int | str = 0) -> Outcome:
+    """Compact in one task, by the window's rule, by blocks in as many splits as possible, and in chunks of a batch or
+    two; assert that all agree.
+
+    A chunk costs a millisecond, a split several. So a large log has a hundred chunks, cut between any two of them;
+    blocks are cut at thirty drawn places. A small log has a chunk for each batch, and is cut at every one.
+    """
+    one = compact(plan)
+    if one.result.status != "cleaned":
+        return one
+    assert_same(one, compact_by_rule(replace(plan, folder="window")))
+    assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
+    size = sum(s.listed.size for s in plan.segments)
+    small = replace(plan.limits, chunk_bytes=max(size // 100, 1))
+    assert_same(one, compact_by_rule(replace(plan, folder="batches", limits=small)))
+    rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)
+    for _ in range(2):
+        assert_same(
+            one,
+            compact_in_blocks(
+                replace(plan, folder=f"drawn{rng.random()}", limits=rng.choice([small, plus])),
+                split_bytes=max(rng.choice([1, 200, 1000, 1 << 30]), size // 30),
+                n_buckets=rng.choice([4, 16, 256]),
+                shares=rng.choice([1, 2, 5]),
+                shuffled=rng,
+            ),
+        )
+    return one

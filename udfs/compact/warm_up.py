@@ -33,6 +33,7 @@ from lastkey.udfs.compact.split.block_kernels import (
     mark_kept,
     settle_cells,
     sort_by_bucket,
+    thin_bodies,
 )
 from lastkey.udfs.compact.verdicts import EMPTIED
 from lastkey.udfs.yields.key_filter import filter_of, holds
@@ -80,7 +81,8 @@ def load_kernels() -> None:
         settle_cells(entries, offsets, offsets, table.slots, offsets, offsets, offsets, is_last)
         in_order_of_walk(buckets, offsets, is_last, is_last)
         batch_verdicts(run.batches, run.wanted, is_last, 0, flags, verdicts)
-        mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, 0, is_last)
+        mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, is_last, 0, is_last)
+        thin_bodies(run.raw, run.scratch, run.bodies, run.wanted, run.spans, is_last, raw, run.bodies.copy())
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
         encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, flags, run.spans, kept, out, offsets)
         digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags)

@@ -116,7 +116,10 @@ def clean_chunk(
     wanted = ~drop & (verdicts == UNKNOWN)
     if verdicts_of is not None:
         wanted |= (verdicts == ALL_STAY) & wanted_for(magic, chunk.raw, chunk.position, batches)
-    for run in loader.runs(chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before):
+    for run in loader.runs(
+        chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before,
+        thinned=chunk.bodies,
+    ):  # fmt: skip
         part = slice(run.first, run.first + len(run.batches))
         is_last = np.empty(len(run.spans), np.bool_)
         mark_last(run, is_last)

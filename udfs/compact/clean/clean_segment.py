@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from lastkey.udfs.compact.clean.store_format import format_for
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.scan.read_again import chunks_again
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
+
+ChunksOf = Callable[[Any], Iterator[Chunk]]  # called with the segment's open log
 
 
 def clean_backwards(
@@ -31,7 +34,11 @@ def clean_backwards(
     chunk), last first.
     """
     taken = (one.chunks if chunks is None else chunks)[::-1]
-    return _pieces(one, rules, loader, mark_last, tally, buffer, taken, room, backwards=True)
+
+    def again(file: Any) -> Iterator[Chunk]:
+        return chunks_again(file, one.path, taken, buffer)
+
+    return _pieces(one, rules, loader, mark_last, tally, again, room, backwards=True)
 
 
 def clean_forwards(
@@ -42,11 +49,11 @@ def clean_forwards(
     tally: Tally,
     buffer: ChunkBuffer,
     *,
-    chunks: Sequence[ScannedChunk] | None = None,
+    chunks_of: ChunksOf | None = None,
     verdicts_of: VerdictsOf | None = None,
 ) -> Iterator[tuple[CleanedRun, np.ndarray]]:
-    """Clean one source segment, or some consecutive chunks of it, from its start; yield (piece, its bytes: uint8[],
-    valid until the next; no bytes in a dry run if a batch changed).
+    """Clean one source segment, or those chunks of it that `chunks_of` gives, from its start; yield (piece, its bytes:
+    uint8[], valid until the next; no bytes in a dry run if a batch changed).
     """
     memory = Scratch()
 
@@ -54,9 +61,9 @@ def clean_forwards(
         memory.reserve(size)
         return memory.array[:size]
 
-    taken = one.chunks if chunks is None else chunks
+    again = chunks_of or (lambda file: chunks_again(file, one.path, one.chunks, buffer))
     for piece, chunk in _pieces(
-        one, rules, loader, mark_last, tally, buffer, taken, room, backwards=False, verdicts_of=verdicts_of
+        one, rules, loader, mark_last, tally, again, room, backwards=False, verdicts_of=verdicts_of
     ):
         if piece.data is not None:
             yield piece, piece.data
@@ -73,8 +80,7 @@ def _pieces(
     loader: BodyLoader,
     mark_last: MarkLast,
     tally: Tally,
-    buffer: ChunkBuffer,
-    chunks: Sequence[ScannedChunk],
+    chunks_of: ChunksOf,
     room: Room,
     *,
     backwards: bool,
@@ -83,7 +89,7 @@ def _pieces(
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
     magic = format_for(one.size, rules)
     with one.open_log() as file:
-        for chunk in chunks_again(file, one.path, chunks, buffer):
+        for chunk in chunks_of(file):
             for piece in clean_chunk(
                 chunk,
                 one.path,

@@ -69,7 +69,8 @@ def decide(
 
     batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; is_last: bool[len(spans)]; retention: int8[n]; drop_records,
     discardable: bool[n]; verdicts: int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its
-    records are known to stay, or to be superseded (`block_kernels.batch_verdicts`). new_horizon_ms: now +
+    records are known to stay, or to be superseded (`block_kernels.batch_verdicts`); of any other one the records that
+    it has in its header and not here are superseded (`thinned`). new_horizon_ms: now +
     delete.retention.ms; if negative, the sum overflowed and no horizon is set. oldest_ms: drop data records with an
     earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
     compacts: if False, only their time, and is_last, remove records. tombstones_from: from this offset on they stay.
@@ -84,7 +85,8 @@ def decide(
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
         known = verdicts[i] != UNKNOWN
-        n_records = np.int64(batch.records_count) if drop_records[i] or known else body.n_records
+        whole = drop_records[i] or known or current
+        n_records = np.int64(batch.records_count) if whole else body.n_records
         n_kept = np.int64(0)
         tombstones = 0
         first_kept = np.int64(-1)
@@ -99,7 +101,8 @@ def decide(
             else:
                 counters[DROPPED_SUPERSEDED] += n_records
         else:
-            for row in range(body.first_span, body.first_span + n_records):
+            counters[DROPPED_SUPERSEDED] += n_records - body.n_records
+            for row in range(body.first_span, body.first_span + body.n_records):
                 span = spans[row]
                 timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
                 keep = True

@@ -12,8 +12,8 @@ import numpy as np
 
 from lastkey.logformat.jit import kernel
 from lastkey.logformat.layout import CONTROL_MASK
-from lastkey.logformat.primitives.crc32c import crc32c_range
-from lastkey.logformat.primitives.memory_kernels import prefetch
+from lastkey.logformat.primitives.crc32c import crc32c_extend_range, crc32c_range
+from lastkey.logformat.primitives.memory_kernels import copy_bytes, prefetch
 from lastkey.udfs.compact.clean.slot_kernels import AHEAD, entry_of, probe
 from lastkey.udfs.compact.verdicts import ALL_GO, ALL_STAY, UNKNOWN
 
@@ -213,15 +213,16 @@ def mark_kept(
     bodies: np.ndarray,
     wanted: np.ndarray,
     verdicts: np.ndarray,
+    leaves: np.ndarray,
     survives: np.ndarray,
     at: int,
     is_last: np.ndarray,
 ) -> int:
     """Mark the surviving records of a run, first to last; mark those of control batches too.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; verdicts: int8[n]; survives: bool[], from `at` on those of the
-    walked records; is_last: bool[len(spans)], written. Returns the first row of `survives` that it did not pass; -1 if
-    there are too few.
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; verdicts: int8[n]; leaves, survives: bool[], from `at` on those
+    of the walked records, of which a thinned batch has only those that leave; is_last: bool[len(spans)], written.
+    Returns the first row of `survives` that it did not pass; -1 if there are not as many as in the run.
     """
     for i in range(batches.shape[0]):
         if verdicts[i] != UNKNOWN:
@@ -234,9 +235,77 @@ def mark_kept(
             for row in range(first, first + bodies[i].n_records):
                 is_last[row] = True
             continue
-        if at + bodies[i].n_records > survives.shape[0]:
+        n = bodies[i].n_records
+        end = at + max(np.int64(batches[i].records_count), n)  # magic 0 and 1: maybe -1
+        if end > survives.shape[0]:
             return -1
-        for row in range(first, first + bodies[i].n_records):
-            is_last[row] = survives[at]
-            at += 1
+        is_thinned = at + n < end
+        stop = first + n
+        for j in range(at, end):
+            if is_thinned and not leaves[j]:
+                continue
+            if first == stop:
+                return -1
+            is_last[first] = survives[j]
+            first += 1
+        if first < stop:
+            return -1
+        at = end
     return at
+
+
+@kernel
+def thin_bodies(
+    raw: np.ndarray,
+    scratch: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    leaves: np.ndarray,
+    out: np.ndarray,
+    thinned: np.ndarray,
+) -> tuple[int, int]:
+    """Copy the records that leave, one behind the other.
+
+    bodies: BODY[n]; wanted: bool[n]; leaves: bool[len(spans)], in the order of the walk; out: uint8[]; thinned:
+    BODY[n], of zeros, written, with places in `out`. Returns (bytes written, CRC-32C of the bytes as they were read);
+    -1 bytes if a wanted batch would lose nothing, a record has no key, or `out` has no room.
+    """
+    last = spans.shape[0] - 1
+    size = 0
+    for i in range(bodies.shape[0]):
+        if not wanted[i]:
+            continue
+        stays = 0
+        first, stop = bodies[i].first_span, bodies[i].first_span + bodies[i].n_records
+        for row in range(first, stop):
+            if spans[row].null_key:
+                return -1, 0
+            if leaves[last - row]:
+                size += spans[row].end - spans[row].start
+            else:
+                stays += 1
+        if (stays == 0 and first < stop) or size > out.shape[0]:
+            return -1, 0
+    at = 0
+    crc = 0
+    for i in range(bodies.shape[0]):
+        body, result = bodies[i], thinned[i]
+        result.base_offset = body.base_offset
+        result.base_timestamp = body.base_timestamp
+        result.start = at
+        if wanted[i]:
+            for row in range(body.first_span, body.first_span + body.n_records):
+                if not leaves[last - row]:
+                    continue
+                start, n = spans[row].start, spans[row].end - spans[row].start
+                if body.in_scratch:
+                    copy_bytes(out, at, scratch, start, n)
+                    crc = crc32c_extend_range(crc, scratch, start, start + n)
+                else:
+                    copy_bytes(out, at, raw, start, n)
+                    crc = crc32c_extend_range(crc, raw, start, start + n)
+                at += n
+                result.n_records += 1
+        result.end = at
+    return at, crc

@@ -1,4 +1,4 @@
-"""Files of one run, through which the tasks of a partition exchange key hashes and bits: written once, read in slices.
+"""Files of one run, through which tasks of a partition exchange hashes, bits and records: written once, read in slices.
 
 They lie in the store beside the generation's folder, because executors share nothing else, and are deleted when the
 partition is done; so are the folders in which new segments wait. `vacuum` deletes those of a killed run. A dry run has

@@ -16,7 +16,7 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, MarkLast, Tally, VerdictsOf
-from lastkey.udfs.compact.clean.clean_segment import clean_forwards
+from lastkey.udfs.compact.clean.clean_segment import ChunksOf, clean_forwards
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.generation import finish_segment
 from lastkey.udfs.compact.output.place_segments import folder_of
@@ -28,6 +28,7 @@ from lastkey.udfs.compact.split.key_files import KeyFile, Slice, check, in_own_f
 from lastkey.udfs.compact.split.settle import SettledBuckets
 from lastkey.udfs.compact.split.splits import Part, Split
 from lastkey.udfs.compact.split.survivors import Survivors
+from lastkey.udfs.compact.split.thinned import chunks_or_thinned
 from lastkey.udfs.compact.split.walk_split import WalkedSplit
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import flush_whole, open_root, opened
@@ -96,15 +97,20 @@ def rewrite_split(
     survivors = Survivors(root, walked, settled, name_of_log, split.chunks)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
     tally, output = Tally(), SplitOutput(plan, groups, shared, kept_aborts, name)
+    thinned = iter(walked.thinned[split.chunks])
+    of_part = {part: list(itertools.islice(thinned, part.stop - part.first)) for part in split.parts}
+
+    def again(part: Part, source: SegmentScan) -> ChunksOf:
+        chunks = source.chunks[part.first : part.stop]
+        return lambda log: chunks_or_thinned(log, source.path, chunks, buffer, keys, of_part[part])
 
     def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> Cleaned:
         def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for part, source in parts:
-                chunks = source.chunks[part.first : part.stop]
                 mark: MarkLast = survivors.mark
                 verdicts: VerdictsOf = survivors.batch_verdicts
                 for piece, data in clean_forwards(
-                    source, rules, loader, mark, tally, buffer, chunks=chunks, verdicts_of=verdicts
+                    source, rules, loader, mark, tally, buffer, chunks_of=again(part, source), verdicts_of=verdicts
                 ):
                     out.digest = (out.digest + piece.digest) & (2**64 - 1)
                     yield piece.rows, data
@@ -112,8 +118,9 @@ def rewrite_split(
         out = Cleaned(pieces())
         return out
 
-    for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
-        output.write(number, cleaned(list(parts)))
+    with opened(root, walked.leaves.path) as keys:
+        for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
+            output.write(number, cleaned(list(parts)))
     survivors.check_end()
     return output.result(split, tally)
 

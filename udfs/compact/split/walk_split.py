@@ -6,6 +6,7 @@ A record leaves its split if no later record of its key lies in it. The walk wri
   marks    a bit a record: whether it leaves; a bit a batch: whether it is plain (`collect_leaving`); both in the
            order of the log, packed chunk by chunk
   buckets  a byte for each record that leaves, in the order of the walk
+  thinned  of some chunks, before all of these, the records that leave (`thinned`)
 By `compaction.strategy`, one leaves unless a later record of its key has a version as high. If the table would outgrow
 the task's memory, it is emptied, and a key may leave twice: the first one met counts.
 """
@@ -30,6 +31,7 @@ from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
 from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_leaving, sort_by_bucket
 from lastkey.udfs.compact.split.key_files import KeyFile, Slice
 from lastkey.udfs.compact.split.splits import Split
+from lastkey.udfs.compact.split.thinned import ThinnedRun, Thinner
 
 MAX_BUCKETS: Final = 256  # a bucket is a byte
 _BLOCK: Final = 1 << 20  # entries
@@ -68,6 +70,7 @@ class WalkedSplit:
     plain: Slice
     buckets: Slice
     chunks: np.ndarray  # WALKED_CHUNK[m], in the order of the log
+    thinned: tuple[tuple[ThinnedRun, ...], ...] = ()  # of each chunk
     highest: int = NO_VERSION  # version of a record
     peak_memory_bytes: int = 0
 
@@ -164,16 +167,17 @@ def walk_split(
     by_offset, table_bytes = plan.settings.by_offset, plan.limits.task_memory_bytes // 2
     table: KeyTable | Winners = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
     first_dirty_offset = first_dirty_offset if by_offset else 0  # all versions compete
-    walked, none = [], np.empty(0, np.uint8)
+    walked, thinned, none = [], list[tuple[ThinnedRun, ...]](), np.empty(0, np.uint8)
     leaves, plain, buckets = list[np.ndarray](), list[np.ndarray](), [none]  # bool[] of a chunk's runs; all buckets
     all_leaves, all_plain = [none], [none]  # packed, by chunk
     with KeyFile(plan, name) as key_file:
-        out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
+        out, thinner = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets), Thinner(rules, key_file)
         for source, part in zip(reversed(sources), reversed(split.parts), strict=True):
             with source.open_log() as file:
                 chunks = source.chunks[part.first : part.stop][::-1]
                 for chunk in chunks_again(file, source.path, chunks, buffer):
                     wanted, entries = key_candidates(chunk.batches, rules), out.n_entries
+                    thinner.begin(chunk)
                     for run in loader.runs(
                         chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=True,
                         before=chunk.before,
@@ -181,6 +185,8 @@ def walk_split(
                         of_run = _collect(out, run, table, plan, first_dirty_offset)
                         for marks, more in zip((leaves, plain, buckets), of_run, strict=True):
                             marks.append(more)
+                        thinner.add(run, of_run[0])
+                    thinned.append(thinner.end())
                     entries, digest = out.n_entries - entries, digest_of(chunk.batches)
                     walked.append((_pack(leaves, all_leaves), _pack(plain, all_plain), entries, digest))
         return WalkedSplit(
@@ -190,6 +196,7 @@ def walk_split(
             plain=key_file.write(np.concatenate(all_plain[::-1])),
             buckets=key_file.write(np.concatenate(buckets)),
             chunks=np.array(walked[::-1], WALKED_CHUNK),
+            thinned=tuple(thinned[::-1]),
             highest=out.highest,
         )
 

@@ -13,59 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lastkey.udfs.compact.one_task.clean_groups import Clock
-from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.drawn import Drawn, logs
-from tests.builders.folders import Outcome, archived_at, compact, golden_plan, lay_out, plan_of
+from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of
 from tests.builders.limits import within
-from tests.builders.splits import compact_by_rule, compact_in_blocks
+from tests.builders.splits import assert_same_all_ways, compact_by_rule, compact_in_blocks
 from tests.golden import case_names, golden
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import NONE, ZSTD, data_batch
 
 _QUICK = ("txn-zstd", "v1-lz4", "null-keys", "two-parts")  # each costs as much as fifty other tests
-
-
-def assert_same(one: Outcome, several: Outcome) -> None:
-    """Assert that both made the same files, the same manifest and the same counters."""
-    assert several.files() == one.files()
-    assert several.result.counters == one.result.counters
-    folder = several.plan.folder
-    moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.segments]
-    assert moved == list(one.result.segments)
-    assert several.result.bytes_after == one.result.bytes_after
-    assert several.result.recompressed_bytes == one.result.recompressed_bytes
-    left = {p.name for p in Path(several.plan.store_uri).iterdir() if p.name.startswith(folder)}
-    assert f"{folder}.9999999999999999999" not in left
-
-
-def assert_same_all_ways(plan: PartitionPlan, seed: int | str = 0) -> Outcome:
-    """Compact in one task, by the window's rule, by blocks in as many splits as possible, and in chunks of a batch or
-    two; assert that all agree.
-
-    A chunk costs a millisecond, a split several. So a large log has a hundred chunks, cut between any two of them;
-    blocks are cut at thirty drawn places. A small log has a chunk for each batch, and is cut at every one.
-    """
-    one = compact(plan)
-    if one.result.status != "cleaned":
-        return one
-    assert_same(one, compact_by_rule(replace(plan, folder="window")))
-    assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
-    size = sum(s.listed.size for s in plan.segments)
-    small = replace(plan.limits, chunk_bytes=max(size // 100, 1))
-    assert_same(one, compact_by_rule(replace(plan, folder="batches", limits=small)))
-    rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)
-    for _ in range(2):
-        assert_same(
-            one,
-            compact_in_blocks(
-                replace(plan, folder=f"drawn{rng.random()}", limits=rng.choice([small, plus])),
-                split_bytes=max(rng.choice([1, 200, 1000, 1 << 30]), size // 30),
-                n_buckets=rng.choice([4, 16, 256]),
-                shares=rng.choice([1, 2, 5]),
-                shuffled=rng,
-            ),
-        )
-    return one
 
 
 @pytest.mark.long
