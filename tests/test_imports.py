@@ -152,7 +152,8 @@ FLOORS: dict[str, set[str]] = {
     },
     "jobs.recorded": _SHELL,
     "jobs.spark": _SHELL - {"jobs.archive"},
-    "jobs.compact": _JOB | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata"},
+    "jobs.compact": _JOB
+    | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata", "logformat.primitives"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
@@ -191,7 +192,7 @@ FOR_KERNELS = {
     "logformat.primitives.c_library",
 }
 
-CODECS = {"google_crc32c", "cramjam", "isal", "zstandard", "lz4", "snappy"}
+CODECS = {"google_crc32c", "cramjam", "isal", "zstandard", "backports", "lz4", "snappy"}
 THIRD_PARTY = {
     "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},

@@ -16,6 +16,7 @@ from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, columns_in
+from lastkey.logformat.primitives import zstd_kernels
 from lastkey.udfs.compact.plan import CleanSettings, PartitionResult
 from lastkey.udfs.segments import OutputSegment
 
@@ -136,7 +137,8 @@ def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str)
 @functools.cache  # reading them takes 3 ms, as long as a small partition
 def _versions() -> dict[str, str]:
     packages = (
-        "pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", "zstandard", "lz4", "cramjam", "isal",
+        "pyspark", "deltalake", "pyarrow", "numpy", "numba", "google-crc32c", zstd_kernels.PACKAGE, "lz4", "cramjam",
+        "isal",
     )  # fmt: skip
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
@@ -147,7 +149,7 @@ def _version(package: str) -> str:
     except PackageNotFoundError:  # a cluster's own pyspark was not installed by pip
         with contextlib.suppress(ModuleNotFoundError):
             return str(importlib.import_module(package).__version__)
-        return "none"  # the system's library does the work of lz4 or zstandard
+        return "none"  # the system's library of lz4 or zstd does the work
 
 
 def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:

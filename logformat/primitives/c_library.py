@@ -9,6 +9,7 @@ import ctypes
 import ctypes.util
 import importlib.util
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.machinery import PathFinder
 
 from llvmlite import binding
@@ -45,7 +46,9 @@ def first_with(symbols: tuple[str, ...], candidates: Iterable[str], package: str
 
 
 def _candidates(package: str, module: str, system: str) -> Iterator[str]:
-    spec = importlib.util.find_spec(package)  # its other parts are not imported
+    spec = None
+    with suppress(ModuleNotFoundError):  # of a package that would hold this one
+        spec = importlib.util.find_spec(package)  # its other parts are not imported
     found = PathFinder.find_spec(module, spec.submodule_search_locations) if spec is not None else None
     if found is not None and found.origin is not None:
         yield found.origin

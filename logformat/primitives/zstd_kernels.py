@@ -1,4 +1,4 @@
-"""zstd by the C library inside the zstandard wheel, called from kernels: many bodies a call, each straight into place.
+"""zstd by the C library inside a wheel, called from kernels: many bodies a call, each straight into place.
 
 The wheel's own functions take one body a call and return new bytes.
 """
@@ -6,6 +6,7 @@ The wheel's own functions take one body a call and return new bytes.
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +31,8 @@ TOO_LARGE: Final = 2
 BROKEN: Final = 3
 
 
-_LIBRARY: Final = c_library.load("zstandard", "_cffi", "zstd", _SYMBOLS)
+PACKAGE: Final = "backports.zstd" if sys.version_info < (3, 14) else "zstandard"  # as in pyproject.toml
+_LIBRARY: Final = c_library.load(PACKAGE, "_zstd" if PACKAGE == "backports.zstd" else "_cffi", "zstd", _SYMBOLS)
 _decompress: Any = types.ExternalFunction(
     _SYMBOLS[0], types.intp(types.uintp, types.uintp, types.intp, types.uintp, types.intp)
 )

@@ -230,7 +230,7 @@ def test_tables_hold_what_a_restore_needs(first, now_ms):
     assert (run.run_id, run.now_ms) == (first.report.run_id, now_ms)
     assert run.dropped_aborted > 0 < run.dropped_superseded
     assert json.loads(run.settings)["delete_retention_ms"] == 24 * HOUR
-    assert {"pyspark", "python", "zstandard"} <= set(json.loads(run.versions))
+    assert {"pyspark", "python", "backports.zstd"} <= set(json.loads(run.versions))
     assert set(json.loads(run.seconds)) == {"scan", "clean", "write"}
     checkpoint = first.checkpoints["txn-zstd", 0]
     assert checkpoint.archive_uri == str(first.lab.archive)
