@@ -85,8 +85,7 @@ def decide(
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
         known = verdicts[i] != UNKNOWN
-        whole = drop_records[i] or known or current
-        n_records = np.int64(batch.records_count) if whole else body.n_records
+        n_records = np.int64(batch.records_count) if drop_records[i] or current else body.n_records
         n_kept = np.int64(0)
         tombstones = 0
         first_kept = np.int64(-1)
