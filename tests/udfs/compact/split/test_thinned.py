@@ -197,6 +197,13 @@ def test_headers_alone_are_not_kept_where_they_are_larger_than_their_batches(tmp
     assert walked.thinned == ((), ())
 
 
+def test_a_dry_run_keeps_nothing(tmp_path: Path) -> None:
+    """It guesses sizes from whole bodies, as one task does."""
+    plan = plan_for(tmp_path, of_keys(0, "aaab"), of_keys(4, "aaab"))
+    assert walk_of(replace(plan, folder="written"))[0].thinned != ((),)
+    assert walk_of(replace(plan, folder="dry", dry_run=True))[0].thinned == ((),)
+
+
 def test_a_rewrite_does_not_read_the_log_of_a_chunk_that_was_kept(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, of_keys(0, "abab"), of_keys(4, "aaab"))
     walked, rewrite = walk_of(plan)
