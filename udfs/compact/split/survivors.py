@@ -33,7 +33,7 @@ class Survivors:
         self._stays = _stays(root, split, settled)[int(before["entries"].sum()) :]
         self._n_met = 0  # chunks met, with the current one
         self._met = np.zeros(1, WALKED_CHUNK)  # counts and digest of the current chunk
-        self._of_chunk, self._survives = np.empty((2, 0), np.bool_)  # of its records: whether each leaves, and survives
+        self._leaves_here = self._survives = np.empty(0, np.bool_)  # of its records: whether each leaves; and survives
         self._verdicts = np.empty(0, np.int8)  # of its batches
 
     def batch_verdicts(self, batches: np.ndarray, drop: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ class Survivors:
     def mark(self, run: Run, is_last: np.ndarray) -> None:
         """Mark the surviving records of a run of that chunk."""
         verdicts, at = self._verdicts[run.first : run.first + len(run.batches)], int(self._met["records"][0])
-        at = mark_kept(run.batches, run.bodies, run.wanted, verdicts, self._of_chunk, self._survives, at, is_last)
+        at = mark_kept(run.batches, run.bodies, run.wanted, verdicts, self._leaves_here, self._survives, at, is_last)
         if at < 0:
             raise self._changed("others")
         self._met["records"] = at
@@ -72,7 +72,7 @@ class Survivors:
         walked = self._walked[self._n_met]
         self._n_met += 1
         n, n_batches, n_entries = int(walked["records"]), int(walked["batches"]), int(walked["entries"])
-        leaves = self._of_chunk = np.unpackbits(self._leaves, count=n).view(np.bool_)
+        leaves = self._leaves_here = np.unpackbits(self._leaves, count=n).view(np.bool_)
         self._survives = leaves.copy()
         self._survives[leaves] = self._stays[:n_entries]
         plain = np.unpackbits(self._plain, count=n_batches).view(np.bool_)

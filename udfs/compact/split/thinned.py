@@ -64,7 +64,7 @@ class Thinner:
         if not self._keeps:
             return
         full = int((run.bodies["end"] - run.bodies["start"])[run.wanted].sum())
-        records, bodies = np.empty(max(min(self._room, full // 2), 0), np.uint8), np.zeros(len(run.bodies), BODY)
+        records, bodies = np.empty(min(self._room, full // 2), np.uint8), np.zeros(len(run.bodies), BODY)
         size, checksum = thin_bodies(run.raw, run.scratch, run.bodies, run.wanted, run.spans, leaves, records, bodies)
         self._keeps = size >= 0
         if self._keeps:
@@ -113,7 +113,7 @@ def chunks_or_thinned(
             will_read(walked, ((parts[k].position, parts[k].size) for k in range(done, len(parts))))
             check(run.data, crc32c_extend(0, raw))
             of_bodies = len(raw) - run.n_batches * BODY.itemsize
-            rows.append(raw[of_bodies - run.n_batches * BATCH.itemsize : of_bodies].copy().view(BATCH))
+            rows.append(raw[of_bodies - run.n_batches * BATCH.itemsize : of_bodies].view(BATCH))
             bodies.append(raw[of_bodies:].copy().view(BODY))
             for place in ("start", "end"):
                 bodies[-1][place] += at
