@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
+from importlib.abc import MetaPathFinder
+from typing import NoReturn
 
 from lastkey.jobs.command.stopping import at_once, signals_handled
 
@@ -13,9 +16,12 @@ def main(program: str = "") -> int:
     """Run a command with Spark's options, which the session gets later. program: its name for the help."""
     _open_streams()
     os.environ.setdefault("RUST_LOG", "error")  # delta-rs would warn of errors that ours report in one line
+    gc.set_threshold(20_000)  # imports make 300,000 objects that stay: do not look for garbage among them 400 times
     with signals_handled(), at_once():
         from lastkey.jobs.command import cli  # noqa: PLC0415 - here Ctrl-C ends the process
         from lastkey.jobs.spark import ahead, submit  # noqa: PLC0415
+
+        _keep_pandas_out()
     cli.program = program or cli.program
     cli.start_ahead = ahead.start
     spark, rest = submit.split_arguments(sys.argv[1:])
@@ -28,6 +34,30 @@ def main(program: str = "") -> int:
 
         session.start()
     return cli.main(rest or ["--help"])
+
+
+class _NoPandas(MetaPathFinder):
+    """Finder that finds no pandas."""
+
+    def find_spec(self, name: str, *_: object) -> NoReturn | None:
+        """Raise ModuleNotFoundError for pandas."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+        return None
+
+
+def _keep_pandas_out() -> None:
+    """Let pyarrow do without pandas, which it imports with its first value, to tell a Series from a list: 0.2 s of each
+    command. It asks once; `to_pandas` still imports it.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - with Ctrl-C as for all imports
+
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.scalar(0)
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def _open_streams() -> None:

@@ -496,6 +496,21 @@ def test_closed_streams_are_no_defect(closed, tmp_path):
     assert [path.name[:2] for path in (store / "segments" / "prices-0").iterdir()] == ["1-"]
 
 
+@pytest.mark.slow
+def test_a_command_imports_no_pandas_which_pyarrow_still_finds(tmp_path):
+    words = ["compact", ROOT / "examples" / "archive", "--store", tmp_path / "store", "--topics", "prices"]
+    code = """if True:
+        import sys
+        import pyarrow as pa
+        from lastkey.jobs.main import main
+        assert main("lastkey") == 0 and "pandas" not in sys.modules
+        assert pa.table({"a": pa.array([1])}).to_pandas()["a"].tolist() == [1] and "pandas" in sys.modules
+    """
+    subprocess.run(
+        [sys.executable, "-c", code, *words, "--cleanup-policy", "compact", "--engine", "threads"], cwd=ROOT, check=True
+    )
+
+
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
 def test_properties_are_read_as_spark_reads_them(tmp_path, given):
     (tmp_path / "conf").mkdir()
