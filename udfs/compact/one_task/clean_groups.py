@@ -16,6 +16,7 @@ from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.place_segments import begin_at, can_begin_at
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.verdicts import NULL_KEYS, RECORDS_KEPT
 from lastkey.udfs.segments import OutputSegment
 
@@ -50,8 +51,8 @@ def clean_groups(
     buffer: ChunkBuffer,
     clock: Clock,
 ) -> list[OutputSegment]:
-    """Clean groups from last to first, and write each as soon as its base is certain: a group without survivors passes
-    its base to the group after it. Returns the segments in order.
+    """Clean groups from last to first, and write each as soon as its base is certain: when the group before it has a
+    survivor, since one without passes its base to the group after it. Returns the segments in order.
 
     groups: numbers of sources; rules_of: is asked for the rules of a source, just before it is cleaned.
     """
@@ -59,11 +60,14 @@ def clean_groups(
     out: list[OutputSegment] = []
     held: tuple[Group, PieceStack] | None = None
     fails = plan.settings.null_keys == "fail"
+    back = chunk_buffer(plan)  # to read back what was written, while `buffer` holds the chunk that is cleaned
 
     def write_held() -> None:
+        nonlocal held
         if held is not None:
             with clock.phase("write"):
-                out.append(write_group(plan, analysis, *held, buffer))
+                out.append(write_group(plan, analysis, *held, back))
+        held = None
 
     for numbers in reversed(groups):
         stack = PieceStack(plan.limits.task_memory_bytes // 4)
@@ -72,6 +76,7 @@ def clean_groups(
             for piece, chunk in clean_backwards(
                 analysis.sources[number], rules, loader, mark_last, tally, buffer, stack.room
             ):
+                write_held()  # its memory serves this group
                 stack.push(number, piece, chunk)
             tally.kept[number] = int(tally.counters[RECORDS_KEPT]) - before
         group = analysis.group(numbers)

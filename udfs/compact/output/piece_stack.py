@@ -26,7 +26,7 @@ from lastkey.udfs.compact.scan.read_again import CHANGED_HINT
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 
 _COPY_BYTES = 4 << 20
-_BLOCK_BYTES = 32 << 20
+_BLOCK_BYTES = 8 << 20
 _SPILL = "the temporary file of pending output"
 
 
