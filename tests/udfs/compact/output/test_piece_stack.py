@@ -12,6 +12,10 @@ from lastkey.logformat.layout import BATCH
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
 from lastkey.udfs.compact.output import piece_stack
 from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.plan import Limits
+from tests.builders.folders import archived_at, compact, plan_of
+from tests.builders.logs import write_partition
+from tests.reference.cleaner import Settings
 
 NOTHING = Chunk(0, np.empty(0, np.uint8), np.empty(0, BATCH))
 LIMIT = 1000
@@ -41,7 +45,7 @@ def drained(stack):
 
 
 def test_what_is_pushed_comes_back_last_first():
-    """Two stacks at a time, as a group's pieces wait until the group before it is cleaned."""
+    """Two stacks at a time, as a group's pieces wait until the group before it has some of its own."""
     rng = np.random.default_rng(1)
     held, told = filled(rng, [10])
     for _ in range(200):
@@ -78,3 +82,17 @@ def test_threads_share_no_memory():
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
+
+
+def test_a_task_holds_the_survivors_of_one_segment_at_a_time(tmp_path):
+    segments = ["|".join(f"{name}{i}={i} x=0" for i in range(100)) for name in "abcd"]  # all but the last x go
+    write_partition(tmp_path / "archive" / "t-0", "||".join([*segments, "x=1"]))
+    archived = archived_at(tmp_path / "archive", "t-0")
+    plan = plan_of(
+        archived, tmp_path / "out", Settings(segment_bytes=1), now_ms=1 << 60, log_start_offset=0,
+        limits=Limits(chunk_bytes=100),
+    )  # fmt: skip
+    done = compact(plan).result
+    largest = max(segment.size_bytes for segment in done.segments if segment.cleaned)
+    assert sum(segment.cleaned for segment in done.segments) == 4 and largest > 10 * 300
+    assert sum(map(len, piece_stack._unused.blocks)) < 1.5 * largest
