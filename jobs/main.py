@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from importlib.abc import MetaPathFinder
-from typing import NoReturn
 
 from lastkey.jobs.command.stopping import at_once, signals_handled
 
@@ -39,11 +38,10 @@ def main(program: str = "") -> int:
 class _NoPandas(MetaPathFinder):
     """Finder that finds no pandas."""
 
-    def find_spec(self, name: str, *_: object) -> NoReturn | None:
+    def find_spec(self, name: str, *_: object) -> None:
         """Raise ModuleNotFoundError for pandas."""
         if name == "pandas":
             raise ModuleNotFoundError(name)
-        return None
 
 
 def _keep_pandas_out() -> None:

@@ -26,6 +26,7 @@ from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
+from lastkey.logformat.errors import is_full
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
@@ -106,6 +107,8 @@ def _work_through(
                 report.ended_early = None  # all was done, just in time
     except BaseException as error:
         pool.shutdown(wait=isinstance(error, Exception))  # a second signal waits for nothing
+        if is_full(error):  # what tasks that still write leave would take the room that is missing
+            _give_up(workers, start, [*begun, *todo])
         raise
     pool.shutdown()
     report.seconds["commit"] = commit_seconds

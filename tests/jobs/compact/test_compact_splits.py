@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from threading import Lock
 
 import google_crc32c
 import numpy as np
 import pytest
 
+from lastkey.jobs.compact import splits
 from lastkey.jobs.compact.window import settle_by_window
 from lastkey.jobs.errors import JavaError
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.compact.split import walk_split
+from lastkey.udfs.compact.split.key_files import KeyFile, remove_key_files
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_in
@@ -195,15 +200,45 @@ def _numbered(start, n):
     return head + tail
 
 
-def test_a_disk_that_is_full_at_the_end_keeps_no_key_files(spark, cases, now_ms, tmp_path):
-    """They go with the partition, above all where there is no room: as large as the keys, and pieces of segments."""
+def test_a_disk_that_is_full_at_the_end_keeps_nothing_of_the_partition(spark, cases, now_ms, tmp_path):
+    """Least of all its key files: they are as large as the keys, and pieces of segments."""
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "split.by": "blocks"}})
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
     full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC", times=None)
     with faults(tmp_path, full), pytest.raises(OSError, match="No space left"):
         lab.run(now_ms)
     assert happened(tmp_path) == [1]
-    assert [name for name in folders(lab) if name.endswith(".9999999999999999999")] == []
+    assert list((lab.store / "segments").glob("*/*")) == []
+
+
+def test_a_walk_that_goes_on_when_the_disk_is_full_leaves_no_key_file(spark, cases, now_ms, tmp_path, monkeypatch):
+    """The first walk finds the disk full; the second one has not begun its file when those of the partition go."""
+    job = {"split.bytes": 1, "split.by": "blocks", "engine": "threads"}
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": job})
+    put(only_input(cases["few-keys"]), lab.archive / "t-0")
+    begun, removed = Lock(), threading.Event()
+
+    def held(plan, name):
+        if begun.acquire(blocking=False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        assert removed.wait(60)
+        late.append(KeyFile(plan, name))
+        return late[-1]
+
+    def removing(plan):
+        remove_key_files(plan)
+        removed.set()
+
+    late = []
+    monkeypatch.setattr(walk_split, "KeyFile", held)
+    monkeypatch.setattr(splits, "remove_key_files", removing)
+    with pytest.raises(OSError, match="No space left"):
+        lab.run(now_ms)
+    for thread in threading.enumerate():
+        if thread.name.startswith("worker-"):
+            thread.join(60)
+    assert late
+    assert list((lab.store / "segments").glob("*/*")) == []
 
 
 def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_path):
@@ -216,7 +251,7 @@ def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_p
         lab.run(now_ms)
     assert happened(tmp_path) == [1]
     assert lab.state().checkpoints() == {}
-    assert len({name.partition("/")[0] for name in folders(lab)}) < 6
+    assert 0 < len(list((lab.store / "segments").iterdir())) < 6
 
 
 def test_a_key_file_that_the_window_reads_otherwise_is_a_problem(spark, cases, now_ms, tmp_path, monkeypatch):
