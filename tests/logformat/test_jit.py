@@ -225,6 +225,16 @@ def test_beside_the_sources_whatever_the_umask(closed, run):
 
 
 @pytest.mark.process
+def test_a_kept_kernel_runs_without_what_compiles_one(closed, run):
+    cache = {"NUMBA_CACHE_DIR": str(closed / "cache")}
+    assert _hits(run(**cache))[0] == 0
+    code = RUN + "import sys; assert 'numba.np.linalg' not in sys.modules"
+    environment = _environment({"PYTHONPATH": os.pathsep.join([str(closed), str(ROOT)])} | cache)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert _hits(done)[0] == 1
+
+
+@pytest.mark.process
 def test_kernels_move_with_the_sources_whatever_the_files_times(closed, run):
     """As in a pack; and into a folder of a group, as a node of a cluster has it: only the sources' own counts."""
     root = _copy(_folder(closed / "here", 0o700))
