@@ -2,7 +2,7 @@
 
 Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
 count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; then
-whole runs of the job by each way of finding the last offset, in threads, and once in Spark with shuffle bytes.
+whole runs of the command by each way of finding the last offset, in threads, and once on Spark.
 `--matrix FILE` runs the cells of BENCHMARKS.md instead (`matrix`).
 """
 
@@ -94,43 +94,21 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
     )
 
 
-_RUN = """
-import json, sys
-from lastkey.jobs.compact import job as compact
-from pyspark import SparkContext
-from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions
-from lastkey.jobs.command.progress import Silent
-archive, store, split, engine = sys.argv[1:]
-job = {"engine": engine} | ({"split.by": split} if split else {})
-tables = {"defaults": {"cleanup.policy": "compact", "segment.bytes": %d}, "job": job}
-report = compact.run(CompactOptions(archive, store, %d, parse_config(tables)), Silent())
-out = report.to_json()
-spark, shuffle = SparkContext._active_spark_context, 0
-if spark is not None:
-    no_quantiles = spark._gateway.new_array(spark._jvm.double, 0)
-    stages = spark._jsc.sc().statusStore().stageList(None, False, False, no_quantiles, spark._jvm.java.util.ArrayList())
-    shuffle = sum(stages.apply(i).shuffleWriteBytes() for i in range(stages.size()))
-out["shuffle_bytes"] = shuffle
-print(json.dumps(out))
-"""
-
-
 def whole_run(archive: Path, work: Path, engine: str, split: str | None = None) -> dict[str, Any]:
-    """Run the job in a process of its own, by one way of finding the last offset (None: as the job chooses); return its
-    report, with the seconds and processor seconds of the process.
+    """Run the command as users do, by one way of finding the last offset (None: as the job chooses); return its report,
+    with the seconds and processor seconds of the process.
     """
-    store, code = work / "store", _RUN % (SEGMENT_BYTES, NOW_MS)
+    store, config = work / "store", work / "config.toml"
+    way = f'"split.by" = "{split}"\n' if split else ""
+    config.write_text(f'[defaults]\n"cleanup.policy" = "compact"\n"segment.bytes" = {SEGMENT_BYTES}\n[job]\n{way}')
+    command = [sys.executable, "-m", "lastkey", "compact", archive, "--store", store, "--config", config, "--json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(archive), str(store), split or "", engine],
-        check=True, stdout=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
+    run = subprocess.run([*command, "--engine", engine], check=True, stdout=subprocess.PIPE, text=True, env=environment)
     total = time.perf_counter() - start
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     shutil.rmtree(store)
-    told: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    told: dict[str, Any] = json.loads(run.stdout)
     assert all(one["status"] == "cleaned" for one in told["partitions"]), told["partitions"]
     return told | {"all": total, "cpu": used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime}
 
@@ -146,7 +124,7 @@ def whole_runs(archive: Path, work: Path, codec: str, ways: Sequence[str], *, wi
             f"work {work_seconds:.2f} s {one['seconds']}, "
             f"whole run {out['all']:.1f} s, {out['cpu']:.1f} processor seconds, {out['seconds']}; "
             f"read {one['bytes_read'] / _MB:.0f} MB, written {one['bytes_written'] / _MB:.0f} MB, "
-            f"shuffle {out['shuffle_bytes'] / _MB:.1f} MB, {one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
+            f"{one['records_read'] / work_seconds / 1e6:.2f} M records/s, "
             f"peak memory of a task {one['peak_memory_bytes'] / _MB:.0f} MB"
         )
 
