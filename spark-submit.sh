@@ -61,20 +61,27 @@ make_venv() {
   rm -f -- "$mark"
   "$python" -m venv --clear -- "$venv" >&2 || fail "the environment could not be made with $python; see above"
   install_packages
-  printf 'compiling, and preparing Spark (once, one to three minutes)\n' >&2
-  "$venv/bin/python" -m compileall -q "$here"/{lastkey,jobs,logformat,udfs} "$venv/lib" >/dev/null 2>&1 9>&- &
+  printf 'compiling, and preparing Spark (once, a minute or two)\n' >&2
   (cd "$here" && PYTHONPATH="$here" "$venv/bin/python" -m lastkey.jobs.prepare 9>&-) >&2 || true # only time depends on it
-  wait "$!" || true # on that of the modules too
   pins_mark >"$mark"
   exec 9>&-
 }
 
-# Nothing comes without a hash: not what pyspark's source is built with either, which pip would fetch by itself
+# Nothing comes without a hash: not what pyspark's source is built with either, which pip would fetch by itself.
+# pyspark is the last: its package is made on one core, and meanwhile the other one compiles kernels that need no Spark
 install_packages() {
   local pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-compile)
+  local lock="$here/requirements/$packages.txt" others kernels
+  others="$(sed '/^\(pyspark\|delta-spark\)==/,/[^\\]$/d' "$lock")"
   { "${pip[@]}" --only-binary :all: --requirement "$here/requirements/build.txt" &&
-    "${pip[@]}" --no-build-isolation --requirement "$here/requirements/$packages.txt"; } >&2 ||
+    "${pip[@]}" --no-build-isolation --requirement <(printf '%s\n' "$others"); } >&2 ||
     fail "the packages could not be installed; see above"
+  PYTHONPATH="$here" "$venv/bin/python" -c 'import lastkey.udfs.compact.warm_up' >/dev/null 2>&1 9>&- &
+  kernels="$!"
+  # Its jars are packed already: that they are stored as they are saves seconds
+  "${pip[@]}" --no-build-isolation --config-settings=--build-option=--compression=stored --requirement "$lock" >&2 ||
+    fail "the packages could not be installed; see above"
+  wait "$kernels" || true # only time depends on it
 }
 
 pins_mark() {

@@ -23,6 +23,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.archive.listing import list_archive
+from lastkey.jobs.command import cli
 from lastkey.jobs.spark import jars, jvm, session
 from lastkey.jobs.spark.submit import user_options
 from lastkey.jobs.store.minutes import minute_table, replace_segments
@@ -33,12 +34,13 @@ from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS, TimedSegment, time_inde
 from lastkey.udfs.storage import open_root
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "archive"
-_ERASE = ("erase", "--store", "{folder}/store", "--hmac-key", "{archive}/../topics.toml", "--engine", "threads")
+_THREADS = ("--engine", "threads")  # a second session would fetch Delta's jars too, and one of the two fail
+_ERASE = ("erase", "--store", "{folder}/store", "--hmac-key", "{archive}/../topics.toml", *_THREADS)
 _WITHOUT_SPARK = (
-    ("reindex", "{archive}", "--check"), ("lookup", "{archive}", "--offset", "0", "--time", "0"),
+    ("reindex", "{archive}", "--check", *_THREADS), ("lookup", "{archive}", "--offset", "0", "--time", "0"),
     ("inspect", "{archive}", "--print-data-log", "--json"), ("lookup", "{archive}", "--sizing"),
     ("verify", "{archive}"), ("report", "{archive}", "--output", "{folder}/page.html"),
-    ("compact", "{archive}", "--store", "{folder}/store", "--topics", "*", "--cleanup-policy", "compact"),
+    ("compact", "{archive}", "--store", "{folder}/store", "--topics", "*", "--cleanup-policy", "compact", *_THREADS),
     ("verify", "--store", "{folder}/store"), (*_ERASE, "--key-hash", "0" * 64), (*_ERASE, "--key", "user-000058"),
 )  # fmt: skip
 
@@ -84,19 +86,23 @@ def compile_kernels(environment: Mapping[str, str] = os.environ) -> None:
     with ThreadPoolExecutor(1) as beside:  # a second processor: most kernels of the jobs are none of a task's
         beside.submit(python, [sys.executable, "-c", "import lastkey.udfs.compact.warm_up"])
         if EXAMPLE.is_dir():
-            with tempfile.TemporaryDirectory() as folder:
-                for words in _WITHOUT_SPARK:
-                    options = (word.format(archive=EXAMPLE, folder=folder) for word in words)
-                    command = [sys.executable, "-m", "lastkey", *options]
-                    python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            python([sys.executable, "-c", "from lastkey.jobs.prepare import note_minutes; note_minutes()"])
+            command = [sys.executable, "-c", "from lastkey.jobs.prepare import run_jobs; run_jobs()"]
+            python(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for cache in kept:
         if EXAMPLE.is_dir() and (cache / mark).parent.is_dir():
             with suppress(OSError):
                 (cache / mark).touch()
 
 
-def note_minutes() -> None:
+def run_jobs() -> None:
+    """Run jobs on the example in this process, which imports once what they share."""
+    with tempfile.TemporaryDirectory() as folder:
+        for words in _WITHOUT_SPARK:
+            cli.main([word.format(archive=EXAMPLE, folder=folder) for word in words])
+    _note_minutes()
+
+
+def _note_minutes() -> None:
     """Find the minutes of the example's records, as `lookup --at` does in Spark's tasks."""
     archive = list_archive(open_root(str(EXAMPLE)), lambda _: True)
     for one in archive.partitions.values():

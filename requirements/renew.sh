@@ -6,7 +6,7 @@
 #   requirements/renew.sh [--upgrade]
 #
 #   run.txt    what the jobs need         dev.txt   the tests too: the same versions, and more
-#   build.txt  what makes a package of pyspark's source, of which PyPI has no wheel
+#   build.txt  pip, and what makes a package of pyspark's source, of which PyPI has no wheel
 #   uv.txt     what writes these files, checked by its hashes like the rest
 #   ../examples/airflow/requirements.txt    Airflow, in an environment of its own; from its own pins alone
 set -euo pipefail

@@ -72,8 +72,9 @@ def threads_unless_asked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     """Yield the one session of a test run, made as the jobs make theirs."""
+    assert "not slow" not in pytestconfig.option.markexpr, "the quick tests start no session: mark this one slow"
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))  # workers' too
     from lastkey.jobs.spark import session

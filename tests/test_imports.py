@@ -244,14 +244,17 @@ def nodes(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield dotted names of all imports, for type checkers only too; `from a import b` gives a.b."""
+@functools.cache
+def imports(path: Path) -> list[str]:
+    """Return dotted names of all imports, for type checkers only too; `from a import b` gives a.b."""
+    found = []
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found
 
 
 def wrong_with(module: str, name: str) -> str | None:

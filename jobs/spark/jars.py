@@ -21,7 +21,8 @@ from typing import Final
 from lastkey.jobs.errors import ForeignJarError, JarsError
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-# Those that Spark's own do not hold already (in the same or a newer version)
+# All else that its pom asks for: Spark has that already, in the same or a newer version, and it is 6 times as large
+NOT_NEEDED: Final = "com.*:*,org.*:*,javax.*:*,commons-*:*,io.airlift:*"
 DELTA: Final = {
     "io.delta_delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
     "io.delta_delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",

@@ -194,6 +194,8 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[s
     of_delta = jars.cached(ivy)
     if not of_delta:
         settings["spark.jars.packages"] = jars.PACKAGE
+        if "spark.jars.packages" not in user.conf:  # else the user's would lack what they need
+            settings["spark.jars.excludes"] = jars.NOT_NEEDED
         settings["spark.jars.ivy"] = str(ivy)  # Java's idea of a home may be another one
     elif local:
         settings["spark.driver.extraClassPath"] = ":".join(of_delta)

@@ -180,12 +180,15 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     with _as_damage(version.root, full, pa.ArrowException, OSError):
         commit_file.check_name(path, data)
         parquet = pq.ParquetFile(pa.BufferReader(data))
-        names = [name for name in schema.names if name in parquet.schema_arrow.names]
-        found = parquet.read(names, use_threads=False)
-    columns = [
-        found[f.name].cast(f.type) if f.name in found.column_names else pa.nulls(len(found), f.type) for f in schema
-    ]
-    return pa.table([*columns, pa.array([path] * len(found), pa.string())], schema=schema.append(_FILE_FIELD))
+        there = set(parquet.schema_arrow.names)
+        found = parquet.read([name for name in schema.names if name in there], use_threads=False)
+    columns = [_column(found, f) if f.name in there else pa.nulls(len(found), f.type) for f in schema]
+    return pa.table([*columns, pa.repeat(path, len(found))], schema=schema.append(_FILE_FIELD))
+
+
+def _column(table: pa.Table, wanted: pa.Field) -> pa.ChunkedArray:
+    found = table[wanted.name]
+    return found if found.type == wanted.type else found.cast(wanted.type)  # a cast to the same type costs as much
 
 
 @contextlib.contextmanager

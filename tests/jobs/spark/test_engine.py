@@ -41,7 +41,7 @@ def no_session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Let a session of another test in this process not count. The shared one is there before, if a test asks for it:
     else it would be forgotten at the test's end, while it runs.
     """
-    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("asked") == "spark":
+    if request.node.get_closest_marker("spark"):
         request.getfixturevalue("spark")
     pyspark = sys.modules.get("pyspark")
     if pyspark is not None:

@@ -78,6 +78,9 @@ def test_settings_by_master(tmp_path, monkeypatch):
 
     fresh = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
     assert fresh["spark.jars.packages"] == jars.PACKAGE
+    assert fresh["spark.jars.excludes"] == jars.NOT_NEEDED
+    packages = {"spark.jars.ivy": str(tmp_path / "none"), "spark.jars.packages": "org.example:jar:1"}
+    assert "spark.jars.excludes" not in jvm.settings_for(UserOptions(conf=packages), java)  # theirs need more
     assert "TieredStopAtLevel" not in jvm.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
