@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba.core import caching
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 from lastkey.logformat import cache_folder
 from lastkey.logformat.cache_folder import ROOT
