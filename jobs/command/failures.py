@@ -39,7 +39,7 @@ from lastkey.jobs.errors import (
     WorkerSetupError,
 )
 from lastkey.jobs.installation import OF_DRIVERS
-from lastkey.logformat.errors import UnsafeFolderError
+from lastkey.logformat.errors import UnsafeFolderError, is_full
 from lastkey.logformat.locations import SecretInUriError
 from lastkey.udfs.storage import UnknownRootError
 
@@ -71,6 +71,7 @@ _LOST: Final = re.compile(
     r"(?=(?:\n\tat [^\n]*){1,20}?\n\tat org\.apache\.spark\.api\.python\.)"
     r"|EOFException occurred while reading the port number from [^\n]*(?=\.\n)"
 )
+_FULL: Final = "No space left on device"
 _NO_THREAD: Final = "can't start new thread"  # Python's words
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
@@ -210,12 +211,12 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return DriverPackageError(what=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full(error):
         return _full_disk(error.filename, error.strerror or "disk full", written_to)
     text = f"{type(error).__name__}: {error}"
-    if "No space left on device" in text:  # as text, from the JVM or a worker
-        named = re.search(r"No space left on device[^/\n]{0,20}?(/[^\n'\"]+)", text)
-        return _full_disk(named[1] if named else None, "No space left on device", written_to)
+    if of_a_full_disk(error):
+        named = re.search(rf"{_FULL}[^/\n]{{0,20}}?(/[^\n'\"]+)", text)
+        return _full_disk(named[1] if named else None, _FULL, written_to)
     if (refused := job_error(error)) is not None:
         return refused
     stopped = _STOPPED.search(text)
@@ -236,6 +237,11 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if unsafe:  # a folder that executors were told to use
         return UsageError(message=unsafe[1])
     return _of_the_file_system(error, text)
+
+
+def of_a_full_disk(error: BaseException) -> bool:
+    """Return whether a disk is full, that of a worker of Spark's too: it and the JVM say so in text alone."""
+    return is_full(error) or _FULL in str(error)
 
 
 def _of_the_file_system(error: Exception, text: str) -> FileSystemError | None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
+from lastkey.jobs.command.failures import of_a_full_disk
 from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
 from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, ended_in_time, result_of, stoppable
 from lastkey.jobs.compact.choose import KEYS, Choice, choose
@@ -26,7 +27,6 @@ from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
-from lastkey.logformat.errors import is_full
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
@@ -107,7 +107,7 @@ def _work_through(
                 report.ended_early = None  # all was done, just in time
     except BaseException as error:
         pool.shutdown(wait=isinstance(error, Exception))  # a second signal waits for nothing
-        if is_full(error):  # what tasks that still write leave would take the room that is missing
+        if of_a_full_disk(error):  # what tasks that still write leave would take the room that is missing
             _give_up(workers, start, [*begun, *todo])
         raise
     pool.shutdown()

@@ -3,7 +3,8 @@
 Prints for each codec and repeat: seconds of Kafka's Cleaner driven in-process (map and recopy, as its own statistics
 count), seconds of ours in one process by phase, their ratio; bytes read and written, records/s, MB/s, peak memory; then
 whole runs of the command by each way of finding the last offset, in threads, and once on Spark.
-`--matrix FILE` runs the cells of BENCHMARKS.md instead (`matrix`).
+`--partitions N` compares whole runs in threads over N such logs instead, with Kafka's cleaner on as many warm threads
+as there are cores; `--matrix FILE` runs the cells of BENCHMARKS.md (`matrix`).
 """
 
 from __future__ import annotations
@@ -129,6 +130,25 @@ def whole_runs(archive: Path, work: Path, codec: str, ways: Sequence[str], *, wi
         )
 
 
+def end_to_end(archive: Path, work: Path, codec: str, repeat: int) -> None:
+    """Print the comparison of whole runs in threads with Kafka's cleaner, warm, on as many threads; in turn."""
+    size, ratios = sum(log.stat().st_size for log in archive.glob("*/*.log")), []
+    with matrix.KafkaCleaners(matrix.CORES) as cleaners:
+        for i in range(repeat + 1):  # the first time compiles Java's code
+            theirs = cleaners.clean(archive, work / "kafka")
+            if not i:
+                continue
+            matrix.settle(work, size)
+            told = whole_run(archive, work, "threads")
+            ratios.append(theirs / told["all"])
+            print(
+                f"{codec} {i}: kafka {theirs:.2f} s, whole run {told['all']:.2f} s "
+                f"({told['cpu']:.2f} processor seconds, {told['seconds']}), ratio {ratios[-1]:.2f}",
+                flush=True,
+            )
+    print(f"{codec}, {size / _MB:.0f} MB of log: median ratio {statistics.median(ratios):.2f}")
+
+
 def _for_matrix(archive: Path, work: Path, engine: str) -> matrix.Row:
     told = whole_run(archive, work, engine)
     parts = told["partitions"]
@@ -148,6 +168,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--split-by", nargs="*", default=["none", "blocks", "window"], help="as whole runs, with Spark")
     parser.add_argument("--threads", nargs="*", default=["none", "blocks"], help="ways of whole runs without Spark")
+    parser.add_argument("--partitions", type=int, help="compare whole runs in threads over so many such logs")
     parser.add_argument("--matrix", type=Path, metavar="FILE", help="run the cells that this file of JSON lines lacks")
     parser.add_argument("--cells", default="", help="only cells of the matrix with this in their name, as zstd/1000B")
     parser.add_argument("--megabytes", type=int, default=1000, help="of records in most cells of the matrix")
@@ -166,7 +187,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="lastkey-bench-") as name:
             work = Path(name)
             archive = work / "archive"
-            make_partition(archive / "bench-0", codec, records=options.records, keys=options.keys)
+            for i in range(options.partitions or 1):
+                make_partition(archive / f"bench-{i}", codec, records=options.records, keys=options.keys, seed=i + 1)
+            if options.partitions:
+                end_to_end(archive, work, codec, options.repeat)
+                continue
             against_kafka(archive, work, codec, options.repeat)
             for _ in range(options.repeat):
                 whole_runs(archive, work, codec, options.threads, with_spark=False)

@@ -65,6 +65,7 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
             assert (code, report["error"]["kind"]) == (5, kind), report
             assert kind == "DiskFullError" or "spark.local.dir" in report["error"]["message"]
             assert not open_state(str(part.store)).checkpoints()
+            assert not list(part.store.glob("segments/*/*"))
         assert compact(part.store, "window")[0] == 0
         assert compact(tmp_path / "undisturbed", "none")[0] == 0
     assert _logs(part.store) == _logs(tmp_path / "undisturbed") != {}
