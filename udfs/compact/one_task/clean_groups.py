@@ -60,9 +60,9 @@ def clean_groups(
     out: list[OutputSegment] = []
     held: tuple[Group, PieceStack] | None = None
     fails = plan.settings.null_keys == "fail"
-    back = chunk_buffer(plan)  # to read back what was written, while `buffer` holds the chunk that is cleaned
+    meanwhile = chunk_buffer(plan)  # while `buffer` holds the chunk that is cleaned
 
-    def write_held() -> None:
+    def write_held(back: ChunkBuffer) -> None:
         nonlocal held
         if held is not None:
             with clock.phase("write"):
@@ -76,7 +76,7 @@ def clean_groups(
             for piece, chunk in clean_backwards(
                 analysis.sources[number], rules, loader, mark_last, tally, buffer, stack.room
             ):
-                write_held()  # its memory serves this group
+                write_held(meanwhile)  # its memory serves this group
                 stack.push(number, piece, chunk)
             tally.kept[number] = int(tally.counters[RECORDS_KEPT]) - before
         group = analysis.group(numbers)
@@ -86,8 +86,8 @@ def clean_groups(
         if held is not None and follows and not len(stack) and can_begin_at(held[1].last_offset, group.base_offset):
             held = begin_at(held[0], group), held[1]
             continue
-        write_held()
+        write_held(buffer)
         held = group, stack
     if not (fails and tally.counters[NULL_KEYS]):
-        write_held()
+        write_held(buffer)
     return out[::-1]
