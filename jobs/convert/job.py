@@ -10,7 +10,6 @@ is there (udfs.convert.unfinished).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import posixpath
 import time
@@ -33,6 +32,7 @@ from lastkey.jobs.restore.job import checkpoints_of, convert_settings
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
+from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.convert.convert_log import ConvertSettings
 from lastkey.udfs.convert.convert_segments import ConvertTask, Copy, convert_segments, sums
@@ -87,7 +87,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
             _convert(options, plan, root, report, progress)
             unmark(root)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise ConvertFullError(path=error.filename or output, found=error.strerror or "disk full") from error
         raise
     except (KeyboardInterrupt, EarlyEndError) as error:

@@ -6,7 +6,6 @@ partition's segments, on the driver, partition by partition (udfs.reindex.side_f
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageEr
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
+from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.groups import groups
@@ -75,7 +75,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
         try:
             _reindex(options, target, archive, wanted, report, progress)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 where = error.filename or target.output_uri or uri
                 raise OutputFullError(path=where, found=error.strerror or "disk full") from error
             raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from pathlib import Path
 
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.errors import UsageError
+from lastkey.logformat.errors import is_full
 from lastkey.udfs.storage import normal_uri, open_root, write_file
 
 
@@ -52,6 +52,6 @@ def write_page(output: str, page: bytes) -> None:
         finally:
             new.unlink(missing_ok=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             raise
         raise _unwritable(output, str(error).split(" Detail:")[0]) from error

@@ -7,7 +7,6 @@ the next run removes them. Only side files are ever written, never a `.log`.
 
 from __future__ import annotations
 
-import errno
 import os
 import uuid
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from lastkey.logformat import names
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge_index import Verdict
 from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, opened, write_file
@@ -94,7 +93,7 @@ def settle(target: Target, place: SideFilePlace, verdict: Verdict, data: bytes) 
             else:
                 replace_file(open_root(target.archive_uri), place, data)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if is_full(error):
                 raise
             found = f"{type(error).__name__}: {error.strerror or error}"
             return FileReport(

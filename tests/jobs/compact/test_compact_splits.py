@@ -8,7 +8,6 @@ import struct
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from threading import Lock
 
 import google_crc32c
 import numpy as np
@@ -216,7 +215,7 @@ def test_a_walk_that_goes_on_when_the_disk_is_full_leaves_no_key_file(spark, cas
     job = {"split.bytes": 1, "split.by": "blocks", "engine": "threads"}
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": job})
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
-    begun, removed = Lock(), threading.Event()
+    begun, removed = threading.Lock(), threading.Event()
 
     def held(plan, name):
         if begun.acquire(blocking=False):
