@@ -32,6 +32,7 @@ from lastkey.logformat.primitives.zstd_kernels import DONE
 SOFT_BYTES: Final = 8 << 20  # decompressed bytes worked on at once; tuned: with 32 MiB lz4 and zstd take 3 % longer
 
 _USUAL_RATIO: Final = 8  # most bodies decompress to less
+_MANY: Final = np.isin(np.arange(CODEC_MASK + 1), MANY_A_CALL)  # bool[8], by codec
 _ONE_BY_ONE: Final = -1  # the way to decompress a body whose codec's library takes one a call
 
 
@@ -176,7 +177,9 @@ class BodyLoader:
         bodies["n_records"] = np.where(need, part["records_count"], 0)
         packed = np.flatnonzero(need & (codec != 0))
         order = packed[::-1] if backwards else packed
-        done, at, held = self._unpack(raw, raw_position, part, bodies, order, v3, found, path)
+        done = at = held = 0
+        if len(order):
+            done, at, held = self._unpack(raw, raw_position, part, bodies, order, v3, found, path)
         first, last = 0, hi - lo
         if done < len(order):  # only part fits at once: the run ends before the first batch that was not unpacked
             first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
@@ -216,7 +219,7 @@ class BodyLoader:
         if len(v3) and (starts < stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)
         codecs = rows["attributes"] & CODEC_MASK
-        many = np.isin(codecs, MANY_A_CALL) | ((codecs == CODEC_SNAPPY) & (stops - starts <= MOST_COMPRESSED))
+        many = _MANY[codecs] | ((codecs == CODEC_SNAPPY) & (stops - starts <= MOST_COMPRESSED))
         way = np.where((rows["magic"] == 2) & many, codecs, _ONE_BY_ONE)  # a codec's number: many of it a call
         stored = sections.stored(found)
         ends = np.empty(n, np.int64)
@@ -238,7 +241,7 @@ class BodyLoader:
             )
         unpacked = order[:done]
         bodies["end"][unpacked] = ends[:done]
-        bodies["start"][unpacked] = np.concatenate([[0], ends[: done - 1]]) if done else ends[:0]
+        bodies["start"][unpacked] = np.concatenate([[0], ends[: done - 1]])
         bodies["in_scratch"][unpacked] = True
         sections.set_places(found, stored)
         return done, at, held

@@ -167,9 +167,9 @@ def _write(
     sizes = np.where(outcome == COPIED, run.batches["size"], np.where(outcome == DROPPED, 0, BATCH_OVERHEAD))
     rebuilt = (outcome == REBUILT) & ~which
     payload, ends = np.empty(0, np.uint8), np.zeros(len(cleaned), np.int64)
-    estimated = False
+    estimated, digest = False, 0
     if rebuilt.any():
-        payload, ends, estimated = _payload(run, kept, cleaned, rebuilt, tally, dry_run)
+        payload, ends, estimated, digest = _payload(run, kept, cleaned, rebuilt, tally, dry_run)
         sizes = sizes + np.where(rebuilt, np.diff(ends, prepend=0), 0)
     sizes = np.where(which, replaced.sizes, sizes)
     tally.recompressed_bytes += int(sizes[which & (run.batches["attributes"] & CODEC_MASK != 0)].sum())
@@ -193,24 +193,27 @@ def _write(
     assemble_batches(
         run.raw, raw_position, run.batches, cleaned, payload, ends, which, replaced.data, replaced.sizes, data
     )
-    digest = digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, again)
-    return CleanedRun(rows, data, -1, total, digest=int(digest))
+    if which.any():
+        digest += int(digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, which))
+    return CleanedRun(rows, data, -1, total, digest=digest)
 
 
 def _payload(
     run: Run, kept: np.ndarray, cleaned: np.ndarray, rebuilt: np.ndarray, tally: Tally, dry_run: bool
-) -> tuple[np.ndarray, np.ndarray, bool]:
+) -> tuple[np.ndarray, np.ndarray, bool, int]:
     """Return the final bodies of the batches in `rebuilt`: (bytes, int64[n] end of each batch's body, whether the sizes
-    are estimates).
+    are estimates, digest of their records).
     """
     old = run.bodies["end"] - run.bodies["start"]
     room = int(old[rebuilt].sum() + _REENCODED_MORE * cleaned["n_kept"][rebuilt].sum(dtype=np.int64))
     plain = np.empty(room, np.uint8)
     ends = np.empty(len(cleaned), np.int64)
-    encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, plain, ends)
+    digest = int(
+        encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, plain, ends)
+    )
     codecs = np.where(rebuilt, run.batches["attributes"] & CODEC_MASK, 0)
     if not codecs.any():
-        return plain, ends, False
+        return plain, ends, False, digest
     lengths = np.diff(ends, prepend=0)
 
     if dry_run:
@@ -221,13 +224,13 @@ def _payload(
 
         lengths = np.where(codecs != 0, _by_sample(np.flatnonzero(codecs), lengths, guessed, compressed_size), lengths)
         tally.recompressed_bytes += int(lengths[codecs != 0].sum())
-        return plain, np.cumsum(lengths), True
+        return plain, np.cumsum(lengths), True, digest
     rows, packed = np.flatnonzero(rebuilt), Scratch(1)
     packed_ends = pack_bodies(codecs[rows], plain, np.append(0, ends[rows]), packed, 0)
     tally.recompressed_bytes += int(np.diff(packed_ends, prepend=0)[codecs[rows] != 0].sum())
     new_ends = np.zeros(len(cleaned), np.int64)
     new_ends[rows] = packed_ends
-    return packed.array, np.maximum.accumulate(new_ends), False
+    return packed.array, np.maximum.accumulate(new_ends), False, digest
 
 
 def _by_sample(

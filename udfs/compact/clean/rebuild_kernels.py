@@ -41,22 +41,26 @@ def encode_bodies(
     kept: np.ndarray,
     out: np.ndarray,
     out_ends: np.ndarray,
-) -> int:
+) -> np.uint64:
     """Encode the kept records of the batches in `rebuilt` (bool[n]), one body after the other, uncompressed.
 
     cleaned: CLEANED[n]; kept: bool[len(spans)]; out: uint8[] with room for every kept record and 20 bytes more for
     each; out_ends: int64[n], written: end of each batch's body in `out` (the end before it for the other batches).
-    Returns the bytes written. LogAppendTime records take the batch's maximum (KAFKA.md, "What is written").
+    Returns `digest_records` of the same batches, each while its bytes are in the cache. LogAppendTime records take the
+    batch's maximum (KAFKA.md, "What is written").
     """
     position = 0
+    digest = np.uint64(0)
     for i in range(batches.shape[0]):
         if rebuilt[i]:
             if bodies[i].in_scratch:
+                digest += _digest_batch(scratch, batches[i], bodies[i], spans, kept)
                 position = _encode_batch(scratch, bodies[i], cleaned[i], spans, kept, out, position)
             else:
+                digest += _digest_batch(raw, batches[i], bodies[i], spans, kept)
                 position = _encode_batch(raw, bodies[i], cleaned[i], spans, kept, out, position)
         out_ends[i] = position
-    return position
+    return digest
 
 
 @inline
@@ -104,22 +108,28 @@ def digest_records(
     """
     total = np.uint64(0)
     for i in range(batches.shape[0]):
-        if not which[i]:
+        if which[i] and bodies[i].in_scratch:
+            total += _digest_batch(scratch, batches[i], bodies[i], spans, kept)
+        elif which[i]:
+            total += _digest_batch(raw, batches[i], bodies[i], spans, kept)
+    return total
+
+
+@inline
+def _digest_batch(
+    buf: np.ndarray, batch: np.ndarray, body: np.ndarray, spans: np.ndarray, kept: np.ndarray
+) -> np.uint64:
+    total = np.uint64(0)
+    append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
+    for row in range(body.first_span, body.first_span + body.n_records):
+        if not kept[row]:
             continue
-        body = bodies[i]
-        append_time = batches[i].magic > 0 and batches[i].attributes & TIMESTAMP_TYPE_MASK != 0
-        for row in range(body.first_span, body.first_span + body.n_records):
-            if not kept[row]:
-                continue
-            span = spans[row]
-            timestamp = batches[i].max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
-            if body.in_scratch:
-                crc = crc32c_range(scratch, span.rest, span.end)
-            else:
-                crc = crc32c_range(raw, span.rest, span.end)
-            word = _mix(np.uint64(body.base_offset + span.offset_delta))
-            word = _mix(word ^ np.uint64(timestamp))
-            total += _mix(word ^ np.uint64(crc) ^ (np.uint64(span.end - span.rest) << np.uint64(32)))
+        span = spans[row]
+        timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
+        crc = crc32c_range(buf, span.rest, span.end)
+        word = _mix(np.uint64(body.base_offset + span.offset_delta))
+        word = _mix(word ^ np.uint64(timestamp))
+        total += _mix(word ^ np.uint64(crc) ^ (np.uint64(span.end - span.rest) << np.uint64(32)))
     return total
 
 
