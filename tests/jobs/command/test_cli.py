@@ -511,6 +511,30 @@ def test_a_command_imports_no_pandas_which_pyarrow_still_finds(tmp_path):
     )
 
 
+@pytest.mark.slow
+def test_calls_map_no_memory_however_deep_they_are():
+    code = """if True:
+        import resource, sys
+        from lastkey.jobs.command import cli
+        from lastkey.jobs.main import main
+        faults = []
+
+        def called():
+            pass
+
+        def deeper(levels):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(1000):
+                called()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            return deeper(levels - 1) if levels else 0
+
+        cli.main = lambda _: deeper(900)
+        assert main() == 0 and len(faults) == 901 and max(faults) < 500, max(faults)
+    """
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
 def test_properties_are_read_as_spark_reads_them(tmp_path, given):
     (tmp_path / "conf").mkdir()
