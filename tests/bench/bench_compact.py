@@ -134,12 +134,12 @@ def end_to_end(archive: Path, work: Path, codec: str, repeat: int) -> None:
     """Print the comparison of whole runs in threads with Kafka's cleaner, warm, on as many threads; in turn."""
     size, ratios = sum(log.stat().st_size for log in archive.glob("*/*.log")), []
     with matrix.KafkaCleaners(matrix.CORES) as cleaners:
-        for i in range(repeat + 1):  # the first time compiles Java's code
+        for i in range(repeat + 1):
             theirs = cleaners.clean(archive, work / "kafka")
-            if not i:
-                continue
             matrix.settle(work, size)
             told = whole_run(archive, work, "threads")
+            if not i:
+                continue  # it compiled Java's code, and read the programs from the disk
             ratios.append(theirs / told["all"])
             print(
                 f"{codec} {i}: kafka {theirs:.2f} s, whole run {told['all']:.2f} s "

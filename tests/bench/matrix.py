@@ -3,8 +3,8 @@
 A cell is one archive. Kafka's cleaner runs in-process, in as many JVMs as there are cores or partitions; ours as one
 task after the other in one process (work only), and as whole runs of the job in threads and on Spark; in turn, over the
 same files. The floor is what the system's own tools take to read the log, sum its checksums, and copy what stays. Each
-result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run goes on.
-`--page` writes the tables of BENCHMARKS.md and its plots from such a file.
+result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run goes on, and a cell
+whose line is deleted is measured anew. `--page` writes the tables of BENCHMARKS.md and its plots from such a file.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.kafka_lab.jvm import LabJvm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
+RESULTS = HERE / "benchmark.jsonl"  # those of the page
 BEGIN, END = "<!-- made by python -m tests.bench.bench_compact --page -->\n", "<!-- until here -->\n"
 COLUMNS = (
     "codec", "value", "stay", "partitions", "batches", "log", "Kafka", "work", "**ratio**", "library", "floor",
