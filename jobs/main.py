@@ -36,9 +36,9 @@ def main(program: str = "") -> int:
     return cli.main(rest or ["--help"])
 
 
-# Python 3.11 and later keep frames in chunks of 16 KiB, and map and unmap one with each call across a border: where that
-# fell into a loop of numba's, a command did so 15,000 times as it started (0.1 s). One frame of 1 MiB, below all others,
-# makes the chunk that holds them large enough.
+# Python 3.11 and later keep frames in chunks of 16 KiB, and map and unmap one with each call across a border. A command
+# did so 15,000 times as it started (0.1 s), where a border fell into a loop of numba's. One frame of 1 MiB, below all
+# the others, makes the chunk that holds them large enough.
 main.__code__ = main.__code__.replace(co_stacksize=(1 << 20) // 8)
 
 
