@@ -169,7 +169,8 @@ def _write(
     payload, ends = np.empty(0, np.uint8), np.zeros(len(cleaned), np.int64)
     estimated, digest = False, 0
     if rebuilt.any():
-        payload, ends, estimated, digest = _payload(run, kept, cleaned, rebuilt, tally, dry_run)
+        plain, ends, digest = _encoded(run, kept, cleaned, rebuilt)
+        payload, ends, estimated = _packed(run, plain, ends, rebuilt, tally, dry_run)
         sizes = sizes + np.where(rebuilt, np.diff(ends, prepend=0), 0)
     sizes = np.where(which, replaced.sizes, sizes)
     tally.recompressed_bytes += int(sizes[which & (run.batches["attributes"] & CODEC_MASK != 0)].sum())
@@ -198,25 +199,35 @@ def _write(
     return CleanedRun(rows, data, -1, total, digest=digest)
 
 
-def _payload(
-    run: Run, kept: np.ndarray, cleaned: np.ndarray, rebuilt: np.ndarray, tally: Tally, dry_run: bool
-) -> tuple[np.ndarray, np.ndarray, bool, int]:
-    """Return the final bodies of the batches in `rebuilt`: (bytes, int64[n] end of each batch's body, whether the sizes
-    are estimates, digest of their records).
+def _encoded(
+    run: Run, kept: np.ndarray, cleaned: np.ndarray, rebuilt: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the bodies of the batches in `rebuilt`, uncompressed: (bytes, int64[n] end of each batch's body, digest of
+    their records).
     """
     old = run.bodies["end"] - run.bodies["start"]
     room = int(old[rebuilt].sum() + _REENCODED_MORE * cleaned["n_kept"][rebuilt].sum(dtype=np.int64))
     plain = np.empty(room, np.uint8)
     ends = np.empty(len(cleaned), np.int64)
-    digest = int(
-        encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, plain, ends)
+    digest = encode_bodies(
+        run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, plain, ends
     )
+    return plain, ends, int(digest)
+
+
+def _packed(
+    run: Run, plain: np.ndarray, ends: np.ndarray, rebuilt: np.ndarray, tally: Tally, dry_run: bool
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return the final bodies of the batches in `rebuilt`, from `_encoded` ones: (bytes, int64[n] end of each batch's
+    body, whether the sizes are estimates).
+    """
     codecs = np.where(rebuilt, run.batches["attributes"] & CODEC_MASK, 0)
     if not codecs.any():
-        return plain, ends, False, digest
+        return plain, ends, False
     lengths = np.diff(ends, prepend=0)
 
     if dry_run:
+        old = run.bodies["end"] - run.bodies["start"]
         guessed = np.minimum((run.batches["size"] - BATCH_OVERHEAD) / np.maximum(old, 1), 1) * lengths
 
         def compressed_size(i: int) -> int:
@@ -224,13 +235,13 @@ def _payload(
 
         lengths = np.where(codecs != 0, _by_sample(np.flatnonzero(codecs), lengths, guessed, compressed_size), lengths)
         tally.recompressed_bytes += int(lengths[codecs != 0].sum())
-        return plain, np.cumsum(lengths), True, digest
+        return plain, np.cumsum(lengths), True
     rows, packed = np.flatnonzero(rebuilt), Scratch(1)
     packed_ends = pack_bodies(codecs[rows], plain, np.append(0, ends[rows]), packed, 0)
     tally.recompressed_bytes += int(np.diff(packed_ends, prepend=0)[codecs[rows] != 0].sum())
-    new_ends = np.zeros(len(cleaned), np.int64)
+    new_ends = np.zeros(len(ends), np.int64)
     new_ends[rows] = packed_ends
-    return packed.array, np.maximum.accumulate(new_ends), False, digest
+    return packed.array, np.maximum.accumulate(new_ends), False
 
 
 def _by_sample(
