@@ -430,7 +430,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     """A function's docstring begins with its verb, all others with their noun: no clause waits for its subject."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     others = ("What", "Whether", "Who", "Where", "That", "How", "Of")
-    begins = re.compile(rf"""["']\s*(?:{"|".join(others)})\b""")  # in any string: few files need a syntax tree
+    begins = re.compile(rf"""["'][\s\\]*(?:{"|".join(others)})\b""")  # in any string: few files need a syntax tree
     found = [
         f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {text.splitlines()[0]}"
         for package in (*PACKAGES, "lastkey", "tests")

@@ -37,7 +37,6 @@ from tests.kafka_lab.jvm import LabJvm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
-RESULTS = HERE / "benchmark.jsonl"  # those of the page
 BEGIN, END = "<!-- made by python -m tests.bench.bench_compact --page -->\n", "<!-- until here -->\n"
 COLUMNS = (
     "codec", "value", "stay", "partitions", "batches", "log", "Kafka", "work", "**ratio**", "library", "floor",

@@ -7,7 +7,7 @@ from tests.bench import matrix
 
 
 def test_table_and_plots_show_the_results():
-    rows = matrix.read(matrix.RESULTS)
+    rows = matrix.read(HERE / "benchmark.jsonl")
     assert len(rows) == len({row["name"] for row in rows}) > 40
     shown = matrix.PAGE.read_text().partition(matrix.BEGIN)[2].partition(matrix.END)[0]
     assert shown == matrix.tables(rows)
