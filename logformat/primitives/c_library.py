@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
 
@@ -21,17 +21,8 @@ def load(package: str, module: str, system: str, symbols: tuple[str, ...]) -> ct
     A wheel of `package` has the library inside of its extension `module`; one built against the system's library
     `system` links to that. Raises ImportError if neither has all of them.
     """
-    nowhere = f"neither {package}.{module} nor a system library {system} has them"
-    return first_with(symbols, _candidates(package, module, system), package, nowhere)
-
-
-def first_with(symbols: tuple[str, ...], candidates: Iterable[str], package: str, nowhere: str) -> ctypes.CDLL:
-    """Return the first of the libraries (paths, or names of the system's) that has these functions, as `load` does.
-
-    package, nowhere: for the error: what to install, and where nothing was found.
-    """
     why = []
-    for candidate in candidates:
+    for candidate in _candidates(package, module, system):
         try:
             library = ctypes.CDLL(candidate)
         except OSError as error:  # of another machine, say: the system's may do
@@ -41,7 +32,7 @@ def first_with(symbols: tuple[str, ...], candidates: Iterable[str], package: str
             for symbol in symbols:
                 binding.add_symbol(symbol, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
             return library
-    found = "; ".join(why) or nowhere
+    found = "; ".join(why) or f"neither {package}.{module} nor a system library {system} has them"
     raise ImportError(f"no C library with {', '.join(symbols)}: {found}; install the package {package} again")
 
 
