@@ -38,6 +38,7 @@ from lastkey.logformat.errors import LogFormatError, unless_unreadable
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index, time_index
+from lastkey.udfs.hole_kernels import last_thinned
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Behind, Traces
 from lastkey.udfs.storage import cached_place, cached_root, opened, read_file
@@ -145,12 +146,7 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
     of the batch before the first one, or the segment's base - 1; NOT_KNOWN. A compressed batch of magic 0 or 1 shows
     nothing, because its header does not say where it begins.
     """
-    base, last = batches["base_offset"], batches["last_offset"]
-    before = np.concatenate([[previous_last_offset], last[:-1]])
-    thinned = (before != NOT_KNOWN) & (base != before + 1)
-    thinned |= batches["records_count"] < last - base + 1
-    found = np.flatnonzero(thinned & (base >= 0))
-    return int(last[found[-1]]) if len(found) else -1
+    return int(last_thinned(batches, previous_last_offset, NOT_KNOWN))
 
 
 def offsets_behind(segments: Sequence[ListedSegment], traces: Traces, number: int) -> Behind:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
+from lastkey.logformat.batches.body_kernels import ONE_BY_ONE, enter_unpacked, lay_bodies, lay_spans
 from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_SNAPPY
+from lastkey.logformat.layout import CODEC_MASK
 from lastkey.logformat.primitives.codec import (
     MANY_A_CALL,
     UNREADABLE,
@@ -26,14 +27,13 @@ from lastkey.logformat.primitives.codec import (
     read_body,
     unpack_many,
 )
-from lastkey.logformat.primitives.small_body_kernels import ASK_LIBRARY, MOST_COMPRESSED
+from lastkey.logformat.primitives.small_body_kernels import ASK_LIBRARY
 from lastkey.logformat.primitives.zstd_kernels import DONE
 
 SOFT_BYTES: Final = 8 << 20  # decompressed bytes worked on at once; tuned: with 32 MiB lz4 and zstd take 3 % longer
 
 _USUAL_RATIO: Final = 8  # most bodies decompress to less
 _MANY: Final = np.isin(np.arange(CODEC_MASK + 1), MANY_A_CALL)  # bool[8], by codec
-_ONE_BY_ONE: Final = -1  # the way to decompress a body whose codec's library takes one a call
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,16 @@ class BadBatch:
 
     row: int  # among the caller's batches
     error: LogFormatError
+
+
+class _Packed(NamedTuple):
+    """Compressed bodies, in the order in which they are decompressed."""
+
+    rows: np.ndarray  # int64[m], among the caller's batches
+    starts: np.ndarray  # int64[m], in the caller's bytes
+    ends: np.ndarray  # int64[m]
+    ways: np.ndarray  # int8[m], as in `lay_bodies`
+    n_bytes: int
 
 
 class BodyLoader:
@@ -81,6 +91,7 @@ class BodyLoader:
         self._inner = Scratch()
         self._sections = Scratch()
         self._spans = np.empty(1 << 12, SPAN)
+        self._wrappers = 0  # wanted batches, of those loaded last, that do not tell their base offset
 
     def runs(
         self,
@@ -108,7 +119,8 @@ class BodyLoader:
         while lo < hi:
             first, last = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
             bodies = self._bodies[first - lo : last - lo]
-            _check_first_offsets(batches, wanted, bodies, first, before, path)
+            if self._wrappers:
+                _check_first_offsets(batches, wanted, bodies, first, before, path)
             yield self._decode(
                 raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
             )
@@ -163,28 +175,27 @@ class BodyLoader:
         hi: int,
         backwards: bool,
     ) -> tuple[int, int]:
-        part = batches[lo:hi]
-        need = wanted[lo:hi]
-        bodies = self._bodies = np.zeros(hi - lo, BODY)
-        legacy_rows = part["magic"] < 2
-        v3 = np.flatnonzero(need & (part["magic"] == 3))
+        part, need, n = batches[lo:hi], wanted[lo:hi], hi - lo
+        bodies = self._bodies = np.empty(n, BODY)
+        rows, starts, ends = np.empty((3, n), np.int64)
+        ways = np.empty(n, np.int8)
+        m, n_bytes, n_v3, n_plain, self._wrappers = lay_bodies(
+            part, need, raw_position, _MANY, backwards, bodies, rows, starts, ends, ways
+        )
+        v3 = np.flatnonzero(need & (part["magic"] == 3)) if n_v3 else rows[:0]
         found = sections.locate(raw, raw_position, part, v3, keys_only=self.keys_only)
-        codec = part["attributes"] & CODEC_MASK
-        bodies["base_offset"] = part["base_offset"]
-        bodies["base_timestamp"] = part["base_timestamp"]
-        bodies["start"] = part["position"] - raw_position + BATCH_OVERHEAD
-        bodies["end"] = part["position"] - raw_position + part["size"]
-        bodies["n_records"] = np.where(need, part["records_count"], 0)
-        packed = np.flatnonzero(need & (codec != 0))
-        order = packed[::-1] if backwards else packed
+        order = rows[:m]
         done = at = held = 0
-        if len(order):
-            done, at, held = self._unpack(raw, raw_position, part, bodies, order, v3, found, path)
-        first, last = 0, hi - lo
-        if done < len(order):  # only part fits at once: the run ends before the first batch that was not unpacked
+        if m:
+            packed = _Packed(order, starts[:m], ends[:m], ways[:m], n_bytes)
+            done, at, held = self._unpack(raw, raw_position, part, bodies, packed, v3, found, path)
+        first, last = 0, n
+        if done < m:  # only part fits at once: the run ends before the first batch that was not unpacked
             first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
-        plain = np.flatnonzero(need[first:last] & legacy_rows[first:last] & (codec[first:last] == 0)) + first
-        if len(plain):
+        if n_plain:
+            here = part[first:last]
+            no_codec = (here["magic"] < 2) & (here["attributes"] & CODEC_MASK == 0)
+            plain = np.flatnonzero(need[first:last] & no_codec) + first
             at = legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
         inside = (v3 >= first) & (v3 < last)
         if inside.any():
@@ -204,23 +215,21 @@ class BodyLoader:
         raw_position: int,
         part: np.ndarray,
         bodies: np.ndarray,
-        order: np.ndarray,
+        packed: _Packed,
         v3: np.ndarray,
         found: np.ndarray,
         path: str,
     ) -> tuple[int, int, int]:
-        """Decompress batches of `order` (rows of part and bodies) until the scratch is full; return their number, the
-        bytes in the scratch, and those of the sections of magic 3, whose rows are `v3`, with SECTIONS `found`.
+        """Decompress bodies in their order until the scratch is full; return their number, the bytes in the scratch,
+        and those of the sections of magic 3, whose rows are `v3`, with SECTIONS `found`. part: BATCH[n]; bodies:
+        BODY[n] of them, updated.
         """
-        scratch, limit, n = self._scratch, self.max_batch_bytes, len(order)
-        rows, starts, stops = part[order], bodies["start"][order], bodies["end"][order]
-        if _USUAL_RATIO * int((stops - starts).sum()) > len(scratch.array):
+        scratch, limit, n = self._scratch, self.max_batch_bytes, len(packed.rows)
+        order, starts, stops, way = packed.rows, packed.starts, packed.ends, packed.ways
+        if _USUAL_RATIO * packed.n_bytes > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
         if len(v3) and (starts < stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)
-        codecs = rows["attributes"] & CODEC_MASK
-        many = _MANY[codecs] | ((codecs == CODEC_SNAPPY) & (stops - starts <= MOST_COMPRESSED))
-        way = np.where((rows["magic"] == 2) & many, codecs, _ONE_BY_ONE)  # a codec's number: many of it a call
         stored = sections.stored(found)
         ends = np.empty(n, np.int64)
         done = at = held = 0
@@ -229,7 +238,7 @@ class BodyLoader:
             last = done + int(others.argmax()) if others.any() else n
             stop = self.soft_bytes - 2 * held
             places = raw, starts[done:last], stops[done:last], scratch, at, stop, limit, ends[done:]
-            if way[done] != _ONE_BY_ONE:
+            if way[done] != ONE_BY_ONE:
                 more, at, status, _ = unpack_many(int(way[done]), *places)
                 done += more
                 if status == DONE:
@@ -239,10 +248,7 @@ class BodyLoader:
             done, at, held = self._unpack_each(
                 raw, raw_position, part, bodies, order, done, last, at, held, v3, stored, ends, path
             )
-        unpacked = order[:done]
-        bodies["end"][unpacked] = ends[:done]
-        bodies["start"][unpacked] = np.concatenate([[0], ends[: done - 1]])
-        bodies["in_scratch"][unpacked] = True
+        enter_unpacked(bodies, order[:done], ends)
         sections.set_places(found, stored)
         return done, at, held
 
@@ -316,21 +322,17 @@ class BodyLoader:
         path: str,
         first: int,
     ) -> Run:
-        room = (bodies["end"] - bodies["start"]) // MIN_RECORD_SIZE
-        lying = np.flatnonzero(wanted & (bodies["n_records"] > room))
-        if len(lying):
-            i = lying[0]
+        n, lying = lay_spans(bodies, wanted)
+        if lying >= 0:
+            body, batch = bodies[lying], batches[lying]
             raise LogFormatError(
                 "count",
                 path,
-                int(batches["position"][i]),
-                f"at most {int(room[i])} records, by its bytes",
-                f"{int(bodies['n_records'][i])} in its header",
-                base_offset=int(batches["base_offset"][i]),
+                int(batch["position"]),
+                f"at most {int(body['end'] - body['start']) // MIN_RECORD_SIZE} records, by its bytes",
+                f"{int(body['n_records'])} in its header",
+                base_offset=int(batch["base_offset"]),
             )
-        ends = np.cumsum(bodies["n_records"])
-        bodies["first_span"] = ends - bodies["n_records"]
-        n = int(ends[-1]) if len(ends) else 0
         if n > len(self._spans):
             self._spans = np.empty(max(n, 2 * len(self._spans)), SPAN)
         spans = self._spans[:n]
@@ -352,8 +354,6 @@ def _check_first_offsets(
     """
     part = slice(first, first + len(bodies))
     wrappers = np.flatnonzero(wanted[part] & (batches["base_offset"][part] < 0))
-    if not len(wrappers):
-        return
     previous = np.concatenate([[before], batches["last_offset"]])[part][wrappers]
     begin = bodies["base_offset"][wrappers]
     wrong = np.flatnonzero(begin <= previous)

@@ -119,10 +119,9 @@ class IndexBuilder:
     def check(self, last_offsets: ArrayLike, sizes: ArrayLike) -> None:
         """Raise the errors that `append` would raise for the next batches; take nothing."""
         last, size = np.asarray(last_offsets, np.int64), np.asarray(sizes, np.int64)
-        relative = last - self.base_offset
-        wrong = (relative < 0) | (relative > MAX_RELATIVE_OFFSET)
-        if wrong.any():
-            i = int(wrong.argmax())
+        first, end = self.base_offset, self.base_offset + MAX_RELATIVE_OFFSET
+        if len(last) and (last.min() < first or last.max() > end):
+            i = int(((last < first) | (last > end)).argmax())
             raise LogFormatError(
                 "relative_offset",
                 self.path,

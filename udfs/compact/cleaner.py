@@ -187,9 +187,11 @@ def batch_retention(
     """Return (retention: int8[n], drop_records: bool[n]) for BATCH[n], with Kafka 4.0's rule for the last batch of a
     round.
     """
-    control = (batches["attributes"] & CONTROL_MASK) != 0
-    has_horizon = (batches["magic"] >= 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
-    drop = discardable & (~control | (has_horizon & (batches["base_timestamp"] <= now_ms)))
+    drop = np.zeros(len(batches), np.bool_)
+    if discardable.any():
+        control = (batches["attributes"] & CONTROL_MASK) != 0
+        has_horizon = (batches["magic"] >= 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
+        drop = discardable & (~control | (has_horizon & (batches["base_timestamp"] <= now_ms)))
     stays = is_last_of_producer(batches, producers) | (batches["last_offset"] + 1 == first_uncleanable_offset)
     retention = np.where(stays, RETAIN_EMPTY, np.where(drop, DELETE, DELETE_EMPTY)).astype(np.int8)
     return retention, drop

@@ -18,14 +18,18 @@ from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
 from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
 from lastkey.logformat.writing.formats import Magic
 from lastkey.udfs.compact.clean.decide_kernels import decide
-from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
+from lastkey.udfs.compact.clean.rebuild_kernels import (
+    CLEANED,
+    assemble_batches,
+    describe_survivors,
+    digest_records,
+    encode_bodies,
+)
 from lastkey.udfs.compact.clean.store_format import Replaced, in_format, wanted_for
 from lastkey.udfs.compact.cleaner import Rules, batch_retention
 from lastkey.udfs.compact.verdicts import (
     ALL_STAY,
-    COPIED,
     DROPPED,
-    EMPTIED,
     N_COUNTERS,
     REBUILT,
     RETAIN_EMPTY,
@@ -163,30 +167,20 @@ def _write(
     dry_run: bool,
     room: Room | None,
 ) -> CleanedRun:
-    outcome, which = cleaned["outcome"], replaced.which
-    sizes = np.where(outcome == COPIED, run.batches["size"], np.where(outcome == DROPPED, 0, BATCH_OVERHEAD))
-    rebuilt = (outcome == REBUILT) & ~which
+    which = replaced.which
+    rebuilt = (cleaned["outcome"] == REBUILT) & ~which
     payload, ends = np.empty(0, np.uint8), np.zeros(len(cleaned), np.int64)
     estimated, digest = False, 0
     if rebuilt.any():
         plain, ends, digest = _encoded(run, kept, cleaned, rebuilt)
         payload, ends, estimated = _packed(run, plain, ends, rebuilt, tally, dry_run)
-        sizes = sizes + np.where(rebuilt, np.diff(ends, prepend=0), 0)
-    sizes = np.where(which, replaced.sizes, sizes)
-    tally.recompressed_bytes += int(sizes[which & (run.batches["attributes"] & CODEC_MASK != 0)].sum())
-    stays = outcome != DROPPED
-    rows = np.empty(int(stays.sum()), OUT_BATCH)
-    rows["size"] = sizes[stays]
-    for name in ("base_offset", "last_offset", "max_timestamp", "min_timestamp", "tombstones"):
-        rows[name] = cleaned[name][stays]
-    rows["n_records"] = cleaned["n_kept"][stays]
-    again = rebuilt | which
-    rows["rebuilt"] = again[stays]
-    rows["codec"] = np.where(outcome == EMPTIED, 0, run.batches["attributes"] & CODEC_MASK)[stays]
-    made = np.where(which, replaced.magic, 2)
-    rows["magic"] = np.where((outcome == COPIED) & ~which, run.batches["magic"], made)[stays]
-    total = int(sizes.sum())
-    if (outcome == COPIED).all() and not which.any():
+    rows = np.empty(len(cleaned), OUT_BATCH)
+    n, n_copied, total, packed = describe_survivors(
+        run.batches, cleaned, ends, which, replaced.sizes, replaced.magic, rows
+    )
+    rows = rows[:n].copy()  # pieces wait in memory
+    tally.recompressed_bytes += packed
+    if n_copied == len(cleaned):
         return CleanedRun(rows, None, int(run.batches["position"][0]), total)
     if dry_run:
         return CleanedRun(rows, None, -1, total, estimated=estimated)
@@ -237,11 +231,10 @@ def _packed(
         tally.recompressed_bytes += int(lengths[codecs != 0].sum())
         return plain, np.cumsum(lengths), True
     rows, packed = np.flatnonzero(rebuilt), Scratch(1)
-    packed_ends = pack_bodies(codecs[rows], plain, np.append(0, ends[rows]), packed, 0)
-    tally.recompressed_bytes += int(np.diff(packed_ends, prepend=0)[codecs[rows] != 0].sum())
-    new_ends = np.zeros(len(ends), np.int64)
-    new_ends[rows] = packed_ends
-    return packed.array, np.maximum.accumulate(new_ends), False
+    borders = np.concatenate([[0], ends[rows]])
+    borders[1:] = pack_bodies(codecs[rows], plain, borders, packed, 0)
+    tally.recompressed_bytes += int(np.diff(borders)[codecs[rows] != 0].sum())
+    return packed.array, borders[np.cumsum(rebuilt)], False
 
 
 def _by_sample(

@@ -6,11 +6,11 @@ import numpy as np
 
 from lastkey.logformat.batches.header_kernels import write_header
 from lastkey.logformat.jit import inline, kernel
-from lastkey.logformat.layout import BATCH_OVERHEAD, TIMESTAMP_TYPE_MASK
+from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.primitives.crc32c import crc32c_range
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
 from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
-from lastkey.udfs.compact.verdicts import COPIED, DROPPED, REBUILT
+from lastkey.udfs.compact.verdicts import COPIED, DROPPED, EMPTIED, REBUILT
 
 # The decision about a batch.
 CLEANED = np.dtype(
@@ -139,6 +139,55 @@ def _mix(word: np.uint64) -> np.uint64:
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
+
+
+@kernel
+def describe_survivors(
+    batches: np.ndarray,
+    cleaned: np.ndarray,
+    body_ends: np.ndarray,
+    which: np.ndarray,
+    sizes: np.ndarray,
+    magic: int,
+    rows: np.ndarray,
+) -> tuple[int, int, int, int]:
+    """Describe the surviving batches of a run as they will be.
+
+    cleaned: CLEANED[n]; body_ends: int64[n], where the body of each rebuilt one ends, and of any other the one before
+    it; which: bool[n], those that get `magic`, of `sizes` bytes: int64[n]; rows: OUT_BATCH[n], the first are written.
+    Returns (number of survivors, of those that are copied, bytes of all, bytes of those in `which` that have a codec).
+    """
+    m = n_copied = n_bytes = n_packed = 0
+    before = np.int64(0)
+    for i in range(batches.shape[0]):
+        batch = batches[i]
+        result = cleaned[i]
+        body = body_ends[i] - before
+        before = body_ends[i]
+        if result.outcome == DROPPED:
+            continue
+        copied = result.outcome == COPIED and not which[i]
+        codec = batch.attributes & CODEC_MASK
+        if which[i]:
+            size = sizes[i]
+            n_packed += size if codec != 0 else 0
+        else:
+            size = batch.size if copied else BATCH_OVERHEAD + body
+        row = rows[m]
+        row.size = size
+        row.base_offset = result.base_offset
+        row.last_offset = result.last_offset
+        row.max_timestamp = result.max_timestamp
+        row.min_timestamp = result.min_timestamp
+        row.n_records = result.n_kept
+        row.tombstones = result.tombstones
+        row.codec = 0 if result.outcome == EMPTIED else codec
+        row.magic = magic if which[i] else batch.magic if copied else 2
+        row.rebuilt = which[i] or result.outcome == REBUILT
+        m += 1
+        n_copied += copied
+        n_bytes += size
+    return m, n_copied, n_bytes, n_packed
 
 
 @kernel

@@ -50,6 +50,8 @@ def in_format(
     """Return the surviving batches that get another format than the run's way of writing them gives (magic 2, or a
     copy). kept: bool[len(run.spans)]; cleaned: CLEANED[n].
     """
+    if magic != 3 and not (run.batches["magic"] == 3).any():
+        return nothing(len(run.batches))
     outcome = cleaned["outcome"]
     which = (outcome == COPIED) & run.wanted & wanted_for(magic, run.raw, raw_position, run.batches)
     if magic != 3:

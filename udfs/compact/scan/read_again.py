@@ -18,7 +18,8 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.read_ahead import will_read
-from lastkey.udfs.compact.scan.scan_segment import SMALLEST_BATCH, ScannedChunk
+from lastkey.udfs.compact.scan.batch_kernels import SMALLEST_BATCH
+from lastkey.udfs.compact.scan.scan_segment import ScannedChunk
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root, read_file
 

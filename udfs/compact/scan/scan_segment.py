@@ -24,6 +24,7 @@ from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
 from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
+from lastkey.udfs.compact.scan import batch_kernels as k
 from lastkey.udfs.compact.scan.transactions import TXN_BATCH, transactional_batches
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 from lastkey.udfs.problem import Problem, SetAside
@@ -31,8 +32,6 @@ from lastkey.udfs.segments import LastBatch, NamedBytes, SegmentInput
 from lastkey.udfs.storage import open_root, opened
 
 _HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
-SMALLEST_BATCH: Final = LOG_OVERHEAD + MIN_LEGACY_SIZE
-_MOST_IN_A_BYTE: Final = 1032 / SMALLEST_BATCH  # records per byte of a wrapper: gzip packs at most 1032 bytes in one
 
 
 class ScannedChunk(NamedTuple):
@@ -46,7 +45,7 @@ class ScannedChunk(NamedTuple):
     offset_before: int  # last offset of the batch before the chunk; for the first chunk the segment's base - 1
     before: int  # CRC-32C of the bytes scanned before the chunk
     checksum: int  # CRC-32C of those and the chunk
-    records: int  # upper bound (`most_records`)
+    records: int  # upper bound (`collect_facts`)
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class SegmentScan:
 
     @property
     def most_records(self) -> int:
-        """Upper bound of the number of records (`most_records`)."""
+        """Upper bound of the number of records (`collect_facts`)."""
         return self.n_records + self.wrapped_records
 
     def lean(self) -> SegmentScan:
@@ -172,19 +171,22 @@ def scan_segment(
             batches = chunk.batches
             check_offsets(listed.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
-            producers = merge(producers, summarize(batches, listed.path), listed.path)
-            before, out.checksum = out.checksum, extend_by_batches(out.checksum, chunk.raw, batches["size"])
             offset_before = max(chunk.before, base - 1)
+            facts = np.empty(len(k.FACTS), np.int64)
+            k.collect_facts(batches, offset_before, facts)
+            if facts[k.N_PRODUCING]:
+                producers = merge(producers, summarize(batches, listed.path), listed.path)
+            before, out.checksum = out.checksum, extend_by_batches(out.checksum, chunk.raw, batches["size"])
             if named is not None:
                 _check_no_more(listed.path, named, batches)
                 if chunk.position < named.size <= chunk.position + len(chunk.raw):
                     named_crc = crc32c_extend(before, chunk.raw[: named.size - chunk.position])
-            records = int(most_records(batches, offset_before).sum())
+            records = int(facts[k.MOST_RECORDS])
             scanned = ScannedChunk(
                 chunk.position, len(chunk.raw), len(batches), offset_before, before, out.checksum, records
             )
             out.chunks.append(scanned)
-            _collect(out, batches, mark)
+            _collect(out, batches, facts, mark)
             if see is not None:
                 see(chunk)
         if tail.reached_end_offset and next_base_offset is not None and tail.reached_by >= next_base_offset:
@@ -294,38 +296,25 @@ def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
     return tail.position
 
 
-def _collect(out: _Collected, batches: np.ndarray, mark: int | None) -> None:
+def _collect(out: _Collected, batches: np.ndarray, facts: np.ndarray, mark: int | None) -> None:
     if out.n_batches == 0:
         out.first_timestamp = int(batches["max_timestamp"][0])
     out.n_batches += len(batches)
-    out.n_records += int(np.maximum(batches["records_count"], 0).sum(dtype=np.int64))
-    out.n_records += int((batches["records_count"] < 0).sum())
+    out.n_records += int(facts[k.N_RECORDS])
     out.thinned_offset = max(out.thinned_offset, thinned_offset(batches, out.last_offset))
     out.last_offset = int(batches["last_offset"][-1])
-    out.max_timestamp = max(out.max_timestamp, int(batches["max_timestamp"].max()))
-    out.codecs |= int(np.bitwise_or.reduce(1 << (batches["attributes"] & CODEC_MASK)))
-    out.magics |= int(np.bitwise_or.reduce(1 << batches["magic"]))
-    transactional = transactional_batches(batches)
-    if len(transactional):
-        out.transactional.append(transactional)
-    out.epochs = assign_batches(out.epochs, batches["partition_leader_epoch"], batches["base_offset"])
+    out.max_timestamp = max(out.max_timestamp, int(facts[k.MAX_TIMESTAMP]))
+    out.codecs |= int(facts[k.CODECS])
+    out.magics |= int(facts[k.MAGICS])
+    if facts[k.N_TRANSACTIONAL]:
+        out.transactional.append(transactional_batches(batches))
+    if facts[k.EPOCH] > (out.epochs[-1][0] if out.epochs else -1):
+        out.epochs = assign_batches(out.epochs, batches["partition_leader_epoch"], batches["base_offset"])
     out.last_batch = _identity(batches[-1])
     if mark is not None:
         before = int(np.searchsorted(batches["last_offset"], mark))
         if before:
             out.marked_batch = _identity(batches[before - 1])
-
-
-def most_records(batches: np.ndarray, previous_last_offset: int) -> np.ndarray:
-    """Return int64[n] for BATCH[n]: an upper bound of each batch's records. No header tells the number in a wrapper
-    (magic 0, 1): it holds at most one record for each offset since the batch before it, and no more than its bytes can
-    expand to.
-    """
-    last = batches["last_offset"]
-    span = last - np.concatenate([[previous_last_offset], last[:-1]])
-    wrapped = np.maximum(np.minimum(span, (batches["size"] * _MOST_IN_A_BYTE).astype(np.int64)), 1)
-    out: np.ndarray = np.where(batches["records_count"] < 0, wrapped, batches["records_count"]).astype(np.int64)
-    return out
 
 
 def _identity(batch: np.void) -> LastBatch:
