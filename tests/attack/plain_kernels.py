@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import zlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -136,8 +137,13 @@ def _copy(target: _Numbers, to: int, source: _Numbers, at: int, count: int) -> N
     target.array[to : to + count] = source.array[at : at + count]
 
 
-def _crc32c(crc: int, address: int, count: int) -> int:
-    return int(google_crc32c.extend(int(crc), ctypes.string_at(int(address), int(count))))
+def _crc32c(address: int, count: int, inverted: int) -> int:
+    crc = int(inverted) ^ 0xFFFFFFFF
+    return int(google_crc32c.extend(crc, ctypes.string_at(int(address), int(count)))) ^ 0xFFFFFFFF
+
+
+def _crc32(crc: int, address: int, count: int) -> int:
+    return zlib.crc32(ctypes.string_at(int(address), int(count)), int(crc))
 
 
 def _pread(descriptor: int, address: int, count: int, position: int) -> int:
@@ -167,9 +173,9 @@ def install() -> None:
     memory.store_i64, memory.store_i32, memory.store_i16 = map(_store, (8, 4, 2))
     memory.copy_bytes, memory.prefetch = _copy, lambda array, i: None
     from lastkey.logformat.batches import pread_kernels
-    from lastkey.logformat.primitives import crc32c, lz4_kernels, zstd_kernels
+    from lastkey.logformat.primitives import crc32, crc32c, lz4_kernels, zstd_kernels
 
-    crc32c._extend, pread_kernels._pread = _crc32c, _pread
+    crc32c._extend, crc32._extend, pread_kernels._pread = _crc32c, _crc32, _pread
     named: tuple[tuple[Any, Any, tuple[str, ...]], ...] = (
         (zstd_kernels, ctypes.c_int64, ("_decompress", "_bound", "_compress", "_most")),
         (lz4_kernels, ctypes.c_int32, ("_decompress", "_compress")),

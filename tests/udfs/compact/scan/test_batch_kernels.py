@@ -30,7 +30,7 @@ def _batches(seed: int) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(25))
 def test_facts_are_those_of_each_batch(seed: int) -> None:
     batches = _batches(seed)
     facts = np.empty(len(k.FACTS), np.int64)
@@ -50,7 +50,7 @@ def test_facts_are_those_of_each_batch(seed: int) -> None:
     assert facts.tolist() == [n_records, most, highest[0], codecs, magics, highest[1], producing, transactional]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("before", [0, -7, NOT_KNOWN])
 def test_the_last_batch_that_shows_a_cleaners_work(seed: int, before: int) -> None:
     batches, expected, previous = _batches(seed), -1, before
