@@ -64,7 +64,6 @@ class _Packed(NamedTuple):
     starts: np.ndarray  # int64[m], in the caller's bytes
     ends: np.ndarray  # int64[m]
     ways: np.ndarray  # int8[m], as in `lay_bodies`
-    n_bytes: int
 
 
 class BodyLoader:
@@ -91,7 +90,6 @@ class BodyLoader:
         self._inner = Scratch()
         self._sections = Scratch()
         self._spans = np.empty(1 << 12, SPAN)
-        self._wrappers = 0  # wanted batches, of those loaded last, that do not tell their base offset
 
     def runs(
         self,
@@ -117,9 +115,9 @@ class BodyLoader:
             return
         lo, hi = 0, len(batches)
         while lo < hi:
-            first, last = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
+            first, last, n_wrappers = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
             bodies = self._bodies[first - lo : last - lo]
-            if self._wrappers:
+            if n_wrappers:
                 _check_first_offsets(batches, wanted, bodies, first, before, path)
             yield self._decode(
                 raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
@@ -174,12 +172,12 @@ class BodyLoader:
         lo: int,
         hi: int,
         backwards: bool,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, int]:
         part, need, n = batches[lo:hi], wanted[lo:hi], hi - lo
         bodies = self._bodies = np.empty(n, BODY)
         rows, starts, ends = np.empty((3, n), np.int64)
         ways = np.empty(n, np.int8)
-        m, n_bytes, n_v3, n_plain, self._wrappers = lay_bodies(
+        m, n_v3, n_plain, n_wrappers = lay_bodies(
             part, need, raw_position, _MANY, backwards, bodies, rows, starts, ends, ways
         )
         v3 = np.flatnonzero(need & (part["magic"] == 3)) if n_v3 else rows[:0]
@@ -187,7 +185,7 @@ class BodyLoader:
         order = rows[:m]
         done = at = held = 0
         if m:
-            packed = _Packed(order, starts[:m], ends[:m], ways[:m], n_bytes)
+            packed = _Packed(order, starts[:m], ends[:m], ways[:m])
             done, at, held = self._unpack(raw, raw_position, part, bodies, packed, v3, found, path)
         first, last = 0, n
         if done < m:  # only part fits at once: the run ends before the first batch that was not unpacked
@@ -207,7 +205,7 @@ class BodyLoader:
             bodies["in_scratch"][rows] = True
         if 2 * held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
             self._sections = Scratch()
-        return lo + first, lo + last
+        return lo + first, lo + last, n_wrappers
 
     def _unpack(
         self,
@@ -226,7 +224,7 @@ class BodyLoader:
         """
         scratch, limit, n = self._scratch, self.max_batch_bytes, len(packed.rows)
         order, starts, stops, way = packed.rows, packed.starts, packed.ends, packed.ways
-        if _USUAL_RATIO * packed.n_bytes > len(scratch.array):
+        if _USUAL_RATIO * int((stops - starts).sum()) > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
         if len(v3) and (starts < stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)

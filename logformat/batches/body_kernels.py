@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from lastkey.logformat.batches.span_kernels import MIN_RECORD_SIZE
@@ -9,7 +11,7 @@ from lastkey.logformat.jit import kernel
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_SNAPPY
 from lastkey.logformat.primitives.small_body_kernels import MOST_COMPRESSED
 
-ONE_BY_ONE = -1  # the way to decompress a body whose codec's library takes one a call
+ONE_BY_ONE: Final = -1  # the way to decompress a body whose codec's library takes one a call
 
 
 @kernel
@@ -24,18 +26,18 @@ def lay_bodies(
     starts: np.ndarray,
     ends: np.ndarray,
     ways: np.ndarray,
-) -> tuple[int, int, int, int, int]:
+) -> tuple[int, int, int, int]:
     """Lay out the bodies as they lie in the file, whose bytes begin at raw_position.
 
     batches: BATCH[n]; wanted: bool[n]; many: bool[8], by codec, whether its library takes many bodies a call. Written:
     bodies: BODY[n], but for first_span, and without records of the unwanted; of the wanted bodies that are compressed,
     in the order in which they are decompressed, rows, starts, ends: int64[m], and ways: int8[m], the codec if it takes
     many a call, else ONE_BY_ONE; with room for n.
-    Returns (m; their bytes; the numbers of wanted batches of magic 3, of magic 0 and 1 without codec, and of those that
-    do not tell their base offset).
+    Returns (m; the numbers of wanted batches of magic 3, of magic 0 and 1 without codec, and of those that do not tell
+    their base offset).
     """
     n = batches.shape[0]
-    m = n_bytes = n_v3 = n_plain = n_wrappers = 0
+    m = n_v3 = n_plain = n_wrappers = 0
     for step in range(n):
         i = n - 1 - step if backwards else step
         batch = batches[i]
@@ -62,8 +64,7 @@ def lay_bodies(
             ends[m] = end
             ways[m] = codec if batch.magic == 2 and at_once else ONE_BY_ONE
             m += 1
-            n_bytes += end - start
-    return m, n_bytes, n_v3, n_plain, n_wrappers
+    return m, n_v3, n_plain, n_wrappers
 
 
 @kernel

@@ -40,8 +40,6 @@ def locate(
 ) -> NDArray[np.void]:
     """Return SECTIONS[m] of the batches of magic 3 in `rows` (int64[m]) of BATCH[n]; raw begins at raw_position."""
     found = np.zeros(len(rows), SECTIONS)
-    if not len(rows):
-        return found
     kernels.locate_sections(raw, raw_position, batches, rows, found)
     if keys_only:
         found["payloads_start"], found["payloads_packed"] = -1, False

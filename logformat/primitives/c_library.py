@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.machinery import PathFinder
+from typing import Any
 
 from llvmlite import binding
 
@@ -30,10 +31,15 @@ def load(package: str, module: str, system: str, symbols: tuple[str, ...]) -> ct
             continue
         if all(hasattr(library, symbol) for symbol in symbols):
             for symbol in symbols:
-                binding.add_symbol(symbol, ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
+                name(symbol, getattr(library, symbol))
             return library
     found = "; ".join(why) or f"neither {package}.{module} nor a system library {system} has them"
     raise ImportError(f"no C library with {', '.join(symbols)}: {found}; install the package {package} again")
+
+
+def name(symbol: str, function: Any) -> None:
+    """Name a function of a loaded library to LLVM."""
+    binding.add_symbol(symbol, ctypes.cast(function, ctypes.c_void_p).value)
 
 
 def _candidates(package: str, module: str, system: str) -> Iterator[str]:

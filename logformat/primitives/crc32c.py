@@ -32,9 +32,7 @@ def _function(library: ctypes.CDLL, features: dict[str, bool]) -> Any:
 
 
 _LIBRARY: Final = c_library.load("isal", "isal_zlib", "isal", ("crc32_iscsi",))  # keeps the address valid
-binding.add_symbol(
-    SYMBOL, ctypes.cast(_function(_LIBRARY, dict(binding.get_host_cpu_features())), ctypes.c_void_p).value
-)
+c_library.name(SYMBOL, _function(_LIBRARY, binding.get_host_cpu_features()))
 # (bytes, their number, checksum) -> checksum, both with all bits inverted; the number is a C int
 _extend: Any = types.ExternalFunction(SYMBOL, types.uint32(types.uintp, types.int32, types.uint32))
 _MOST: Final = 1 << 30
