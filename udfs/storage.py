@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -176,21 +176,35 @@ def make_private(root: Root, path: str) -> None:
 def flush(root: Root, path: str) -> None:
     """Make a written file, or a folder's list of names, survive a power cut. Object stores do so by themselves."""
     if root.is_local:
-        descriptor = os.open(root.full(path), os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _flush_and_close(os.open(root.full(path), os.O_RDONLY))
+
+
+def _flush_and_close(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def flushing(root: Root, path: str) -> Iterator[None]:
-    """Flush a file while the block runs. If both fail, raise the flush's error: it says why the bytes differ."""
-    flushed = _flushers(os.getpid()).submit(flush, root, path)
+    """Flush a file while the block runs, and on after it: the `flush_whole` of its folder waits for that and raises its
+    error. If the block fails too, raise the flush's error here: it says why the bytes differ.
+    """
+    if not root.is_local:
+        yield
+        return
+    file = os.open(root.full(path), os.O_RDONLY)  # here: the folder may be gone before a thread is free
+    flushed = _flushers(os.getpid()).submit(_flush_and_close, file)
+    _begun.setdefault((os.getpid(), root.full(path.rpartition("/")[0])), []).append(flushed)
     try:
         yield
-    finally:
+    except BaseException:
         flushed.result()
+        raise
+
+
+_begun: dict[tuple[int, str], list[Future[None]]] = {}  # flushes that `flush_whole` waits for: process, folder
 
 
 def flush_all(root: Root, paths: Iterable[str]) -> None:
@@ -213,6 +227,8 @@ def flush_whole(root: Root, folder: str) -> None:
         with os.scandir(root.full(folder)) as entries:
             files = [f"{folder}/{entry.name}" for entry in entries if entry.is_file()]
         flush_all(root, [*files, *_and_above(folder)])
+        for flushed in _begun.pop((os.getpid(), root.full(folder)), ()):
+            flushed.result()
 
 
 def set_time(root: Root, path: str, mtime_ns: int) -> None:
@@ -248,11 +264,7 @@ def make_folders(folder: Path) -> None:
 def flush_names(made: Iterable[str]) -> None:
     """Make the names of newly made local files or folders survive a power cut."""
     for folder in {os.path.dirname(path) for path in made}:  # noqa: PTH120 - as they are, links too
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _flush_and_close(os.open(folder, os.O_RDONLY))
 
 
 def no_files(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str, str]:
