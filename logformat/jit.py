@@ -56,6 +56,7 @@ class _Locator(_caching.UserProvidedCacheLocator):  # type: ignore[misc]
     """A safe folder in which numba can keep the kernel, or in which it is kept already."""
 
     @classmethod
+    @functools.cache
     def get_suitable_cache_subpath(cls, py_file: str) -> str:
         """Return the folder of a source's kernels: for ours the same wherever they lie; numba hashes the path."""
         path = Path(py_file).resolve().parent
@@ -119,11 +120,7 @@ class _Cache(_caching.FunctionCache):  # type: ignore[misc]
 
 
 def _compiled(function: F, **flags: Any) -> F:
-    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", **flags)(function)
-    if not _config.DISABLE_JIT:
-        with contextlib.suppress(RuntimeError):  # there is no folder to keep kernels in
-            dispatcher._cache = _Cache(function)
-    return cast(F, dispatcher)
+    return cast(F, numba.njit(nogil=True, error_model="numpy", **flags)(function))
 
 
 def kernel(function: F) -> F:
@@ -131,9 +128,16 @@ def kernel(function: F) -> F:
 
     Raises UnsafeFolderError where NUMBA_CACHE_DIR is a folder that others can write.
     """
-    return _compiled(function)
+    dispatcher: Any = _compiled(function)
+    if not _config.DISABLE_JIT:
+        with contextlib.suppress(RuntimeError):  # there is no folder to keep kernels in
+            dispatcher._cache = _Cache(function)
+    return cast(F, dispatcher)
 
 
 def inline(function: F) -> F:
-    """Compile a function of a few lines as `kernel` does, always inlined by LLVM, for calls in an inner loop."""
+    """Compile a function of a few lines as `kernel` does, always inlined by LLVM, for calls in an inner loop.
+
+    It is kept on disk only as part of the kernels that call it.
+    """
     return _compiled(function, forceinline=True)

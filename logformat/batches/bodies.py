@@ -90,6 +90,7 @@ class BodyLoader:
         self._inner = Scratch()
         self._sections = Scratch()
         self._spans = np.empty(1 << 12, SPAN)
+        self._keys = record_kernels.room_for_keys()
 
     def runs(
         self,
@@ -336,7 +337,16 @@ class BodyLoader:
         spans = self._spans[:n]
         k0, k1 = self.secret or (0, 0)
         status, row, where = record_kernels.decode_records(
-            raw, scratch, batches, bodies, wanted, np.uint64(k0), np.uint64(k1), self.secret is not None, spans
+            raw,
+            scratch,
+            batches,
+            bodies,
+            wanted,
+            np.uint64(k0),
+            np.uint64(k1),
+            self.secret is not None,
+            self._keys,
+            spans,
         )
         if status != record_kernels.OK:
             raise _problem(path, raw_position, batches[row], bodies[row], status, where)

@@ -58,6 +58,13 @@ BAD_COUNT: Final = 3
 BAD_OFFSETS: Final = 4
 
 
+def room_for_keys() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return arrays in which `decode_records` lets keys wait; the caller has them, because a kernel that makes arrays
+    is loaded with a large part of numba's compiler.
+    """
+    return np.empty((_KINDS, 3, LANES), np.int64), np.empty(_KINDS, np.int64), np.empty(5 * LANES, np.uint64)
+
+
 @kernel
 def decode_records(
     raw: np.ndarray,
@@ -68,16 +75,17 @@ def decode_records(
     k0: np.uint64,
     k1: np.uint64,
     hash_keys: bool,
+    room: tuple[np.ndarray, np.ndarray, np.ndarray],
     spans: np.ndarray,
 ) -> tuple[int, int, int]:
     """Decode the records of the `wanted` batches into spans.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[], written: rows from first_span on of each wanted
-    batch. Returns (status, batch row, position in its body's array).
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; room: of `room_for_keys`, with anything in it; spans: SPAN[],
+    written: rows from first_span on of each wanted batch. Returns (status, batch row, position in its body's array).
     """
-    waiting = np.empty((_KINDS, 3, LANES), np.int64)
-    counts = np.zeros(_KINDS, np.int64)
-    lanes = np.empty(5 * LANES, np.uint64)
+    waiting, counts, lanes = room
+    for kind in range(_KINDS):
+        counts[kind] = 0
     wait_in_scratch = False
     for i in range(batches.shape[0]):
         if not wanted[i]:

@@ -84,8 +84,11 @@ def load_kernels() -> None:
         mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, is_last, 0, is_last)
         thin_bodies(run.raw, run.scratch, run.bodies, run.wanted, run.spans, is_last, raw, run.bodies.copy())
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
-        encode_bodies(run.raw, run.scratch, run.batches, run.bodies, cleaned, flags, run.spans, kept, out, offsets)
-        digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags)
+        rows = np.empty(len(run.spans), np.int32)
+        encode_bodies(
+            run.raw, run.scratch, run.batches, run.bodies, cleaned, flags, run.spans, kept, rows, out, offsets
+        )
+        digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, flags, rows)
 
     nobody = LastBatches(offsets[:0], offsets[:0], np.empty(0, np.int16))
     rules = Rules(0, 0, 1, 0, False, nobody, offsets[:0], flags[:0])

@@ -512,6 +512,26 @@ def test_a_command_imports_no_pandas_which_pyarrow_still_finds(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_command_loads_each_kernel_once_and_no_compiler(tmp_path):
+    config = ["--config", ROOT / "examples" / "topics.toml"]
+    words = ["compact", ROOT / "examples" / "archive", *config, "--engine", "threads", "--store"]
+    code = """if True:
+        import gc, sys
+        from lastkey.jobs.main import main
+        assert main("lastkey") == 0
+        assert "numba.np.arrayobj" not in sys.modules
+        from numba.core.dispatcher import Dispatcher
+        layouts = {one.__name__: len(one.signatures) for one in gc.get_objects() if isinstance(one, Dispatcher)}
+        print({name: n for name, n in layouts.items() if n > 1}, layouts["encode_bodies"], file=sys.stderr)
+    """
+    compiled = [sys.executable, "-m", "lastkey", *words, tmp_path / "first"]
+    subprocess.run(compiled, cwd=ROOT, check=True, capture_output=True)
+    loaded = [sys.executable, "-c", code, *words, tmp_path / "second"]
+    done = subprocess.run(loaded, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stderr == "{'build_index_entries': 2} 1\n", "that one takes fields of one entry, and of several"
+
+
+@pytest.mark.slow
 def test_calls_map_no_memory_however_deep_they_are():
     code = """if True:
         import resource, sys

@@ -189,7 +189,10 @@ def _write(
         run.raw, raw_position, run.batches, cleaned, payload, ends, which, replaced.data, replaced.sizes, data
     )
     if which.any():
-        digest += int(digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, which))
+        room_for_rows = np.empty(len(run.spans), np.int32)
+        digest += int(
+            digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, which, room_for_rows)
+        )
     return CleanedRun(rows, data, -1, total, digest=digest)
 
 
@@ -202,9 +205,9 @@ def _encoded(
     old = run.bodies["end"] - run.bodies["start"]
     room = int(old[rebuilt].sum() + _REENCODED_MORE * cleaned["n_kept"][rebuilt].sum(dtype=np.int64))
     plain = np.empty(room, np.uint8)
-    ends = np.empty(len(cleaned), np.int64)
+    rows, ends = np.empty(len(run.spans), np.int32), np.empty(len(cleaned), np.int64)
     digest = encode_bodies(
-        run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, plain, ends
+        run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, rows, plain, ends
     )
     return plain, ends, int(digest)
 

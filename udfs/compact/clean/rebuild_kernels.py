@@ -39,13 +39,15 @@ def encode_bodies(
     rebuilt: np.ndarray,
     spans: np.ndarray,
     kept: np.ndarray,
+    rows: np.ndarray,
     out: np.ndarray,
     out_ends: np.ndarray,
 ) -> np.uint64:
     """Encode the kept records of the batches in `rebuilt` (bool[n]), one body after the other, uncompressed.
 
-    cleaned: CLEANED[n]; kept: bool[len(spans)]; out: uint8[] with room for every kept record and 20 bytes more for
-    each; out_ends: int64[n], written: end of each batch's body in `out` (the end before it for the other batches).
+    cleaned: CLEANED[n]; kept: bool[len(spans)]; rows: int32[len(spans)], with anything in it; out: uint8[] with room
+    for every kept record and 20 bytes more for each; out_ends: int64[n], written: end of each batch's body in `out`
+    (the end before it for the other batches).
     Returns `digest_records` of the same batches, each while its bytes are in the cache. LogAppendTime records take the
     batch's maximum (KAFKA.md, "What is written").
     """
@@ -53,14 +55,28 @@ def encode_bodies(
     digest = np.uint64(0)
     for i in range(batches.shape[0]):
         if rebuilt[i]:
+            n = _list_kept(bodies[i], kept, rows)
             if bodies[i].in_scratch:
-                digest += _digest_batch(scratch, batches[i], bodies[i], spans, kept)
-                position = _encode_batch(scratch, bodies[i], cleaned[i], spans, kept, out, position)
+                digest += _digest_batch(scratch, batches[i], bodies[i], spans, rows[:n])
+                position = _encode_batch(scratch, bodies[i], cleaned[i], spans, rows[:n], out, position)
             else:
-                digest += _digest_batch(raw, batches[i], bodies[i], spans, kept)
-                position = _encode_batch(raw, bodies[i], cleaned[i], spans, kept, out, position)
+                digest += _digest_batch(raw, batches[i], bodies[i], spans, rows[:n])
+                position = _encode_batch(raw, bodies[i], cleaned[i], spans, rows[:n], out, position)
         out_ends[i] = position
     return digest
+
+
+@inline
+def _list_kept(body: np.ndarray, kept: np.ndarray, rows: np.ndarray) -> int:
+    """Write the rows of a batch's kept records into `rows`, int32[n_records] or longer; return their number.
+
+    A loop without branches, because no processor guesses which records stay.
+    """
+    n = 0
+    for row in range(body.first_span, body.first_span + body.n_records):
+        rows[n] = row
+        n += kept[row]
+    return n
 
 
 @inline
@@ -69,14 +85,12 @@ def _encode_batch(
     body: np.ndarray,
     result: np.ndarray,
     spans: np.ndarray,
-    kept: np.ndarray,
+    rows: np.ndarray,
     out: np.ndarray,
     position: int,
 ) -> int:
     append_time = result.attributes & TIMESTAMP_TYPE_MASK != 0
-    for row in range(body.first_span, body.first_span + body.n_records):
-        if not kept[row]:
-            continue
+    for row in rows:
         span = spans[row]
         timestamp = result.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
         timestamp_delta = timestamp - result.base_timestamp
@@ -101,29 +115,28 @@ def digest_records(
     spans: np.ndarray,
     kept: np.ndarray,
     which: np.ndarray,
+    rows: np.ndarray,
 ) -> np.uint64:
     """Return a sum over the kept records (bool[len(spans)]) of the batches in `which` (bool[n]). It covers each
     record's offset, timestamp and all bytes from the key on. Equal sums before and after a rewrite show that these are
-    unchanged.
+    unchanged. rows: int32[len(spans)], with anything in it.
     """
     total = np.uint64(0)
     for i in range(batches.shape[0]):
-        if which[i] and bodies[i].in_scratch:
-            total += _digest_batch(scratch, batches[i], bodies[i], spans, kept)
-        elif which[i]:
-            total += _digest_batch(raw, batches[i], bodies[i], spans, kept)
+        if which[i]:
+            n = _list_kept(bodies[i], kept, rows)
+            buf = scratch if bodies[i].in_scratch else raw
+            total += _digest_batch(buf, batches[i], bodies[i], spans, rows[:n])
     return total
 
 
 @inline
 def _digest_batch(
-    buf: np.ndarray, batch: np.ndarray, body: np.ndarray, spans: np.ndarray, kept: np.ndarray
+    buf: np.ndarray, batch: np.ndarray, body: np.ndarray, spans: np.ndarray, rows: np.ndarray
 ) -> np.uint64:
     total = np.uint64(0)
     append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
-    for row in range(body.first_span, body.first_span + body.n_records):
-        if not kept[row]:
-            continue
+    for row in rows:
         span = spans[row]
         timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta
         crc = crc32c_range(buf, span.rest, span.end)

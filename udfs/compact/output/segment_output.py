@@ -96,10 +96,11 @@ class ReadBack:
                 "readback", self._path, chunk.position, "the batches that were written", "other batches"
             )
         self._crc = extend_by_batches(self._crc, chunk.raw, got["size"])
-        for run in self._loader.runs(chunk.raw, chunk.position, got, want["rebuilt"], self._path, backwards=False):
-            all_records = np.ones(len(run.spans), np.bool_)
+        wanted = np.ascontiguousarray(want["rebuilt"])  # kernels are compiled, and loaded, for each layout of an array
+        for run in self._loader.runs(chunk.raw, chunk.position, got, wanted, self._path, backwards=False):
+            every, rows = np.ones(len(run.spans), np.bool_), np.empty(len(run.spans), np.int32)
             self._digest += int(
-                digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, all_records, run.wanted)
+                digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, every, run.wanted, rows)
             )
         self._seen += len(got)
 
