@@ -189,22 +189,32 @@ def _flush_and_close(descriptor: int) -> None:
 @contextlib.contextmanager
 def flushing(root: Root, path: str) -> Iterator[None]:
     """Flush a file while the block runs, and on after it: the `flush_whole` of its folder waits for that and raises its
-    error. If the block fails too, raise the flush's error here: it says why the bytes differ.
+    error. If the block fails too, raise the flush's error here: it says why the bytes differ. Where the disk is slower
+    than the task, wait after the block for the folder's oldest flush, and raise its error.
     """
     if not root.is_local:
         yield
         return
     file = os.open(root.full(path), os.O_RDONLY)  # here: the folder may be gone before a thread is free
     flushed = _flushers(os.getpid()).submit(_flush_and_close, file)
-    _begun.setdefault((os.getpid(), root.full(path.rpartition("/")[0])), []).append(flushed)
+    begun = _begun.setdefault((os.getpid(), root.full(path.rpartition("/")[0])), [])
+    begun.append(flushed)
     try:
         yield
     except BaseException:
         flushed.result()
         raise
+    while len(begun) > _FLUSHES:  # each holds a file open
+        begun.pop(0).result()
 
 
 _begun: dict[tuple[int, str], list[Future[None]]] = {}  # flushes that `flush_whole` waits for: process, folder
+
+
+def await_flushes(root: Root, folder: str) -> None:
+    """Wait for the flushes that `flushing` has begun in a folder which is to be deleted, however they end."""
+    for flushed in _begun.pop((os.getpid(), root.full(folder)), ()):
+        flushed.exception()
 
 
 def flush_all(root: Root, paths: Iterable[str]) -> None:

@@ -36,7 +36,17 @@ from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
-from lastkey.udfs.storage import Root, exists, file_size, flush_whole, flushing, make_private, open_output, open_root
+from lastkey.udfs.storage import (
+    Root,
+    await_flushes,
+    exists,
+    file_size,
+    flush_whole,
+    flushing,
+    make_private,
+    open_output,
+    open_root,
+)
 
 _SMALL: Final = 8 << 20
 
@@ -44,7 +54,9 @@ _SMALL: Final = 8 << 20
 def remove_folder(plan: PartitionPlan) -> None:
     """Delete the files of a generation that will not be committed; `vacuum` deletes what this cannot."""
     if not plan.dry_run:
-        remove_folder_at(open_root(plan.store_uri), plan.folder)
+        store = open_root(plan.store_uri)
+        await_flushes(store, plan.folder)  # another try may use the folder again
+        remove_folder_at(store, plan.folder)
 
 
 def remove_folder_at(store: Root, folder: str) -> None:
