@@ -221,9 +221,8 @@ def _packed(
     codecs = np.where(rebuilt, run.batches["attributes"] & CODEC_MASK, 0)
     if not codecs.any():
         return plain, ends, False
-    lengths = np.diff(ends, prepend=0)
-
     if dry_run:
+        lengths = np.diff(ends, prepend=0)
         old = run.bodies["end"] - run.bodies["start"]
         guessed = np.minimum((run.batches["size"] - BATCH_OVERHEAD) / np.maximum(old, 1), 1) * lengths
 
