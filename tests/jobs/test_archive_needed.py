@@ -22,6 +22,8 @@ from tests.builders.archives import Lab
 from tests.builders.damage import flip
 from tests.builders.logs import START_MS, write_partition
 
+pytestmark = pytest.mark.slow  # whole runs
+
 DAY = 86_400_000
 NIGHTS = ["a=1 b=1 c=1", "a=2 d=1 | b=2", "d=2 a=3", "e=1 c=-", "a=4 f=1"]
 
@@ -68,7 +70,6 @@ def delete(lab: Lab, capsys: Any, *options: str) -> list[str]:
     return [path.name for path in paths]
 
 
-@pytest.mark.slow
 def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, capsys, tmp_path):
     deleted = []
     for n in range(1, len(NIGHTS) + 1):

@@ -21,6 +21,8 @@ from tests.builders.damage import START_MS, build
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_of
 
+pytestmark = pytest.mark.slow  # whole runs
+
 DAY_MS, YEAR_MS = 86_400_000, 365 * 86_400_000
 _TOML = """
 [defaults]
@@ -81,7 +83,6 @@ def test_a_vacuum_whose_clock_is_ahead_takes_nothing_young(tmp_path: Path, monke
     assert not list((maker.store / "state").glob(".probe*"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("years", [-20, 0, 1])
 def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits, and data files of a version that was replaced, or that a run has written and not committed yet."""

@@ -22,6 +22,8 @@ from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 from tests.builders.stores import row, run_id
 
+pytestmark = pytest.mark.slow  # whole runs
+
 SETTINGS = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n[job]\nengine = "threads"\n'
 
 
@@ -140,7 +142,6 @@ def test_a_damaged_table_hides_no_committed_run(place: Place) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
 def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Place, tmp_path: Path) -> None:
     place.compact()
     write_partition(place.archive / "u-0", "a=1||a=2||")
@@ -156,7 +157,6 @@ def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Pla
 
 
 @pytest.mark.process
-@pytest.mark.slow
 def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
     place.compact()
     write_partition(place.archive / "u-0", "a=1||a=2||")

@@ -13,6 +13,8 @@ from tests.builders.logs import write_partition
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import tree
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture
 def archive(tmp_path):

@@ -20,6 +20,8 @@ from tests.builders.remote import TOPIC_ID, Uploaded, batches, put_aiven, put_ka
 from tests.builders.sources import read
 from tests.builders.trees import files_of, tree
 
+pytestmark = pytest.mark.slow  # whole runs
+
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 NOW = ["--now", "1800000000000"]
 QUIET = ["--engine", "threads", "--quiet"]
@@ -97,7 +99,6 @@ def test_a_generation_is_that_of_the_same_log_directory(plain, tmp_path, layout,
     assert tree(remote) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "tiered+"])
 def test_pinterests_uploads_are_cleaned_as_their_log_directory(plain, tmp_path, given, capsys):
     """By themselves, and as copies that may overlap; snapshots of producers and leader epochs are not uploaded."""

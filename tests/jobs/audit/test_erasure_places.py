@@ -33,6 +33,8 @@ from tests.builders.nights import Nights, keep_by_yield
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.reference.log import GZIP, data_batch, decode_log
 
+pytestmark = pytest.mark.slow  # whole runs
+
 KEY = b"person-1"
 OTHERS = [b"hot-%d" % n for n in range(4)] + [b"cold-%d" % n for n in range(20)]
 DEAD = "9-" + "d" * 32
@@ -101,7 +103,6 @@ def plainly_read(*roots: Path) -> list[tuple[str, int, bytes, bool]]:
     return out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_every_record_of_every_generation_and_of_the_archive(tmp_path: Path, seed: int) -> None:
     nights = nights_of(tmp_path, seed)

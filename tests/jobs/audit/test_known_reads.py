@@ -20,6 +20,8 @@ from tests.builders.faults import Fault, faults, happened
 from tests.builders.logs import write_partition
 from tests.reference.audit import visible_records
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def check_night(root: Path, *, whole: bool = True) -> Gathered:
     """Audit again, and compare with an audit that has read nothing before. whole: also with plain code."""

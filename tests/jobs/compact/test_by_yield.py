@@ -16,6 +16,8 @@ from tests.builders.archives import Lab
 from tests.builders.logs import START_MS
 from tests.builders.nights import COLD, DAY, KEY, Kept, Nights, keep_by_yield, last_records
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture(autouse=True)
 def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +34,7 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", range(6))
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     nights = Nights(tmp_path)
@@ -66,8 +67,7 @@ def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path,
     assert kept.keys() <= expected.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", range(3))
 def test_drawn_nights_without_tombstones_end_in_the_bytes_of_one_full_run(tmp_path: Path, seed: int) -> None:
     rng, nights = random.Random(seed), Nights(tmp_path)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6])
@@ -168,9 +168,7 @@ def five_nights(kept: Kept) -> Nights:
 
 
 @pytest.mark.parametrize("pattern", ["*.facts", "*.filter", "*.keys", "hash.key"])
-@pytest.mark.parametrize(
-    "damage", ["gone", "flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut", "empty", "another"))]
-)
+@pytest.mark.parametrize("damage", ["gone", "flipped", "cut", "empty", "another"])
 def test_lost_and_damaged_files_cost_time_only(five_nights: Nights, pattern: str, damage: str) -> None:
     found = five_nights.beside(pattern)
     assert found
@@ -255,7 +253,6 @@ def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
     nights.checked()
 
 
-@pytest.mark.slow
 def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) -> None:
     nights = Nights(tmp_path)
     nights.settings |= {"delete.retention.ms": 0, "segment.bytes": 300}

@@ -15,6 +15,8 @@ from tests.builders.archives import HOUR, Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
 
+pytestmark = pytest.mark.slow  # whole runs
+
 NOW_MS = 1_700_000_000_000
 CHECKPOINT = "leader-epoch-checkpoint"
 KNOWN = "0\n4\n0 0\n3 2\n5 4\n7 6\n"

@@ -13,6 +13,8 @@ import lastkey
 from lastkey.logformat import io_limit
 from tests.bench.make_log import make_partition
 
+pytestmark = pytest.mark.slow  # whole runs
+
 LIMIT = 40_000_000
 
 
@@ -45,7 +47,7 @@ def test_what_is_spent_is_what_the_kernel_counts(archive, tmp_path):
     assert counted * 0.97 < spent[0] <= counted
 
 
-@pytest.mark.parametrize("engine", ["threads", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+@pytest.mark.parametrize("engine", ["threads", pytest.param("spark", marks=pytest.mark.spark)])
 def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, engine):
     if engine == "spark":
         request.getfixturevalue("spark")
@@ -57,7 +59,6 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
     assert [(r.bytes_after, r.counters) for r in report.results] == [(r.bytes_after, r.counters) for r in free.results]
 
 
-@pytest.mark.slow
 def test_a_restore_keeps_to_the_limit(archive, tmp_path):
     """A reflink moves no bytes: only its checksum is read."""
     _compact(archive, tmp_path / "store", engine="threads")
@@ -70,7 +71,6 @@ def test_a_restore_keeps_to_the_limit(archive, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_an_audits_reading_keeps_to_the_limit(spark, archive, tmp_path):
     """By the setting, as other jobs in tasks; on Spark each of the tasks has its part."""
     config = {"job": {"max.bytes.per.second": LIMIT // 8}}

@@ -19,6 +19,8 @@ from lastkey.jobs.topics import TopicFilter
 from tests.builders.erasures import Erasures, made, places_of
 from tests.builders.logs import TOPIC_ID, write_partition
 
+pytestmark = pytest.mark.slow  # whole runs
+
 T = TopicFilter(("t",))
 
 
@@ -127,7 +129,6 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
     assert b"ann" in {record.key for record in world.current()}
 
 
-@pytest.mark.slow
 def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path, monkeypatch):
     world = made_again(tmp_path)
     world.erase("ann")  # of the first log all must go now

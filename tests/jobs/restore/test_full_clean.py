@@ -15,6 +15,8 @@ from tests.builders.archives import Lab
 from tests.builders.nights import BY_YIELD, NIGHTS, run_nights
 from tests.builders.trees import files_of
 
+pytestmark = pytest.mark.slow  # whole runs
+
 THREADS = {"job": {"engine": "threads"}}
 KEY = ("t", 0)
 

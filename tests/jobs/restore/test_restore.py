@@ -30,6 +30,8 @@ from lastkey.udfs.storage import open_root
 from tests.builders.stores import MTIME_MS, StoreMaker
 from tests.builders.trees import files_of
 
+pytestmark = pytest.mark.slow  # whole runs
+
 NOON, DAY = 1_700_049_600_000, 86_400_000  # 2023-11-15
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 

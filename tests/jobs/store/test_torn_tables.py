@@ -19,6 +19,8 @@ from lastkey.jobs.store.tables import State, open_state
 from tests.builders.limits import within
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
 
+pytestmark = pytest.mark.slow  # whole runs
+
 LOG = "state/compaction_checkpoints/_delta_log"
 SECONDS = 60  # of a vacuum of a store of a few rows: a fifth of one. Who waits for itself gives up after five minutes
 
