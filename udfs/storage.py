@@ -195,7 +195,7 @@ def flushing(root: Root, path: str) -> Iterator[None]:
     if not root.is_local:
         yield
         return
-    file = os.open(root.full(path), os.O_RDONLY)  # here: the folder may be gone before a thread is free
+    file = os.open(root.full(path), os.O_RDONLY)  # here: retention may delete it before a thread is free
     flushed = _flushers(os.getpid()).submit(_flush_and_close, file)
     begun = _begun.setdefault((os.getpid(), root.full(path.rpartition("/")[0])), [])
     begun.append(flushed)

@@ -83,7 +83,7 @@ def walk_batches(
     BATCH[capacity], written.
     Returns (n, consumed bytes, status, expected, found); for a bad batch, `consumed` is its start.
     """
-    given = file_position, end_offset, int(check_crc)
+    given = file_position, end_offset, int(check_crc)  # for a bool numba would compile and load the kernels once more
     n, position, previous, status, expected, found = _walk_kafka(buf, 0, length, 0, previous_last_offset, given, out)
     if status == IS_V3:
         n, position, status, expected, found = _walk_any(buf, position, length, n, previous, given, out)

@@ -56,12 +56,9 @@ def encode_bodies(
     for i in range(batches.shape[0]):
         if rebuilt[i]:
             n = _list_kept(bodies[i], kept, rows)
-            if bodies[i].in_scratch:
-                digest += _digest_batch(scratch, batches[i], bodies[i], spans, rows[:n])
-                position = _encode_batch(scratch, bodies[i], cleaned[i], spans, rows[:n], out, position)
-            else:
-                digest += _digest_batch(raw, batches[i], bodies[i], spans, rows[:n])
-                position = _encode_batch(raw, bodies[i], cleaned[i], spans, rows[:n], out, position)
+            buf = scratch if bodies[i].in_scratch else raw
+            digest += _digest_batch(buf, batches[i], bodies[i], spans, rows[:n])
+            position = _encode_batch(buf, bodies[i], cleaned[i], spans, rows[:n], out, position)
         out_ends[i] = position
     return digest
 
