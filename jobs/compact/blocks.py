@@ -16,7 +16,6 @@ more than their names alone, and 2 GB of them 13 to 20 s more.
 from __future__ import annotations
 
 import itertools
-import resource
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
 from lastkey.udfs.compact.clean.key_table import TooManyKeys
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.clean.winners import check_versions
+from lastkey.udfs.compact.memory import peak_memory
 from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
@@ -153,7 +153,7 @@ def _run(
         result = attempt(plan.name, lambda: work(item))
         if isinstance(result, Problem):
             return result
-        return replace(result, peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return replace(result, peak_memory_bytes=peak_memory())
 
     out: list[R] = []
     for result in workers.run(one, items, f"compact {plan.name}: {stage}", watcher):

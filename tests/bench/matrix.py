@@ -138,7 +138,7 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
         for engine in ("threads", "spark"):
             told = whole(archive, work, engine)
             found[engine].append(told["seconds"])
-            peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])  # in threads also this process's own
+            peaks[engine] = max(peaks.get(engine, 0), told["peak_memory_bytes"])
         found["floor"].append(floor(archive, work, told["bytes_after"]))
         found["library"].append(of_library(archive, cell))
     return asdict(cell) | {key: statistics.median(value) for key, value in found.items()} | {

@@ -8,7 +8,6 @@ once and reads it once.
 
 from __future__ import annotations
 
-import resource
 from dataclasses import replace
 
 from lastkey.logformat.batches.chunks import ChunkBuffer
@@ -17,6 +16,7 @@ from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.winners import find_winners
+from lastkey.udfs.compact.memory import peak_memory
 from lastkey.udfs.compact.one_task.by_yield import Cleaned, KeysLost, clean_by_yield, marker
 from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
 from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
@@ -42,8 +42,7 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
         result = done
     if result.status in ("set_aside", "too_large"):
         remove_folder(plan)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return replace(result, seconds=clock.seconds, peak_memory_bytes=peak)
+    return replace(result, seconds=clock.seconds, peak_memory_bytes=peak_memory())
 
 
 def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
