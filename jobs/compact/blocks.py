@@ -20,7 +20,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -44,13 +44,11 @@ from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 _PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
 
 T = TypeVar("T")
 R = TypeVar("R", WalkedSplit | CleanedSplit, SettledBuckets, RewrittenSplit, JoinedGroup)
+SettleAll = Callable[[PartitionPlan, Sequence[WalkedSplit], int], SettledBuckets]
 
 
 def rewrite_by_blocks(
@@ -59,11 +57,11 @@ def rewrite_by_blocks(
     analysis: Analysis,
     splits: Sequence[Split],
     watcher: Watcher,
-    spark: SparkSession | None = None,
+    settle_all: SettleAll | None = None,
 ) -> tuple[list[OutputSegment], Tally, int]:
     """Rewrite a partition; return (segments by group, counters, largest peak memory of a task in bytes).
 
-    spark: its window settles, if given.
+    settle_all: settles all buckets at once, if given.
     """
     scans = {part.number: analysis.sources[part.number].lean() for split in splits for part in split.parts}
     n_buckets = buckets_for(sum(scan.most_records for scan in scans.values()))
@@ -76,7 +74,7 @@ def rewrite_by_blocks(
     def sources(split: Split) -> list[SegmentScan]:
         return [scans[part.number] for part in split.parts]
 
-    at_once = splits[-1].number if splits and spark is None and plan.settings.by_offset else -1
+    at_once = splits[-1].number if splits and settle_all is None and plan.settings.by_offset else -1
 
     def walk(split: Split) -> WalkedSplit | CleanedSplit:
         of_split = sources(split)
@@ -99,13 +97,11 @@ def rewrite_by_blocks(
     def settle_one(buckets: Buckets) -> SettledBuckets:
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
 
-    if spark is None or not walked:
+    if settle_all is None or not walked:
         shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores, slot_of(plan))
         settled = _run(workers, plan, "settle", settle_one, shares)
     else:
-        from lastkey.jobs.compact.window import settle_by_window  # noqa: PLC0415 - threads need no pyspark
-
-        settled = [settle_by_window(spark, plan, walked, n_buckets)]
+        settled = [settle_all(plan, walked, n_buckets)]
 
     def rewrite(split: Split) -> RewrittenSplit:
         name = _name(f"rewrite-{split.number}", split.before)

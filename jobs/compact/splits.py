@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.compact.blocks import rewrite_by_blocks
+from lastkey.jobs.compact.blocks import SettleAll, rewrite_by_blocks
 from lastkey.jobs.spark.attempts import carried_problem, is_sparks
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
@@ -36,23 +36,20 @@ from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import exists, flush_whole, open_root
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 T = TypeVar("T")
 
 
 def compact_in_splits(
-    workers: Runner, plan: PartitionPlan, watcher: Watcher, spark: SparkSession | None = None
+    workers: Runner, plan: PartitionPlan, watcher: Watcher, settle_all: SettleAll | None = None
 ) -> PartitionResult:
     """Compact one partition, all of it, as `udfs.compact.one_task` does, but in many tasks. `watcher` hears how much
     they read.
 
-    spark: its window decides which records stay, if given.
+    settle_all: decides which records stay, for all splits at once, if given.
     """
     plan, clock = replace(plan, partial=False), Clock()
     try:
-        done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, spark))
+        done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, settle_all))
     finally:  # above all if the disk is full, which ends the run
         remove_key_files(plan)
     if isinstance(done, Exception):
@@ -64,13 +61,13 @@ def compact_in_splits(
 
 
 def _compact_if_due(
-    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, spark: SparkSession | None
+    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, settle_all: SettleAll | None
 ) -> PartitionResult | Exception:
     """Return the result; or an error of Spark, or of the machine through Spark, which is no problem of
     the partition.
     """
     try:
-        return _compact(workers, plan, clock, watcher, spark)
+        return _compact(workers, plan, clock, watcher, settle_all)
     except NotDue as reason:
         return reason.result
     except Exception as error:
@@ -132,7 +129,7 @@ def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[A
 
 
 def _compact(
-    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, spark: SparkSession | None
+    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, settle_all: SettleAll | None
 ) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
@@ -153,7 +150,7 @@ def _compact(
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)
             with store_of_keys(plan) as here:
-                cleaned, tally, peak = rewrite_by_blocks(workers, here, analysis, splits, watcher, spark)
+                cleaned, tally, peak = rewrite_by_blocks(workers, here, analysis, splits, watcher, settle_all)
             cleaned = join_empty_groups(plan, cleaned)
     check_null_keys(plan, tally)
     with clock.phase("write"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from lastkey.jobs.command.failures import of_a_full_disk
@@ -221,9 +221,14 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
         workers.set_pool(plan.name)
-        by_window = plan.limits.split_by == "window"
-        with workers.spark(f"compact {plan.name}: window") if by_window else nullcontext() as spark:
-            result = compact_in_splits(workers, plan, PartOf(partitions, item), spark)
+        part = PartOf(partitions, item)
+        if plan.limits.split_by == "window":
+            with workers.spark(f"compact {plan.name}: window") as spark:
+                from lastkey.jobs.compact.window import settle_by_window  # noqa: PLC0415 - threads need no pyspark
+
+                result = compact_in_splits(workers, plan, part, partial(settle_by_window, spark))
+        else:
+            result = compact_in_splits(workers, plan, part)
         partitions.ended(item, replace(result, several_because=because))
 
     def one_task() -> None:

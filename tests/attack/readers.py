@@ -41,10 +41,8 @@ from lastkey.jobs.report.job import run as write_report
 from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small
 from lastkey.jobs.verify.job import run as verify
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
-from lastkey.udfs.compact.plan import NotDue, PartitionPlan
-from lastkey.udfs.compact.split.key_files import remove_key_files
+from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import open_root
@@ -92,21 +90,7 @@ def compact(root: Path, work: Path) -> Seen:
 
 def compact_blocks(root: Path, work: Path) -> Seen:
     """Compact by blocks, with a split every few bytes."""
-
-    def run(plan: PartitionPlan) -> Any:
-        try:
-            return attempt("t-0", lambda: _in_blocks(plan))
-        finally:
-            remove_key_files(plan)
-
-    return _compacted(root, work, run)
-
-
-def _in_blocks(plan: PartitionPlan) -> Any:
-    try:
-        return compact_in_blocks(plan).result
-    except NotDue as reason:
-        return reason.result
+    return _compacted(root, work, lambda plan: compact_in_blocks(plan).result)
 
 
 def _compacted(root: Path, work: Path, run: Callable[[PartitionPlan], Any]) -> Seen:

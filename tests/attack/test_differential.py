@@ -19,11 +19,9 @@ from pathlib import Path
 import pytest
 
 from lastkey.logformat.side_files.checkpoints import read_leader_epochs
-from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.compact.plan import PartitionPlan
 from tests.attack.summary import chosen, tell
-from tests.builders.folders import Archived, Outcome, archived_at, compact, plan_of
+from tests.builders.folders import Archived, archived_at, compact, plan_of
 from tests.builders.splits import compact_in_blocks
 from tests.kafka_lab import (
     CleanSpec,
@@ -172,7 +170,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
             return None if "Exception" in str(error) else str(error)
         out = work / f"ours{number}"
         plan = plan_for(archived_at(ours, "t-0"), out, drawn, now_ms, start, number)
-        result = (compact_blocks if case.seed % 2 else compact)(plan)
+        result = (compact_in_blocks if case.seed % 2 else compact)(plan)
         if (problem := result.result.problem) is not None:
             if problem.kind != "gap" or "the end of the transaction" not in problem.expected:
                 return f"pass {number}: {problem}"
@@ -264,21 +262,6 @@ def plan_for(archived: Archived, store: Path, drawn: DrawnLog, now_ms: int, star
     )
     epochs = archived.root / "t-0" / "leader-epoch-checkpoint"
     return replace(plan, leader_epochs=tuple(read_leader_epochs(epochs.read_bytes(), str(epochs))))
-
-
-def compact_blocks(plan: PartitionPlan) -> Outcome:
-    """Compact in blocks, as `compact`: every error becomes a result."""
-
-    def run() -> PartitionResult:
-        try:
-            return compact_in_blocks(plan).result
-        except NotDue as reason:
-            return reason.result
-
-    done = attempt("t-0", run)
-    if isinstance(done, Problem):
-        done = PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
-    return Outcome(done, plan)
 
 
 def lines(folder: Path, log_start: int, kinds: str = "BR") -> list[str]:

@@ -81,12 +81,7 @@ if sys.argv[1].startswith("compact"):
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
     from tests.builders.splits import compact_in_blocks
-    from lastkey.logformat.errors import LogFormatError
-    try:
-        compact_in_blocks(plan)
-        problem = None
-    except LogFormatError as error:
-        problem = error
+    problem = compact_in_blocks(plan).result.problem
 elif sys.argv[1] == "profile":
     from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
     problem = profile_partition(ProfilePlan(plan, True)).problem
