@@ -34,7 +34,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.yields.schedule import Policy
-from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, simulate
+from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, BrokersRule, simulate
 
 START_MS, DAY = 1_700_000_000_000, 86_400_000
 BATCH_BYTES = 50_000
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for price in given.prices
         ]
         rules += [
-            (f"ratio {ratio:g}", {"min.cleanable.dirty.ratio": ratio}, Policy(min_dirty_ratio=ratio))
+            (f"ratio {ratio:g}", {"min.cleanable.dirty.ratio": ratio}, BrokersRule(min_dirty_ratio=ratio))
             for ratio in given.ratios
         ]
         for name, settings, policy in rules:

@@ -34,10 +34,10 @@ from lastkey.udfs.yields.schedule import (
     HASH_BYTES,
     KEPT,
     READS_OF_NEW,
+    Pace,
     Policy,
     Segments,
     choose,
-    choose_all,
     pace,
 )
 from lastkey.udfs.yields.yield_table import OLDEST, Yields, no_yields, record_yields
@@ -54,6 +54,13 @@ SEED = 1
 QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99, "worst": 1.0}
 Night = Callable[[], np.ndarray]
 Draw = Callable[[np.random.Generator, int], Night]
+
+
+@dataclass(frozen=True)
+class BrokersRule(Policy):
+    """Policy that rewrites the whole log above a ratio of new bytes."""
+
+    min_dirty_ratio: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,11 @@ def simulate(night: Night, keys: int, policy: Policy, nights: int = NIGHTS, skip
         unread = np.array([key_files[done + 1 : tonight].sum() for done in applied])
         age = np.maximum((begin[-1] - (begin[:-1] + begin[1:]) / 2) / unit - 0.5, 0.0)
         segments = Segments(records * RECORD, records, dead, age, np.zeros(len(age), bool), unread)
-        plan = pace(segments, yields, policy, new_bytes=len(waiting[-1]) * RECORD, waiting=elapsed)
+        if isinstance(policy, BrokersRule):
+            dirty = len(waiting[-1]) * elapsed
+            plan = Pace(dirty / (records.sum() + dirty) > policy.min_dirty_ratio, True, elapsed)
+        else:
+            plan = pace(segments, yields, policy, new_bytes=len(waiting[-1]) * RECORD, waiting=elapsed)
         if not plan.due:
             continue
         distinct = np.unique(np.concatenate(waiting))
@@ -124,10 +135,9 @@ def simulate(night: Night, keys: int, policy: Policy, nights: int = NIGHTS, skip
         yields = record_yields(
             yields, age, alive, died, new_records=arrived, new_survivors=len(distinct), elapsed=elapsed
         )
-        age = np.rint(age) + elapsed
-        segments = Segments(records * RECORD, records, dead + died, age, np.zeros(len(age), bool), unread)
-        whole = plan.rewrite_all
-        chosen = choose_all(segments, policy) if whole else choose(segments, yields, policy, every=plan.every)
+        age, whole = np.rint(age) + elapsed, plan.rewrite_all
+        segments = Segments(records * RECORD, records, dead + died, age, np.full(len(age), whole), unread)
+        chosen = choose(segments, yields, policy, every=plan.every)
         last[distinct] = len(records)
         alive, records, applied = (
             np.append(a, b) for a, b in ((alive - died, len(distinct)), (records, len(distinct)), (applied, tonight))
@@ -169,7 +179,7 @@ def broker(draw: Draw, keys: int, *, kafka: bool = False) -> np.ndarray:
     found = []
     for period in PERIODS:
         ratio = period * NEW / (1 + period * NEW)  # what it has reached when so many nights wait
-        policy = Policy(min_dirty_ratio=ratio * 0.999, segment_bytes=keys * RECORD // SEGMENTS, **how)
+        policy = BrokersRule(min_dirty_ratio=ratio * 0.999, segment_bytes=keys * RECORD // SEGMENTS, **how)
         measured = simulate(draw(np.random.default_rng(SEED), keys), keys, policy, NIGHTS // period * period)
         found.append((measured.space, measured.io))
     return np.array(found)

@@ -32,7 +32,7 @@ NIGHTS = (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=-")
 
 def keep_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no run wait, or clean everything because that is cheaper: for logs as small as those of tests it is."""
-    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1, 0.0))
+    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1))
 
 
 @dataclass

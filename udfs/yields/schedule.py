@@ -28,8 +28,8 @@ import numpy as np
 
 from lastkey.udfs.yields.yield_table import OLDEST, Yields, bin_of, hazards, survival_curve
 
-KEPT, MUST, YIELD, MERGED, ALL = range(5)  # reasons, int8
-REASONS: Final = ("kept", "must", "yield", "merged", "all")
+KEPT, MUST, YIELD, MERGED = range(4)  # reasons, int8
+REASONS: Final = ("kept", "must", "yield", "merged")
 
 HORIZON: Final = 512  # runs that a plan looks ahead; whoever waits so long waits
 EVERY: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # runs' worth of new records that one run by yield may take at once
@@ -67,7 +67,6 @@ class Policy:
     reads: int = 1  # times that a rewritten byte is read
     writes: int = 2  # times that a live one is written, or read back
     reads_of_all: int = 2  # as `reads`, in a run that rewrites the whole log: scan and clean
-    min_dirty_ratio: float | None = None  # the broker's rule instead: rewrite all above this ratio
 
     def affords_all(self, size_bytes: float) -> bool:
         """Return whether the budget allows to rewrite a whole log of this size."""
@@ -85,54 +84,37 @@ class Pace:
     due: bool
     rewrite_all: bool  # the whole log, as the broker does; filters are not consulted
     every: int  # runs' worth of new records that one run takes at once
-    cost: float  # expected bytes of I/O and price a run's worth
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Segments that a run rewrites, and the bytes that this is expected to move."""
+    """Segments that a run rewrites."""
 
-    reason: np.ndarray  # int8[n]: KEPT, MUST, YIELD, MERGED or ALL
+    reason: np.ndarray  # int8[n]: KEPT, MUST, YIELD or MERGED
     output: np.ndarray  # int64[n]: rewritten segments with the same number become one; -1: kept
     gain: np.ndarray  # float64[n]: what a rewrite now saves against the best later run, in bytes
-    bytes_read: float
-    bytes_written: float  # and read back
-    bytes_freed: float
 
 
-def pace(
-    segments: Segments,
-    yields: Yields,
-    policy: Policy,
-    *,
-    new_bytes: int,
-    waiting: int = 1,
-    dirty_bytes: int | None = None,
-) -> Pace:
+def pace(segments: Segments, yields: Yields, policy: Policy, *, new_bytes: int, waiting: int = 1) -> Pace:
     """Return whether to run now, and how: by yield, or as the broker does.
 
-    new_bytes: the usual number in one run; waiting: runs' worth of new records that lie there; dirty_bytes: theirs.
+    new_bytes: the usual number in one run; waiting: runs' worth of new records that lie there.
     Compares the cost a run of both ways, for every number of runs' worth that one run may take at once. Where all
     records die alike there is nothing to choose from, filters are in vain, and the broker's way is the cheaper one.
     """
-    size = float(segments.size_bytes.sum())
-    if policy.min_dirty_ratio is not None:
-        dirty = float(new_bytes * waiting if dirty_bytes is None else dirty_bytes)
-        ratio = dirty / (size + dirty) if dirty else 0.0
-        return Pace(ratio > policy.min_dirty_ratio, True, waiting, 0.0)
     if not yields.new_records:
-        return Pace(True, False, 1, 0.0)  # the first run learns
+        return Pace(True, False, 1)  # the first run learns
     by_yield, of_all = (
         _cost_by_yield(segments, yields, policy, new_bytes),
         _cost_of_all(segments, yields, policy, new_bytes),
     )
-    if not policy.affords_all(size):
+    if not policy.affords_all(float(segments.size_bytes.sum())):
         of_all = np.full_like(of_all, np.inf)
     rewrite_all = bool(of_all.min() < by_yield.min())
     costs = of_all if rewrite_all else by_yield
     best = int(np.argmin(costs))
     every = best + 1 if rewrite_all else EVERY[best]
-    return Pace(waiting >= every, rewrite_all, every, float(costs.min()))
+    return Pace(waiting >= every, rewrite_all, every)
 
 
 def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1) -> Schedule:
@@ -157,7 +139,7 @@ def choose(segments: Segments, yields: Yields, policy: Policy, *, every: int = 1
     merged = _small_neighbours(live, reason, policy.segment_bytes)
     if float(most[merged].sum()) <= left - float(most[taken].sum()):
         reason[merged] = MERGED
-    return _schedule(segments, policy, reason, gain)
+    return Schedule(reason, _outputs(live, reason != KEPT, policy.segment_bytes), gain)
 
 
 def wish_of(segments: Segments, yields: Yields, policy: Policy) -> tuple[float, float, float]:
@@ -168,25 +150,6 @@ def wish_of(segments: Segments, yields: Yields, policy: Policy) -> tuple[float, 
     taken = chosen.reason != KEPT
     most = (policy.reads + policy.writes) * segments.size_bytes[taken]
     return float(chosen.gain[taken].sum()), float(most.sum()), float(most.max(initial=0))
-
-
-def choose_all(segments: Segments, policy: Policy) -> Schedule:
-    """Return the schedule of a run that rewrites the whole log, as the broker does."""
-    reason = np.full(len(segments.records), ALL, np.int8)
-    return _schedule(segments, replace(policy, reads=policy.reads_of_all), reason, np.zeros(len(reason)))
-
-
-def _schedule(segments: Segments, policy: Policy, reason: np.ndarray, gain: np.ndarray) -> Schedule:
-    dead, chosen = segments.dead_bytes(), reason != KEPT
-    live = segments.size_bytes - dead
-    return Schedule(
-        reason=reason,
-        output=_outputs(live, chosen, policy.segment_bytes),
-        gain=gain,
-        bytes_read=float(policy.reads * segments.size_bytes[chosen].sum()),
-        bytes_written=float(policy.writes * live[chosen].sum()),
-        bytes_freed=float(dead[chosen].sum()),
-    )
 
 
 class _Survival:
