@@ -18,7 +18,6 @@ Only a producer's last batch is kept, not its last five, because no file depends
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -169,12 +168,9 @@ def aborted_transactions(completed: NDArray[np.void]) -> NDArray[np.void]:
     return entries
 
 
-def merge_all(summaries: Iterable[ProducerSummary]) -> ProducerSummary:
-    """Merge the summaries of any number of consecutive stretches, in order; without any, return an empty summary."""
-    merged = ProducerSummary(_EMPTY, np.empty(0, MARKER))
-    for summary in summaries:
-        merged = merge(merged, summary)
-    return merged
+def no_producers() -> ProducerSummary:
+    """Return the summary of no batches."""
+    return ProducerSummary(_EMPTY, np.empty(0, MARKER))
 
 
 def _combine(

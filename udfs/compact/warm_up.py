@@ -15,7 +15,7 @@ from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_SNAPPY
 from lastkey.logformat.primitives.codec import MANY_A_CALL, Scratch, pack_bodies, unpack_many
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.side_files.producer_state import ProducerState, merge, merge_all, summarize
+from lastkey.logformat.side_files.producer_state import ProducerState, merge, no_producers, summarize
 from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
 from lastkey.udfs.compact.clean.key_table import KeyTable
 from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets
@@ -60,7 +60,7 @@ def load_kernels() -> None:
     indexes = IndexBuilder(0, 4096, 1 << 20)
     indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
     indexes.finish()
-    summary = merge(merge_all([]), summarize(batches))
+    summary = merge(no_producers(), summarize(batches))
     state = ProducerState()
     state.apply(summary)
     aborted = state.apply(summary)[:0]

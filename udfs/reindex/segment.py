@@ -25,7 +25,7 @@ from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.side_files.checkpoints import EpochEntry, assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
+from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
@@ -77,7 +77,7 @@ class SegmentOutcome:
     last_offset: int = -1
     max_timestamp: int = -1  # ms
     dense: bool = True  # each batch begins where the one before it ends, and each marker has its record
-    producers: ProducerSummary = field(default_factory=lambda: merge_all([]))  # markers: those that abort only
+    producers: ProducerSummary = field(default_factory=no_producers)  # markers: those that abort only
     aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker ...
     # ... of each the offset of its producer's marker before it, in this log; -1: none
     previous: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -191,7 +191,7 @@ def scan(
     Raises LogFormatError for whatever a broker would cut off, or refuse to load.
     """
     base, path = segment.base_offset, segment.path
-    producers = merge_all([])
+    producers = no_producers()
     producer_problem: Problem | None = None
     aborts: list[NDArray[np.void]] = []
     before_aborts: list[NDArray[np.int64]] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.side_files import checkpoints
-from lastkey.logformat.side_files.producer_state import merge, merge_all, summarize
+from lastkey.logformat.side_files.producer_state import merge, no_producers, summarize
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root, read_file
 from lastkey.udfs.verify.findings import CheckPlan, Findings
@@ -123,7 +123,7 @@ class Producers:
     """Check for what a broker refuses when it loads a log: unknown markers, batches that break into a transaction."""
 
     def __init__(self) -> None:
-        self.before = merge_all([])
+        self.before = no_producers()
 
     def check(self, batches: np.ndarray, walk: LogWalk) -> None:
         """Add a row to `walk` for what is wrong with the producers of a chunk."""
@@ -131,4 +131,4 @@ class Producers:
             self.before = merge(self.before, summarize(batches, walk.path), walk.path)
         except LogFormatError as error:
             walk.add(error)
-            self.before = merge_all([])
+            self.before = no_producers()

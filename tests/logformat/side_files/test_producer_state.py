@@ -13,7 +13,13 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
-from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions, merge, merge_all, summarize
+from lastkey.logformat.side_files.producer_state import (
+    ProducerState,
+    aborted_transactions,
+    merge,
+    no_producers,
+    summarize,
+)
 from tests.builders.producers import log, logs
 from tests.reference import producer_state as twin
 
@@ -226,8 +232,8 @@ def test_a_failed_append_changes_nothing():
 def test_no_batches_leave_no_producers():
     state = ProducerState()
     assert len(state.append(words(""))) == len(state.append(words("1l 1l"))) == len(state.entries()) == 0
-    assert len(state.apply(merge_all([]))) == 0
-    assert len(merge_all([summarize(words("1t")), summarize(words("1a"))]).markers) == 1
+    assert len(state.apply(no_producers())) == 0
+    assert len(merge(no_producers(), merge(summarize(words("1t")), summarize(words("1a")))).markers) == 1
 
 
 def test_any_id_below_0_is_no_producer():

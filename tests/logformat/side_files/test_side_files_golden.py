@@ -7,6 +7,7 @@ the segment was active; and segments compacted before, whose records told the pr
 from __future__ import annotations
 
 import io
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -15,7 +16,13 @@ from lastkey.logformat import names
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions, merge_all, summarize
+from lastkey.logformat.side_files.producer_state import (
+    ProducerState,
+    aborted_transactions,
+    merge,
+    no_producers,
+    summarize,
+)
 from tests.golden import PASSES, case_names
 from tests.reference.index_entries import lawful_offset_index, lawful_time_index, lawful_txn_index
 
@@ -90,7 +97,7 @@ def test_snapshots_and_transaction_indexes(name, cases):
             completed = [state.append(batches) for batches in chunks]
             entries = [aborted_transactions(rows) for rows in completed]
             assert b"".join(map(transaction_index.write, entries)) == folder.data(base, names.TXN_INDEX)
-            summaries.append(merge_all(map(summarize, chunks)))
+            summaries.append(reduce(merge, map(summarize, chunks), no_producers()))
             end = max([end, *(int(batches["last_offset"][-1]) + 1 for batches in chunks)])
             if expected is not None:
                 at_base = ProducerState.from_snapshot(expected, 0, 1)
@@ -99,7 +106,7 @@ def test_snapshots_and_transaction_indexes(name, cases):
         assert producer_snapshot.same_entries(state.entries(), folder.snapshot(end))
         assert any(folder.data(base, names.TXN_INDEX) for base in folder.bases) == name.startswith("txn")
         parallel = ProducerState()
-        parallel.apply(merge_all(summaries))
+        parallel.apply(reduce(merge, summaries))
         assert np.array_equal(parallel.entries(), state.entries())
 
 

@@ -22,7 +22,7 @@ from lastkey.logformat.layout import CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, merge_all, summarize
+from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
 from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
 from lastkey.udfs.compact.scan import batch_kernels as k
 from lastkey.udfs.compact.scan.transactions import TXN_BATCH, transactional_batches
@@ -112,7 +112,7 @@ class SegmentScan:
 
     def lean(self) -> SegmentScan:
         """Return the scan without the parts that only the analysis needs, to send to the tasks of a large partition."""
-        none = merge_all([])
+        none = no_producers()
         return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
 
 
@@ -158,7 +158,7 @@ def scan_segment(
     """
     base, listed = segment.base_offset, segment.listed
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
-    producers = merge_all([])
+    producers = no_producers()
     indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
     tail, named = Tail(), segment.named
     named_crc = 0 if named is None or not named.size else -1
