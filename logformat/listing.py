@@ -49,14 +49,13 @@ class ListedSegment:
 class PartitionListing:
     """The log in a partition's folder, as its listing shows it."""
 
-    path: str
     topic: str | None  # from the folder's name; None: it is not a partition's
     partition: int | None
     segments: tuple[ListedSegment, ...]  # by base offset
     log_start_offset: int | None  # from the checkpoint beside the folder
     leader_epochs: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
-    filesystem: Any  # the one that `path` is on
+    filesystem: Any
 
 
 def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> PartitionListing:
@@ -91,7 +90,7 @@ def list_partition(path_or_uri: str | Path, filesystem: Any = None) -> Partition
             notes.append(f"{error}; ignored")
     topic, partition = (folder.topic, folder.partition) if folder is not None else (None, None)
     return PartitionListing(
-        path, topic, partition, tuple(found.segments(path, "")), log_start, epochs, tuple(notes), filesystem
+        topic, partition, tuple(found.segments(path, "")), log_start, epochs, tuple(notes), filesystem
     )
 
 

@@ -154,8 +154,6 @@ class LogFile:
 
     name: str
     size: int  # bytes
-    base: int
-    kind: str
 
 
 @dataclass
@@ -227,13 +225,13 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     going = {file.base for file in parsed.values() if file.kind == LOG and file.suffix == DELETED}
     for (base, kind), name in sorted(finals.items()):
         if kind == SNAPSHOT:
-            out.snapshots[base] = LogFile(name, sizes[name], base, kind)
+            out.snapshots[base] = LogFile(name, sizes[name])
         elif (base, LOG) in finals:
-            out.segments.setdefault(base, {})[kind] = LogFile(name, sizes[name], base, kind)
+            out.segments.setdefault(base, {})[kind] = LogFile(name, sizes[name])
         else:
             out.ignored[name] = "an index without its log"
             if base not in going:
-                out.orphans.setdefault(base, LogFile(name, sizes[name], base, kind))
+                out.orphans.setdefault(base, LogFile(name, sizes[name]))
     for base, segment in out.segments.items():
         missing = [segment_file(base, kind) for kind in (INDEX, TIME_INDEX) if kind not in segment]
         if missing:

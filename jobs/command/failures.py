@@ -147,11 +147,11 @@ def of_interruption(error: BaseException) -> Failure:
     return Failure(message, _plain(kind.said.capitalize(), message, kind.exit_code), kind.exit_code, report=kind.report)
 
 
-def failure_of(error: BaseException, arguments: Sequence[str] = ()) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     """Return the failure for any error that ends a job."""
     if isinstance(error, JobError):
         return of_job_error(error)
-    return of_other(error, arguments) if isinstance(error, Exception) else of_interruption(error)
+    return of_other(error) if isinstance(error, Exception) else of_interruption(error)
 
 
 def of_other(error: Exception, arguments: Sequence[str] = ()) -> Failure:

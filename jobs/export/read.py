@@ -67,16 +67,16 @@ def listed(options: ExportOptions) -> list[SourcePartition]:
     return source_partitions(asked)
 
 
-def ends_of_partition(partition: SourcePartition, *, committed: bool = True) -> tuple[Ends | None, Problem | None]:
+def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem | None]:
     """Return the offsets at which reading begins and ends (None: not known), and what is in the way."""
     if partition.problem is not None:
         return None, partition.problem
     try:
-        return ends_of(partition, committed=committed), None
+        return ends_of(partition, committed=True), None
     except Exception as found:  # of any kind: the problem names the partition
         problem = Problem.of(stopped(found, partition.name))
     try:
-        return ends_of(partition, committed=committed, set_aside=True), problem
+        return ends_of(partition, committed=True, set_aside=True), problem
     except Exception:  # as before: nobody knows
         return None, problem
 

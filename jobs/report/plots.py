@@ -126,7 +126,6 @@ def columns(
     says: str,
     label: str,
     each: str,
-    ticks: int = 5,
 ) -> Plot:
     """Draw stacked columns along an axis with a few labels; join columns if there are too many, and let `says` tell."""
     step = -(-len(labels) // _MAX_COLUMNS) if labels else 1
@@ -144,7 +143,7 @@ def columns(
         for title_of, colour, values in joined:
             axes.add_patch(_bars(bottom, values, colour, title_of))
             bottom = [a + b for a, b in zip(bottom, values, strict=True)]
-        n = min(ticks if width == WIDE else 3, len(shown))
+        n = min(5 if width == WIDE else 3, len(shown))
         step = max(-(-(len(shown) - 1) // max(n - 1, 1)), 1)  # even steps, or labels would run into each other
         ticked = list(range(0, len(shown), step))
         axes.set_xticks(ticked, [shown[i] for i in ticked])

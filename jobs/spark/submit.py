@@ -68,10 +68,10 @@ class UserOptions:
         return self.conf.get("spark.remote")
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> UserOptions:
+def from_environment() -> UserOptions:
     """Return the user's options from where pyspark looks: PYSPARK_SUBMIT_ARGS, which `python -m lastkey` sets."""
-    arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
-    return user_options([word for word in arguments if word != "pyspark-shell"], environment)
+    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    return user_options([word for word in arguments if word != "pyspark-shell"])
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

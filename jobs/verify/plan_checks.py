@@ -22,9 +22,7 @@ from lastkey.udfs.verify.findings import CheckPlan
 from lastkey.udfs.verify.generation import Expiry, GenerationPlan
 
 
-def plan_archived(
-    archived: ArchivedPartition, root: Root, config: Config, *, sealed: bool, gaps: str | None = None
-) -> CheckPlan:
+def plan_archived(archived: ArchivedPartition, config: Config, *, sealed: bool, gaps: str | None = None) -> CheckPlan:
     """Return the checks of an archived partition."""
     settings = config.topic_settings(archived.topic)
 

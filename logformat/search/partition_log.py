@@ -4,7 +4,7 @@
 
     log = open_partition("archive/orders-0")
     log.lookup_offset(1234)                                # Location: segment, position, size and offsets of the batch
-    log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]; answers.to_arrow makes a table of it
+    log.offsets_for_times([1_700_000_000_000, LATEST])     # TIME_ANSWER[2]
     for batch in log.records(["offset", "key"]): ...       # pyarrow.RecordBatch, over all segments
 
 By offset: take the segment with the greatest base offset <= the target, and in it the greatest entry of the sparse

@@ -59,20 +59,6 @@ class IndexBuilder:
         """Bytes of the log so far."""
         return int(self._state[k.POSITION])
 
-    @property
-    def max_timestamp(self) -> int:
-        """Largest timestamp so far, ms; -1 if there is none."""
-        return int(self._state[k.MAX_TIMESTAMP])
-
-    @property
-    def full(self) -> bool:
-        """True if Kafka would begin a new segment rather than append to this one, because of its indexes."""
-        state = self._state
-        return bool(
-            state[k.N_OFFSET_ENTRIES] >= state[k.MAX_OFFSET_ENTRIES]
-            or state[k.N_TIME_ENTRIES] >= state[k.MAX_TIME_ENTRIES]
-        )
-
     def append(self, last_offsets: ArrayLike, sizes: ArrayLike, max_timestamps: ArrayLike) -> None:
         """Take the next batches: last offset, bytes and largest timestamp (ms, -1 none) of each; int64[n].
 

@@ -118,7 +118,7 @@ class Partition:
     def verify(self, *, sealed: bool = False, chunk_bytes: int = 8 << 20) -> CheckResult:
         """Verify the partition; no byte may change."""
         before = files_of(self.root)
-        plan = plan_archived(self.listed(), open_root(str(self.root)), Config(), sealed=sealed)
+        plan = plan_archived(self.listed(), Config(), sealed=sealed)
         result = check_partition(
             replace(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT, chunk_bytes=chunk_bytes)
         )

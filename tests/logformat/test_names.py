@@ -110,15 +110,15 @@ def folder(text):
 
 def resolve(text, next_offset=()):
     found = resolve_leftovers(folder(text), dict(next_offset))
-    files = [file for segment in found.segments.values() for file in segment.values()]
-    files += found.snapshots.values()
-    taken = {file.name for file in files}
+    files = {(base, kind): file.name for base, segment in found.segments.items() for kind, file in segment.items()}
+    files |= {(offset, names.SNAPSHOT): file.name for offset, file in found.snapshots.items()}
+    taken = set(files.values())
     assert taken | set(found.ignored) | set(found.side_files) == {name for name, _ in folder(text)}
     assert not taken & set(found.ignored)
     assert list(found.segments) == sorted(found.segments) and list(found.snapshots) == sorted(found.snapshots)
-    for file in files:
-        parsed = names.parse_segment_file(file.name)
-        assert (parsed.base, parsed.kind) == (file.base, file.kind)
+    for place, name in files.items():
+        parsed = names.parse_segment_file(name)
+        assert (parsed.base, parsed.kind) == place
     return " ".join(sorted(f"{int(name.split('.')[0])}.{name.split('.', 1)[1]}" for name in taken)), found
 
 

@@ -151,7 +151,7 @@ def test_readers_and_the_checker_see_the_same(cases: dict[str, Case], name: str,
         assert ours == theirs
     root = open_root(str(tmp_path / "archive"))
     for archived in list_archive(root, lambda _: True).partitions.values():
-        result = check_partition(plan_archived(archived, root, Config(), sealed=False))
+        result = check_partition(plan_archived(archived, Config(), sealed=False))
         assert not result.problems
         assert result.batches
         assert result.records

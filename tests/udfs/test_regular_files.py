@@ -115,7 +115,7 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     assert result.problem is not None
     assert (result.status, result.problem.kind, result.problem.path) == ("set_aside", "unreadable", LOG)
     assert found in result.problem.found
-    checked = check_partition(plan_archived(listed, open_root(str(part.root)), Config(), sealed=False))
+    checked = check_partition(plan_archived(listed, Config(), sealed=False))
     assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
     for check_crc in (True, False):
         target = Target("check", str(part.root))
@@ -147,7 +147,7 @@ def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: 
     assert (result.status, result.problem and result.problem.kind) == ("set_aside", "unreadable"), result
     assert result.problem is not None and "a named pipe" in result.problem.found
     assert result.problem.path.endswith(kind)
-    checked = check_partition(plan_archived(listed, open_root(str(part.root)), Config(), sealed=False))
+    checked = check_partition(plan_archived(listed, Config(), sealed=False))
     assert "a named pipe" in " ".join(p.found for p in checked.problems if p.path.endswith(kind))
 
 

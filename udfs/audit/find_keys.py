@@ -26,7 +26,6 @@ class Searched:
 
     findings: bytes  # as `findings.unpacked` reads them
     problems: tuple[NotRead, ...]
-    bytes_read: int
 
 
 def search_files(keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile]) -> Searched:
@@ -37,7 +36,7 @@ def search_files(keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile
         problem = attempt(file.shown, lambda file=file: search.search(file))  # type: ignore[misc]
         if isinstance(problem, Problem):
             search.found.problem(problem, "not searched to its end")
-    return Searched(search.found.packed(), tuple(search.found.problems), sum(file.size for file in files))
+    return Searched(search.found.packed(), tuple(search.found.problems))
 
 
 class _Search:

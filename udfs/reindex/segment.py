@@ -44,7 +44,6 @@ class ReindexSettings:
     index_interval_bytes: int = 4096
     segment_index_bytes: int = 10 << 20
     time_index_interval_ms: int = 0
-    producer_id_expiration_ms: int = 86_400_000
     check_crc: bool = True
     chunk_bytes: int = 8 << 20
     max_batch_bytes: int = MAX_BATCH_BYTES
@@ -75,7 +74,6 @@ class SegmentOutcome:
     n_batches: int = 0
     first_offset: int = -1  # of the first batch; -1: empty
     last_offset: int = -1
-    max_timestamp: int = -1  # ms
     dense: bool = True  # each batch begins where the one before it ends, and each marker has its record
     producers: ProducerSummary = field(default_factory=no_producers)  # markers: those that abort only
     aborts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TXN_ROW))  # every ABORT marker ...
@@ -197,7 +195,7 @@ def scan(
     before_aborts: list[NDArray[np.int64]] = []
     last_markers = np.empty(0, TXN_ROW)
     epochs: list[EpochEntry] = []
-    first, last, max_timestamp, n_batches, bytes_read, dense = -1, -1, -1, 0, 0, True
+    first, last, n_batches, bytes_read, dense = -1, -1, 0, 0, True
     tail = Tail()
     for part in _parts(root, segment, settings, buffer, tail):
         batches = part.batches
@@ -223,7 +221,6 @@ def scan(
         dense = dense and not (((batches["attributes"] & CONTROL_MASK) != 0) & (batches["records_count"] == 0)).any()
         first = int(starts[0]) if n_batches == 0 else first
         last = int(ends[-1])
-        max_timestamp = max(max_timestamp, int(batches["max_timestamp"].max()))
         n_batches += len(batches)
         bytes_read += part.bytes_read
     if tail.torn_bytes and next_base_offset is not None:
@@ -243,7 +240,6 @@ def scan(
         n_batches=n_batches,
         first_offset=first,
         last_offset=last,
-        max_timestamp=max_timestamp,
         dense=dense,
         producers=producers,
         aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),

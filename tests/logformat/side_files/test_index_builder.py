@@ -78,7 +78,6 @@ def test_as_the_twin_in_chunks_of_any_size(base, batches, interval, chunk, max_e
     assert len(times) == 12 * len(time_entries)
     assert times == time_index.write(np.array(time_entries, time_index.ENTRY), base, "p")
     assert builder.size == sum(size for _, size, _ in batches)
-    assert builder.max_timestamp == max((timestamp for _, _, timestamp in batches), default=-1)
     assert builder.finish() == (index, times)
 
 
@@ -143,19 +142,14 @@ def test_a_log_longer_than_positions_can_say_is_refused():
     assert caught.value.kind == "length"
 
 
-def test_full_when_either_index_is():
+def test_a_full_index_gets_no_more_entries():
     builder = IndexBuilder(0, 0, max_index_bytes=24)  # 3 offset entries, 1 time entry and the final one
     builder.append([0, 1], [100, 100], [-1, -1])
-    assert not builder.full
     builder.append([2], [100], [5])
-    assert builder.full
     builder.append([3, 4, 5], [100] * 3, [6, 7, 8])
     index, times = builder.finish()
     assert [len(index), len(times)] == [24, 24]
     assert times[12:] == bytes.fromhex("000000000000000800000005")
-    builder = IndexBuilder(0, 0, max_index_bytes=24)
-    builder.append([0, 1, 2, 3], [100] * 4, [-1] * 4)
-    assert builder.full
 
 
 def test_limits_that_cannot_be():

@@ -746,7 +746,7 @@ def test_log_without_permission() -> None:
     with open_to_all() as folder:
         part = build(folder / "archive")
         plan = part.plan()
-        side = plan_archived(part.listed(), open_root(str(part.root)), Config(), sealed=False)
+        side = plan_archived(part.listed(), Config(), sealed=False)
         assert compact_partition(replace(plan, folder="before")).status == "cleaned"  # all is imported and compiled
         shutil.rmtree(part.store)
         with as_nobody():

@@ -43,7 +43,7 @@ def test_nothing_is_wrong_with_what_a_broker_wrote(cases: dict[str, Case], name:
         partitions = list_archive(root, lambda _: True).partitions
         assert len(partitions) == len(cases[name].partitions)
         for archived in partitions.values():
-            result = check_partition(plan_archived(archived, root, Config(), sealed=False))
+            result = check_partition(plan_archived(archived, Config(), sealed=False))
             assert not result.problems and not result.not_checked
             assert result.batches and result.records
 

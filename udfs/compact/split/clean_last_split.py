@@ -77,7 +77,7 @@ def clean_last_split(
         blocks = out.finish()
     none = Slice(key_file.path, 0, 0, 0)
     walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))
-    return CleanedSplit(walked, output.result(split, tally))
+    return CleanedSplit(walked, output.result(tally))
 
 
 def _in_order(

@@ -58,7 +58,6 @@ class GroupPiece:
 class RewrittenSplit:
     """Result for one split. An empty segment has no file: the driver joins it to the next one."""
 
-    number: int
     segments: dict[int, OutputSegment]  # by group
     pieces: tuple[GroupPiece, ...]
     counters: np.ndarray
@@ -122,7 +121,7 @@ def rewrite_split(
         for number, parts in itertools.groupby(zip(split.parts, sources, strict=True), lambda pair: pair[0].group):
             output.write(number, cleaned(list(parts)))
     survivors.check_end()
-    return output.result(split, tally)
+    return output.result(tally)
 
 
 class SplitOutput:
@@ -150,10 +149,9 @@ class SplitOutput:
         else:
             self._segments[number] = _write_segment(self._plan, self._groups[number], cleaned, self._kept_aborts)
 
-    def result(self, split: Split, tally: Tally) -> RewrittenSplit:
+    def result(self, tally: Tally) -> RewrittenSplit:
         """Return what was written."""
-        pieces = tuple(self._pieces)
-        return RewrittenSplit(split.number, self._segments, pieces, tally.counters, tally.recompressed_bytes)
+        return RewrittenSplit(self._segments, tuple(self._pieces), tally.counters, tally.recompressed_bytes)
 
 
 def _write_segment(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> OutputSegment:

@@ -79,7 +79,7 @@ def compacted(root: Path) -> tuple[PartitionResult, list[int]]:
 
 def verified(root: Path) -> list[tuple[int, str, str]]:
     archived = list_archive(open_root(str(root)), lambda _: True).partitions["t", 0]
-    problems = check_partition(plan_archived(archived, open_root(str(root)), Config(), sealed=False)).problems
+    problems = check_partition(plan_archived(archived, Config(), sealed=False)).problems
     assert {(p.kind, p.path) for p in problems} <= {("index", "t-0/00000000000000000000.txnindex")}
     return [(p.position, p.expected, p.found) for p in problems]
 
