@@ -28,7 +28,7 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
-from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, unread_result
+from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch
 from lastkey.udfs.storage import exists, open_root
@@ -200,15 +200,4 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
             return plan
         if pace.due:
             return replace(plan, partial=not pace.rewrite_all, every=pace.every)
-    return PartitionResult(
-        plan.topic,
-        plan.partition,
-        "not_due",
-        first_dirty_before=dirty,
-        first_dirty_offset=dirty,
-        log_start_offset=plan.log_start_offset,
-        next_offset=known_end(plan),
-        dirty_ratio=cleanable.ratio,
-        clean_bytes=cleanable.clean_bytes,
-        dirty_bytes=cleanable.cleanable_bytes,
-    )
+    return not_due(plan, dirty, known_end(plan), cleanable)

@@ -6,7 +6,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
-from lastkey.udfs.compact.plan import Gap, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import Gap, NotDue, PartitionPlan
 from lastkey.udfs.compact.scan.gaps import check_gaps
 from lastkey.udfs.compact.scan.read_again import read_side_file
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
     check_identity,
     check_tails,
+    not_due,
     until_high_watermark,
 )
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
@@ -120,30 +121,16 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     producers[-1] = final.entries()
     cleanable, due = _cleanable(plan, scans, log_end, final)
     dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
-    result = PartitionResult(
-        plan.topic,
-        plan.partition,
-        "not_due",
-        notes=tuple(notes),
-        first_dirty_before=dirty,
-        first_dirty_offset=dirty,
-        log_start_offset=plan.log_start_offset,
-        next_offset=log_end,
-        last_batch=last_batch,
-        dirty_ratio=cleanable.ratio,
-        clean_bytes=cleanable.clean_bytes,
-        dirty_bytes=cleanable.cleanable_bytes,
-        gaps=gaps,
-    )
+    result = replace(not_due(plan, dirty, log_end, cleanable), notes=tuple(notes), last_batch=last_batch, gaps=gaps)
     sealed = plan.sealed and len(scans) == len(plan.segments) and not scans[-1].reached_end_offset
     # a partition that starts over is due whatever it holds; otherwise the next run would set it aside again
     nothing = not (due or plan.anew or any(expired(plan, facts_of(scans), sealed).values()))
-    not_due = NotDue(result) if nothing else None
+    reason = NotDue(result) if nothing else None
     aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
     check_ends_known(plan, scans, gaps, end, is_denied)
-    if not_due is not None and not aging:
-        raise not_due
+    if reason is not None and not aging:
+        raise reason
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
@@ -163,7 +150,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         notes=tuple(notes),
         gaps=gaps,
         sealed=sealed,
-        not_due=not_due,
+        not_due=reason,
         aging=aging,
         replaced=frozenset(numbers),
     )

@@ -11,6 +11,7 @@ from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
+from lastkey.udfs.compact.cleaner import CleanableRange
 from lastkey.udfs.compact.plan import ANOTHER_LOG, NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import may_take_any
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, scan_segment
@@ -100,19 +101,26 @@ def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, f
     )
 
 
-def unread_result(plan: PartitionPlan) -> PartitionResult:
-    """Return the result of a partition that is not compacted and loses nothing by retention."""
-    start = max(plan.checkpoint or 0, plan.log_start_offset)
+def not_due(plan: PartitionPlan, first_dirty: int, next_offset: int, cleanable: CleanableRange) -> PartitionResult:
+    """Return the result of a partition with which nothing is done now."""
     return PartitionResult(
         plan.topic,
         plan.partition,
         "not_due",
-        first_dirty_before=start,
-        first_dirty_offset=start,
+        first_dirty_before=first_dirty,
+        first_dirty_offset=first_dirty,
         log_start_offset=plan.log_start_offset,
-        next_offset=known_end(plan),
-        compacted=False,
+        next_offset=next_offset,
+        dirty_ratio=cleanable.ratio,
+        clean_bytes=cleanable.clean_bytes,
+        dirty_bytes=cleanable.cleanable_bytes,
     )
+
+
+def unread_result(plan: PartitionPlan) -> PartitionResult:
+    """Return the result of a partition that is not compacted and loses nothing by retention."""
+    start = max(plan.checkpoint or 0, plan.log_start_offset)
+    return replace(not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0)), compacted=False)
 
 
 def known_end(plan: PartitionPlan) -> int:
