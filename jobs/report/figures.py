@@ -27,8 +27,8 @@ def overview(report: ArchiveReport) -> list[Plot]:
     out = [before_and_after(report), dirty_ratio(good)]
     times = join_times([p.times for p in good])
     if times is not None:
-        out.append(plots.records_by_time("time", "Records by time", times))
-    out += [compression("codec", good), tombstones("tombstones", good), hot_keys("hot", good), history(report)]
+        out.append(plots.records_by_time("time", times))
+    out += [compression(good), tombstones(good), hot_keys(good), history(report)]
     out += yields(report.yields)
     return [plot for plot in out if plot is not None and plot.rows]
 
@@ -80,7 +80,7 @@ def dirty_ratio(profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
 
 
-def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile]) -> Plot:
+def dead_by_segment(name: str, profiles: Sequence[PartitionProfile]) -> Plot:
     """Plot live and dead bytes of the segments of some partitions, in order."""
     segments = [(p, s) for p in profiles for s in p.segments]
     several = len(profiles) > 1
@@ -88,7 +88,7 @@ def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile])
     live, dead = [s.live_bytes for _, s in segments], [s.dead_bytes for _, s in segments]
     return plots.columns(
         name,
-        title,
+        "Live and dead bytes by segment",
         labels,
         [("live", LIVE, live), ("dead", DEAD, dead)],
         plots.bytes_of,
@@ -98,7 +98,7 @@ def dead_by_segment(name: str, title: str, profiles: Sequence[PartitionProfile])
     )
 
 
-def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
+def compression(profiles: Sequence[PartitionProfile]) -> Plot | None:
     """Plot stored and decompressed bytes by codec."""
     by_codec: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for p in profiles:
@@ -114,7 +114,7 @@ def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
     series = [("stored", LIVE, [v[0] for _, v in rows]), ("decompressed", OTHER, [v[1] for _, v in rows])]
     return plots.horizontal_bars(
-        name,
+        "codec",
         "Compression by codec",
         [codec for codec, _ in rows],
         series,
@@ -125,7 +125,7 @@ def compression(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
 
 
-def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
+def tombstones(profiles: Sequence[PartitionProfile]) -> Plot | None:
     """Plot tombstones by age."""
     compacted = [s for p in profiles if p.compacted for s in p.segments]
     ages = [sum(s.tombstone_ages[i] for s in compacted) for i in range(len(AGE_NAMES))]
@@ -133,7 +133,7 @@ def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
         return None
     horizons = sum(s.tombstones_with_horizon for s in compacted)
     return plots.horizontal_bars(
-        name,
+        "tombstones",
         "Tombstones by age",
         AGE_NAMES,
         [("tombstones", LIVE, ages)],
@@ -143,14 +143,14 @@ def tombstones(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
     )
 
 
-def hot_keys(name: str, profiles: Sequence[PartitionProfile]) -> Plot | None:
+def hot_keys(profiles: Sequence[PartitionProfile]) -> Plot | None:
     """Plot the keys with the most records: as text, or by hash if the text is hidden or too long."""
     rows = hottest(profiles)
     if not rows:
         return None
     hidden = all(key.text is None for _, key in rows)
     return plots.horizontal_bars(
-        name,
+        "hot",
         "Hot keys, by hash" if hidden else "Hot keys",
         [f"{p.name()} {key.sha256[:8] if key.text is None else key.text}" for p, key in rows],
         [("records", LIVE, [key.records for _, key in rows])],

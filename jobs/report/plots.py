@@ -167,7 +167,7 @@ def columns(
     return _plot(name, title, says, draw, _HEIGHT, (label, *(s[0] for s in joined)), rows)
 
 
-def records_by_time(name: str, title: str, times: Times) -> Plot:
+def records_by_time(name: str, times: Times) -> Plot:
     """Draw the number of records in each bucket of time."""
     unit = {MINUTE_MS: "minute", HOUR_MS: "hour", DAY_MS: "day"}.get(times.width_ms, f"{times.width_ms // DAY_MS} days")
     shape = "%Y-%m-%d" if times.width_ms >= DAY_MS else "%m-%d %H:%M"
@@ -177,7 +177,7 @@ def records_by_time(name: str, title: str, times: Times) -> Plot:
     ends = [moment((times.first + i) * times.width_ms, TO_THE_MINUTE) for i in (0, len(times.counts) - 1)]
     return columns(
         name,
-        f"{title}, by {unit} (UTC)",
+        f"Records by time, by {unit} (UTC)",
         labels,
         [("records", LIVE, times.counts)],
         number,
