@@ -74,7 +74,6 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
     options, report = start.options, start.report
     run = RunPlan.of(
         options.config,
-        start.archive.root.uri,
         report.store,
         options.now_ms,
         sealed=options.sealed,

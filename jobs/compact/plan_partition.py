@@ -70,7 +70,6 @@ class Inputs(TypedDict, total=False):
 class RunPlan:
     """Values that the plans of a run have in common."""
 
-    archive_uri: str
     store_uri: str
     now_ms: int
     limits: Limits
@@ -80,11 +79,11 @@ class RunPlan:
     dry_run: bool = False
 
     @classmethod
-    def of(cls, config: Config, archive_uri: str, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
+    def of(cls, config: Config, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
         """Return the values of a run: the limits of the settings, and a new secret."""
         job = config.job
         limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.split_by)
-        return cls(archive_uri, store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
+        return cls(store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
 
 
 def plan_partition(
@@ -94,7 +93,6 @@ def plan_partition(
     return PartitionPlan(
         topic=archived.topic,
         partition=archived.partition,
-        archive_uri=run.archive_uri,
         store_uri=run.store_uri,
         folder=folder,
         high_watermark=archived.high_watermark,

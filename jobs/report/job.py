@@ -169,7 +169,7 @@ def _of_the_store(
 def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
     """Yield the plan of each task; add what is wrong with partitions to the report."""
     report, archive, checkpoints = begun.report, begun.archive, begun.checkpoints
-    run = RunPlan.of(options.config, archive.root.uri, report.store or "", report.now_ms, dry_run=True)
+    run = RunPlan.of(options.config, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
         report.archived_bytes[key] = sum(s.size for s in archived.segments)

@@ -78,7 +78,7 @@ def _planned(archived: ArchivedPartition, root: Path, store: Path) -> PartitionP
     problem = archived.problem or archived.high_watermark_problem or archived.unread
     if problem is not None:
         return problem
-    run = replace(RunPlan.of(CONFIG, str(root), str(store), NOW_MS), secret=SECRET)
+    run = replace(RunPlan.of(CONFIG, str(store), NOW_MS), secret=SECRET)
     folder = f"segments/{archived.topic}-0/1-run"
     return plan_partition(run, archived, CONFIG.topic_settings(archived.topic), inputs_from_archive(archived), folder)
 

@@ -42,7 +42,7 @@ def _plan(archive: Path, store: Path) -> PartitionPlan:
     (partition,) = list_archive(root, lambda _: True).partitions.values()
     inputs = inputs_from_archive(partition)
     return PartitionPlan(
-        topic=partition.topic, partition=0, archive_uri=str(archive), store_uri=str(store), folder="segments/b-0/1-x",
+        topic=partition.topic, partition=0, store_uri=str(store), folder="segments/b-0/1-x",
         high_watermark=None, sealed=False, force=False, dry_run=False, now_ms=NOW_MS,
         settings=CleanSettings(segment_bytes=SEGMENT_BYTES), limits=Limits(), secret=(1, 2), **inputs,
     )  # fmt: skip

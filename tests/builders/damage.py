@@ -97,7 +97,7 @@ class Partition:
         archived = self.listed()
         assert archived.problem is None, archived.problem
         return PartitionPlan(
-            topic="t", partition=0, archive_uri=str(self.root), store_uri=str(self.store), folder="segments/t-0/1-run",
+            topic="t", partition=0, store_uri=str(self.store), folder="segments/t-0/1-run",
             high_watermark=None, sealed=sealed, force=True, dry_run=False, now_ms=NOW_MS,
             settings=CleanSettings(index_interval_bytes=0, max_decompressed_batch_bytes=BOMB_LIMIT),
             limits=self.limits, secret=(11, 12), **inputs_from_archive(archived),  # type: ignore[arg-type]

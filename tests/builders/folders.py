@@ -79,7 +79,7 @@ def plan_of(
     secret: tuple[int, int] = (0x0123456789ABCDEF, 0x0F1E2D3C4B5A6978),
 ) -> PartitionPlan:
     return PartitionPlan(
-        topic="t", partition=0, archive_uri=str(archived.root), store_uri=str(store), folder="out",
+        topic="t", partition=0, store_uri=str(store), folder="out",
         segments=tuple(archived.segments), log_start_offset=log_start_offset, checkpoint=checkpoint,
         high_watermark=high_watermark, sealed=sealed, force=force, dry_run=dry_run, now_ms=now_ms,
         settings=CleanSettings(
@@ -105,8 +105,8 @@ class Outcome:
 
     def path(self, number: int) -> Path:
         segment = self.result.segments[number]
-        root = self.plan.archive_uri if segment.root == "archive" else self.plan.store_uri
-        return Path(root) / segment.path
+        read = {s.listed.path: s.listed.root for s in self.plan.segments}
+        return Path(read[segment.path] if segment.root == "archive" else self.plan.store_uri) / segment.path
 
     def side_file(self, number: int, kind: str) -> Path:
         """Return the path beside segment `number` in the generation's folder."""

@@ -113,7 +113,6 @@ class PartitionPlan:
 
     topic: str
     partition: int
-    archive_uri: str
     store_uri: str
     folder: str  # folder of the new generation, relative to the store
     segments: tuple[SegmentInput, ...]

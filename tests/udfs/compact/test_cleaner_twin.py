@@ -174,7 +174,7 @@ def check_settled(drawn: Drawn, ours: Outcome, tmp: Path) -> None:
         return
     archived = ours.as_archive(tmp / "settled-archive", snapshots=False)
     plan = replace(
-        ours.plan, archive_uri=str(archived.root), store_uri=str(tmp / "settled"), segments=tuple(archived.segments),
+        ours.plan, store_uri=str(tmp / "settled"), segments=tuple(archived.segments),
         snapshots=tuple(archived.snapshots), txn_indexes=tuple(archived.txn_indexes),
     )  # fmt: skip
     again = compact(plan)

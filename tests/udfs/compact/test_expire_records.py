@@ -415,7 +415,7 @@ def test_what_may_not_be_compacted_yet_makes_nothing_due_again(tmp_path: Path) -
     least = [s.min_timestamp_ms for s in done.result.segments]
     inputs = tuple(replace(s, min_timestamp_ms=t) for s, t in zip(again.segments, least, strict=True))
     later = replace(
-        first, archive_uri=str(again.root), store_uri=str(tmp_path / "b"), segments=inputs, checkpoint=2, force=False,
+        first, store_uri=str(tmp_path / "b"), segments=inputs, checkpoint=2, force=False,
         snapshots=tuple(again.snapshots), txn_indexes=(),
     )  # fmt: skip
     assert compact(later).result.status == "not_due"

@@ -54,7 +54,7 @@ def test_nothing_is_wrong_with_what_a_broker_wrote(cases: dict[str, Case], name:
 def compacted(root: Path, store: Path, now_ms: int, settings: CleanSettings) -> tuple[PartitionPlan, PartitionResult]:
     (archived,) = list_archive(open_root(str(root)), lambda _: True).partitions.values()
     plan = PartitionPlan(
-        topic=archived.topic, partition=archived.partition, archive_uri=str(root), store_uri=str(store),
+        topic=archived.topic, partition=archived.partition, store_uri=str(store),
         folder="segments/p/1-run", high_watermark=None, sealed=False, force=True, dry_run=False, now_ms=now_ms,
         settings=settings, limits=Limits(), secret=(1, 2), **inputs_from_archive(archived),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -69,7 +69,8 @@ def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) 
 
     segments = tuple(
         ListedSegment(
-            plan.store_uri if s.root == "store" else plan.archive_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms,
+            plan.store_uri if s.root == "store" else plan.segments[0].listed.root, s.path, s.base_offset, s.size_bytes,
+            s.mtime_ms,
             ours(s.base_offset, "index"), ours(s.base_offset, "timeindex"),
             ours(s.base_offset, "txnindex") if s.txn_index_bytes else None, plan.store_uri,
         )
@@ -232,14 +233,14 @@ def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResul
     assert (unexplained.kind, unexplained.path) == ("changed", plan.segments[0].listed.path.rpartition("/")[0])
     [nothing_left] = check_generation(generation(plan, result, parent=())).problems
     assert (nothing_left.kind, nothing_left.path) == ("changed", "p")
-    (Path(plan.archive_uri) / plan.segments[0].listed.path).unlink()
+    (Path(plan.segments[0].listed.root) / plan.segments[0].listed.path).unlink()
     gone = check_generation(generation(plan, result))
     assert not gone.problems and "unreadable" in gone.not_checked[0]
 
 
 def test_a_parent_that_is_damaged_is_a_problem(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
-    log = Path(plan.archive_uri) / plan.segments[1].listed.path
+    log = Path(plan.segments[1].listed.root) / plan.segments[1].listed.path
     flip(log, 70)
     checked = check_generation(generation(plan, result))
     assert [(p.kind, p.path) for p in checked.problems] == [("crc", plan.segments[1].listed.path)]

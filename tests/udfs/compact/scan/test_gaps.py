@@ -52,7 +52,7 @@ def plan_of(folder: Path, **fields: object) -> PartitionPlan:
     archived = list_archive(open_root(str(folder.parent)), lambda name: name == topic).partitions[topic, int(number)]
     assert archived.problem is None
     return PartitionPlan(
-        topic=topic, partition=int(number), archive_uri=str(folder.parent), store_uri="", folder="", sealed=False,
+        topic=topic, partition=int(number), store_uri="", folder="", sealed=False,
         high_watermark=None, force=True, dry_run=True, now_ms=1_800_000_000_000, settings=CleanSettings(),
         limits=Limits(), secret=(1, 2), **inputs_from_archive(archived) | fields,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
             bare = listed(s, index=None, time_index=None)
             half = borders((case.input(partition) / Path(s.listed.path).name).read_bytes())
             half = half[len(half) // 2 - 1 : len(half) // 2] if len(half) > 1 else [0]
-            orphan = SideFile(plan.archive_uri, s.listed.path.replace(".log", ".index"), s.base_offset)
+            orphan = SideFile(s.listed.root, s.listed.path.replace(".log", ".index"), s.base_offset)
             for made in (
                 replace(plan, segments=(*before, *after)),
                 replace(plan, segments=(*before, *after), orphans=(orphan,)),
@@ -142,7 +142,7 @@ def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) ->
         for i in below:
             s = plan.segments[i]
             rest = (*plan.segments[:i], *plan.segments[i + 1 :])
-            orphan = SideFile(plan.archive_uri, s.listed.path.replace(".log", ".index"), s.base_offset)
+            orphan = SideFile(s.listed.root, s.listed.path.replace(".log", ".index"), s.base_offset)
             assert state(replace(plan, segments=rest)) == "fine"  # nothing shows the loss
             assert state(replace(plan, segments=rest, orphans=(orphan,))) == "gap"
             empty = replace(plan, segments=(*plan.segments[:i], listed(s, size=0), *plan.segments[i + 1 :]))

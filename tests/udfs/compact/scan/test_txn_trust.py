@@ -67,7 +67,7 @@ def compacted(root: Path) -> tuple[PartitionResult, list[int]]:
     archived = list_archive(open_root(str(root)), lambda _: True).partitions["t", 0]
     store = root.parent / "store"
     plan = PartitionPlan(
-        topic="t", partition=0, archive_uri=str(root), store_uri=str(store), folder="segments/t-0/1-run",
+        topic="t", partition=0, store_uri=str(store), folder="segments/t-0/1-run",
         high_watermark=None, sealed=False, force=True, dry_run=False, now_ms=NOW_MS, settings=CleanSettings(),
         limits=Limits(), secret=(1, 2), **inputs_from_archive(archived),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -273,7 +273,7 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
         without = compact(replace(plan, txn_indexes=(), store_uri=str(tmp / f"none{number}")))
         assert logs_of(without) == logs_of(ours)
         for file in plan.txn_indexes:
-            path = Path(plan.archive_uri) / file.path
+            path = Path(file.root) / file.path
             data = bytearray(path.read_bytes())
             right = bytes(data)
             for _ in range(3):
