@@ -31,7 +31,6 @@ from lastkey.udfs.compact.scan.scan_partition import check_something_expires, sc
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
 from lastkey.udfs.compact.split.key_files import in_own_folder, remove_key_files, store_of_keys
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
-from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import exists, flush_whole, open_root
@@ -155,6 +154,5 @@ def _compact(
     check_null_keys(plan, tally)
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned)
-    counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
-    out = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
+    out = result_of(plan, analysis, generation, tally)
     return replace(out, splits=max(len(splits), 1), peak_memory_bytes=peak)

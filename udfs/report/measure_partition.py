@@ -54,7 +54,7 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
     start = time.perf_counter()
     plan = given.plan
     size = sum(s.listed.size for s in plan.segments)
-    profile = attempt(f"{plan.topic}-{plan.partition}", lambda: _profile(plan, given.compacted))
+    profile = attempt(plan.name, lambda: _profile(plan, given.compacted))
     if isinstance(profile, Problem):
         profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, profile)
     return replace(profile, seconds=time.perf_counter() - start)
@@ -69,7 +69,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         analysis, out = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
         if not plan.settings.by_offset:
             by = plan.settings.compaction_strategy
-            note = f"{plan.topic}-{plan.partition}: dead records are counted by offset, not by {by}"
+            note = f"{plan.name}: dead records are counted by offset, not by {by}"
             out = replace(out, notes=(*out.notes, note))
     else:
         kept = until_high_watermark(plan, scans, notes)
@@ -121,7 +121,7 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
         cleaned = clean_everything(plan, analysis, tally, buffer, Clock())
         return sum(analysis.sources[n].size for n in analysis.replaced) - sum(s.size_bytes for s in cleaned)
 
-    return attempt(f"{plan.topic}-{plan.partition}, as if compacted", work)
+    return attempt(f"{plan.name}, as if compacted", work)
 
 
 def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expired, ...]:

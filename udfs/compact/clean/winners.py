@@ -125,7 +125,7 @@ def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
         raise SetAside(
             Problem(
                 "version",
-                f"{plan.topic}-{plan.partition}",
+                plan.name,
                 NO_POSITION,
                 f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record",
                 "none",

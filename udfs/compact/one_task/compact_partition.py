@@ -27,7 +27,7 @@ from lastkey.udfs.compact.plan import MOST_RANGES, NotDue, PartitionPlan, Partit
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
-from lastkey.udfs.compact.verdicts import COUNTER_NAMES, NULL_KEYS
+from lastkey.udfs.compact.verdicts import NULL_KEYS
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
 
@@ -35,7 +35,7 @@ from lastkey.udfs.segments import OutputSegment
 def compact_partition(plan: PartitionPlan) -> PartitionResult:
     """Compact one partition, or say why not: every error becomes a result, except OSError for a full disk."""
     clock = Clock()
-    done = attempt(f"{plan.topic}-{plan.partition}", lambda: _compact_if_due(plan, clock))
+    done = attempt(plan.name, lambda: _compact_if_due(plan, clock))
     if isinstance(done, Problem):
         result = PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
     else:
@@ -81,8 +81,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     analysis = cleaned.analysis
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned.segments, cleaned.keys)
-    counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
-    result = result_of(plan, analysis, generation, counters, tally.recompressed_bytes)
+    result = result_of(plan, analysis, generation, tally)
     return replace(
         result,
         bytes_read=result.bytes_read + cleaned.bytes_read,
@@ -111,7 +110,7 @@ def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
         raise SetAside(
             Problem(
                 "null_key",
-                f"{plan.topic}-{plan.partition}",
+                plan.name,
                 NO_POSITION,
                 "a key in every record",
                 f"{found} records without one",

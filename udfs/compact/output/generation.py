@@ -139,7 +139,7 @@ def write_generation(
     log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
     notes: tuple[str, ...] = ()
     if plan.dry_run and plan.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
-        notes = (f"{plan.topic}-{plan.partition}: retention.bytes goes by estimated sizes in a dry run",)
+        notes = (f"{plan.name}: retention.bytes goes by estimated sizes in a dry run",)
     generation = WrittenGeneration(
         tuple(segments),
         log_start,
@@ -161,7 +161,7 @@ def write_generation(
         epochs = checkpoints.truncate_from_start(epochs, log_start)
     side_files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
     if plan.topic_id is not None:
-        topic_id = checkpoints.parse_uuid(plan.topic_id, f"{plan.topic}-{plan.partition}")
+        topic_id = checkpoints.parse_uuid(plan.topic_id, plan.name)
         side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
     rows = () if plan.erasing else (s.segment.row for s in analysis.sources)  # a run by yield begins anew then
     pending = [*pending_of(rows), *([] if keys is None else [keys])]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.cleaner import first_dirty_offset
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.compact.scan.analyse import Analysis
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.segments import OutputSegment, ReadFile
 
 
@@ -23,13 +25,7 @@ class WrittenGeneration:
     notes: tuple[str, ...] = ()
 
 
-def result_of(
-    plan: PartitionPlan,
-    analysis: Analysis,
-    generation: WrittenGeneration,
-    counters: dict[str, int],
-    recompressed_bytes: int,
-) -> PartitionResult:
+def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGeneration, tally: Tally) -> PartitionResult:
     """Return the result of a cleaned partition."""
     out = generation.segments
     cleaned = [s for s in (*generation.gone, *out) if s.cleaned]
@@ -61,12 +57,12 @@ def result_of(
         erases=plan.erasing is not None,
         expired=generation.expired,
         segments_before=len(analysis.sources),
-        counters=counters,
+        counters=dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True)),
         bytes_read=read + read_again,
         bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
         bytes_before=before,
         bytes_after=sum(s.size_bytes for s in out),
-        recompressed_bytes=recompressed_bytes,
+        recompressed_bytes=tally.recompressed_bytes,
         yields=plan.yields,
         archived_files=tuple(_read_whole(plan, analysis)),
     )

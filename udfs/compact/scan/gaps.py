@@ -66,7 +66,7 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
         notes.append(f"{beyond.path}: expected {beyond.expected}, but the log ends at {log_end}: it may be cut short")
     if said:
         more = f", and {len(said) - _SHOWN} more ranges" if len(said) > _SHOWN else ""
-        notes.append(f"{_name(plan)}: no segment holds offsets {', '.join(said[:_SHOWN])}{more}")
+        notes.append(f"{plan.name}: no segment holds offsets {', '.join(said[:_SHOWN])}{more}")
     ranges = _Ranges(passed)
     for snapshot in plan.snapshots:
         if not plan.is_ours(snapshot) and ranges.hold(snapshot.offset - 1, snapshot.offset):
@@ -86,10 +86,6 @@ class _Ranges:
         """Return whether one gap holds both offsets."""
         n = bisect_right(self._firsts, first)
         return n > 0 and last <= self._reach[n - 1]
-
-
-def _name(plan: PartitionPlan) -> str:
-    return f"{plan.topic}-{plan.partition}"
 
 
 def _holes(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Iterator[_Hole]:
@@ -175,7 +171,7 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
         end = f"the end of the file after offset {scans[-1].last_offset}"
         return gap(last.path, expected, end, ACCEPT_HINT, scans[-1].end_position), plan.sealed
     if (plan.high_watermark or 0) > log_end:
-        expected = f"{_name(plan)} up to offset {plan.high_watermark}, its high watermark"
+        expected = f"{plan.name} up to offset {plan.high_watermark}, its high watermark"
         return gap(HIGH_WATERMARK_CHECKPOINT, expected, f"a log that ends at {log_end}", ACCEPT_HINT), plan.sealed
     return None, False
 

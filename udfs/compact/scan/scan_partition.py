@@ -177,7 +177,7 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
             raise SetAside(
                 Problem(
                     "side_file",
-                    f"{plan.topic}-{plan.partition}",
+                    plan.name,
                     NO_POSITION,
                     f"a {what} of at most {log_end}, the log end",
                     f"{offset} in its checkpoint",
@@ -208,13 +208,12 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
 
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
     """Raise SetAside unless this is still the log that the last generation was made of. Return its last batch."""
-    name = f"{plan.topic}-{plan.partition}"
     if plan.known_until is not None:
         if log_end < plan.known_until:
             raise SetAside(
                 Problem(
                     "changed",
-                    name,
+                    plan.name,
                     NO_POSITION,
                     f"a log that reaches offset {plan.known_until}, as the last generation did",
                     f"one that ends at {log_end}",
@@ -233,7 +232,7 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
             raise SetAside(
                 Problem(
                     "changed",
-                    name,
+                    plan.name,
                     NO_POSITION,
                     f"{known} before offset {plan.known_until}",
                     f"{found}",

@@ -48,7 +48,7 @@ def check_ends_known(
         raise SetAside(
             Problem(
                 "gap",
-                f"{plan.topic}-{plan.partition}",
+                plan.name,
                 NO_POSITION,
                 f"the end of the transaction of producer {int(batch['producer_id'])} at offset "
                 f"{int(batch['base_offset'])}",

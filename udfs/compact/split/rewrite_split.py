@@ -92,8 +92,8 @@ def rewrite_split(
     parts; name: of the pieces' file, for this try alone.
     """
     buffer = chunk_buffer(plan)
-    root, name_of_log = open_root(plan.store_uri), f"{plan.topic}-{plan.partition}"
-    survivors = Survivors(root, walked, settled, name_of_log, split.chunks)
+    root = open_root(plan.store_uri)
+    survivors = Survivors(root, walked, settled, plan.name, split.chunks)
     loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
     tally, output = Tally(), SplitOutput(plan, groups, shared, kept_aborts, name)
     thinned = iter(walked.thinned[split.chunks])
