@@ -75,9 +75,9 @@ def compact(
     archive: Location,
     store: Location,
     *,
-    topics: Globs = (),
+    topics: Globs | None = None,
     exclude: Globs = (),
-    topics_from: Location | Iterable[Location] = (),
+    topics_from: Location | Iterable[Location] | None = None,
     config: Settings | None = None,
     cleanup_policy: Literal["compact"] | None = None,
     now_ms: int | None = None,
@@ -98,19 +98,20 @@ def compact(
 ) -> CompactReport:
     """Keep the last record of every key and drop the rest, and commit each partition as a new generation of the store.
 
-    archive: a log directory, or a folder of them; it is only read. store: gets state and new segments. topics,
-    exclude: which topics; topics_from: files with a glob a line. config: settings; None: Kafka's defaults.
-    cleanup_policy: the policy of the topics that `topics` matches. now_ms: clock for lags and horizons, milliseconds
-    since 1970; None: now. engine: who does the work, "spark", "threads" or "auto"; None: as the settings say, by
-    default Spark. null_keys, gaps: what to do with records without key, and about offsets that no segment holds; None:
-    as the settings say, by default fail. sealed: nothing appends to the archive any more, so clean the
-    last segment too. force: compact every partition from its log start, due or not. reset: start these topics over
-    where a partition diverged or has a gap. dry_run: write nothing. wait: wait for a run that works on the same
-    partitions. min_yield, io_budget: by yield, the dead share from which a segment is rewritten, and the bytes that
-    rewrites may read and write; None: as the settings say, and no limit. max_runtime: seconds, or text such as "1h30m",
-    after which the run stops and commits what is finished. max_bytes_per_second: what all tasks together may read and
-    write; None: as the settings say, by default no limit. hmac_key: the file that erase was given, for partitions of
-    which a reset reads again what was erased. progress: True shows a bar on stderr.
+    archive: a log directory, or a folder of them; it is only read. store: gets state and new segments. topics: which
+    topics; topics_from: files with a glob a line; both None: all; a list without any is a UsageError. exclude: not
+    these topics. config: settings; None: Kafka's defaults. cleanup_policy: the policy of the topics that `topics`
+    matches. now_ms: clock for lags and horizons, milliseconds since 1970; None: now. engine: who does the work,
+    "spark", "threads" or "auto"; None: as the settings say, by default Spark. null_keys, gaps: what to do with records
+    without key, and about offsets that no segment holds; None: as the settings say, by default fail. sealed: nothing
+    appends to the archive any more, so clean the last segment too. force: compact every partition from its log start,
+    due or not. reset: start these topics over where a partition diverged or has a gap. dry_run: write nothing. wait:
+    wait for a run that works on the same partitions. min_yield, io_budget: by yield, the dead share from which a
+    segment is rewritten, and the bytes that rewrites may read and write; None: as the settings say, and no limit.
+    max_runtime: seconds, or text such as "1h30m", after which the run stops and commits what is finished.
+    max_bytes_per_second: what all tasks together may read and write; None: as the settings say, by default no limit.
+    hmac_key: the file that erase was given, for partitions of which a reset reads again what was erased. progress: True
+    shows a bar on stderr.
 
     Partitions that were set aside are in the report, with exit code 3; with exit code 4 another run committed first.
     Raises a JobError (UsageError, RunningError, StorageError, ...) if the job stops, and TypeError for an argument of
@@ -136,8 +137,7 @@ def compact(
         hmac_key=None if hmac_key is None else check_location("hmac_key", hmac_key),
     )
     check_policy_has_topics(options.cleanup_policy, *options.topics.include)
-    report: CompactReport = _run("compact", options, progress)
-    return report
+    return _run("compact", options, progress)  # type: ignore[no-any-return]
 
 
 @raises_job_errors
@@ -158,9 +158,9 @@ def erase(
     proof: Location | None = None,
     sign_with: Location | None = None,
     password_env: str | None = None,
-    topics: Globs = (),
+    topics: Globs | None = None,
     exclude: Globs = (),
-    topics_from: Location | Iterable[Location] = (),
+    topics_from: Location | Iterable[Location] | None = None,
     config: Settings | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
@@ -196,8 +196,7 @@ def erase(
         password_env=None if password_env is None else _text("password_env", password_env),
         engine=_engine(engine),
     )
-    report: EraseReport = _run("erase", options, progress)
-    return report
+    return _run("erase", options, progress)  # type: ignore[no-any-return]
 
 
 @raises_job_errors
@@ -207,9 +206,9 @@ def verify(
     store: Location | None = None,
     generation: int | None = None,
     archive_moved: Location | None = None,
-    topics: Globs = (),
+    topics: Globs | None = None,
     exclude: Globs = (),
-    topics_from: Location | Iterable[Location] = (),
+    topics_from: Location | Iterable[Location] | None = None,
     config: Settings | None = None,
     gaps: Gaps | None = None,
     sealed: bool = False,
@@ -224,37 +223,30 @@ def verify(
 
     generation: of the store; None: the current one of each partition. archive_moved: where the store's archive is now
     (`--archive`). topics, exclude, topics_from, config, gaps, engine, progress: as of `compact`, but for the engine's
-    default, auto: Spark on a cluster, or for many bytes. sealed: check the last segment
-    as one that nothing appends to. sample: look at this share of the partitions alone, another one each night (UTC);
-    all_within: at as many as it takes to have looked at all in so many nights, such as "30d"; seed: the night's number,
-    None: the date; missed: take the parts of so many nights before it too.
+    default, auto: Spark on a cluster, or for many bytes. sealed: check the last segment as one that nothing appends to.
+    sample: look at this share of the partitions alone, another one each night (UTC); all_within: at as many as it takes
+    to have looked at all in so many nights, such as "30d"; seed: the night's number, None: the date; missed: take the
+    parts of so many nights before it too.
 
     Problems are in the report, with exit code 3. Raises a JobError if the job stops, and TypeError for an argument of
     another type.
     """
     options = VerifyOptions(
-        archive=_location_or_none("archive", archive),
-        store=_location_or_none("store", store),
+        archive=_location_or_none("archive", archive), store=_location_or_none("store", store),
         generation=_number("generation", generation, 1),
         archive_moved=_location_or_none("archive_moved", archive_moved),
         **_shared(topics, exclude, topics_from, config),
-        engine=_engine(engine),
-        gaps=_one_of("gaps", gaps, GAPS),
-        sealed=_flag("sealed", sealed),
+        engine=_engine(engine), gaps=_one_of("gaps", gaps, GAPS), sealed=_flag("sealed", sealed),
         sample=sample_of(
-            _share("sample", sample),
-            all_within,
-            _number("seed", seed),
-            _number("missed", missed, 0) or 0,
+            _share("sample", sample), all_within, _number("seed", seed), _number("missed", missed, 0) or 0,
             time.time_ns() // 1_000_000,
         ),
-    )
+    )  # fmt: skip
     if (options.archive is None) == (options.store is None):
         raise UsageError(message="verify needs either ARCHIVE or --store STORE")
     if options.store is None and (options.generation is not None or options.archive_moved is not None):
         raise UsageError(message="--generation and --archive work only with --store")
-    report: VerifyReport = _run("verify", options, progress)
-    return report
+    return _run("verify", options, progress)  # type: ignore[no-any-return]
 
 
 @raises_job_errors
@@ -267,9 +259,9 @@ def reindex(
     partitions: str | Iterable[int] | None = None,
     skip_crc: bool = False,
     exact: bool = False,
-    topics: Globs = (),
+    topics: Globs | None = None,
     exclude: Globs = (),
-    topics_from: Location | Iterable[Location] = (),
+    topics_from: Location | Iterable[Location] | None = None,
     config: Settings | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
@@ -301,8 +293,7 @@ def reindex(
     )
     if options.exact and not in_place:
         raise UsageError(message="--exact works only with --in-place")
-    report: ReindexReport = _run("reindex", options, progress)
-    return report
+    return _run("reindex", options, progress)  # type: ignore[no-any-return]
 
 
 @raises_job_errors
@@ -315,9 +306,9 @@ def restore(
     archive: Location | None = None,
     full_clean: bool = False,
     max_bytes_per_second: int | None = None,
-    topics: Globs = (),
+    topics: Globs | None = None,
     exclude: Globs = (),
-    topics_from: Location | Iterable[Location] = (),
+    topics_from: Location | Iterable[Location] | None = None,
     config: Settings | None = None,
     progress: Progress | bool = False,
 ) -> RestoreReport:
@@ -345,8 +336,7 @@ def restore(
     if options.full_clean and (options.generation is not None or options.as_of_ms is not None):
         named = "--generation" if options.as_of_ms is None else "--as-of"
         raise UsageError(message=f"--full-clean makes a new generation of the current one: leave out {named}")
-    report: RestoreReport = _run("restore", options, progress)
-    return report
+    return _run("restore", options, progress)  # type: ignore[no-any-return]
 
 
 @raises_job_errors
@@ -356,9 +346,9 @@ def convert(
     to: Literal["v2", "v3"],
     output: Location,
     store: Location | None = None,
-    topics: Globs = (),
+    topics: Globs | None = None,
     exclude: Globs = (),
-    topics_from: Location | Iterable[Location] = (),
+    topics_from: Location | Iterable[Location] | None = None,
     config: Settings | None = None,
     engine: Engine | None = None,
     progress: Progress | bool = False,
@@ -380,8 +370,7 @@ def convert(
         engine=_engine(engine),
         **_shared(topics, exclude, topics_from, config),
     )
-    report: ConvertReport = _run("convert", options, progress)
-    return report
+    return _run("convert", options, progress)  # type: ignore[no-any-return]
 
 
 def _run(job: str, options: Any, progress: Progress | bool) -> Any:
@@ -463,10 +452,20 @@ def _texts(name: str, value: object, what: str = "globs of topics") -> tuple[str
     return found
 
 
-def _topics(topics: Globs, exclude: Globs, topics_from: object) -> TopicFilter:
-    many = isinstance(topics_from, Iterable) and not isinstance(topics_from, str)
-    files = [check_location("topics_from", file) for file in (topics_from if many else (topics_from,))]  # type: ignore[attr-defined]
-    return parse_topics(_texts("topics", topics), _texts("exclude", exclude), files)
+def _some(name: str, what: str, value: object) -> tuple[Any, ...]:
+    """Return the values of what narrows a run; (): it is not given. Raise UsageError if there is none."""
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if not found:  # what follows would take it for "all"
+        raise UsageError(message=f"{_option(name)}: expected at least one {what}, found none; leave it out to take all")
+    return found
+
+
+def _topics(topics: object, exclude: object, topics_from: object) -> TopicFilter:
+    globs = _some("topics", "glob", topics if topics is None else _texts("topics", topics))
+    files = [check_location("topics_from", file) for file in _some("topics_from", "file", topics_from)]
+    return parse_topics(globs, _texts("exclude", exclude), files)
 
 
 def _partitions(value: object) -> tuple[range, ...] | None:
@@ -478,12 +477,12 @@ def _partitions(value: object) -> tuple[range, ...] | None:
     return tuple(range(number, number + 1) for number in numbers)
 
 
-def _shared(topics: Globs, exclude: Globs, topics_from: object, config: object, limit: object = None) -> dict[str, Any]:
+def _shared(topics: object, exclude: object, files: object, config: object, limit: object = None) -> dict[str, Any]:
     """Return the options that every job has."""
     settings = settings_of(config)
     if (n := _number("max_bytes_per_second", limit, 1)) is not None:
         settings = replace(settings, job=replace(settings.job, max_bytes_per_second=n))
-    return {"topics": _topics(topics, exclude, topics_from), "config": settings}
+    return {"topics": _topics(topics, exclude, files), "config": settings}
 
 
 def settings_of(value: object) -> Config:

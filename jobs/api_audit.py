@@ -10,16 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lastkey.jobs.api import Settings, settings_of
 from lastkey.jobs.command.audit_commands import audit_call
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.parse import check_location, wrong_type
 from lastkey.jobs.command.progress import Bar, Progress, Silent
+from lastkey.jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from lastkey.jobs.audit.report import AuditReport
+
+_ADD: Final = ("--exclude", "--key", "--partition-count")  # without a value they change nothing; others then take all
 
 
 @raises_job_errors
@@ -34,7 +37,8 @@ def audit(
 
     kind: "keys", "delivery", "mirror", "failover", "compaction", "erasure" or "check-proof". places: the command's
     arguments, such as the archive. options: the command's long options with underscores; one that may be repeated takes
-    several values, a switch True. config: settings, as of `compact`; progress: True shows a bar on stderr.
+    several values, a switch True; None leaves it out, an empty list is refused. config: settings, as of `compact`;
+    progress: True shows a bar on stderr.
 
     Raises a JobError if the job stops, and TypeError for an argument of another type. What is found is in the report.
     """
@@ -57,5 +61,8 @@ def _words(option: str, value: object) -> list[str]:
     if isinstance(value, str | int | float | os.PathLike):
         return [option, os.fspath(value) if isinstance(value, os.PathLike) else str(value)]
     if isinstance(value, Iterable) and not isinstance(value, bytes):
-        return [word for one in value for word in _words(option, one)]
+        words = [word for one in value for word in _words(option, one)]
+        if not words and option not in _ADD:
+            raise UsageError(message=f"{option}: expected at least one value, found none; leave it out to take all")
+        return words
     raise wrong_type(option, "text, a number, True, or several of them", value)

@@ -331,6 +331,7 @@ def _call(job: str, *, config: str | None, **given: Any) -> None:
     given["config"] = load_config(config)
     if start_ahead is not None:
         start_ahead(job, given)
+    given |= {name: given[name] or None for name in ("topics", "topics_from")}  # click's word for "not given" is ()
     api = importlib.import_module("lastkey.jobs.api")
     _show(lambda progress, options: getattr(api, job)(**options, progress=progress), **given)
 

@@ -200,6 +200,8 @@ def _selection(take: _Values) -> Selection:
         raise UsageError(message="give only one of topics (or topicsFrom), subscribe, subscribePattern and assign")
     pattern = take.text("subscribePattern")
     if pattern is not None:
+        if not pattern:  # it would match every topic; Spark's Kafka source refuses it too
+            raise UsageError(message=f"subscribePattern: expected a regular expression, found {pattern!r}")
         try:
             re.compile(pattern)
         except re.error as error:

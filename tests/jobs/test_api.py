@@ -18,10 +18,11 @@ import pyarrow as pa
 import pytest
 
 import lastkey
-from lastkey.jobs import api
+from lastkey.jobs import api, api_audit
 from lastkey.jobs.command import cli, stopping
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.errors import DiskFullError, JobError, MissingPathError, RunningError, UsageError
+from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.access_error import DENIED, AccessError
 from lastkey.logformat.errors import LogFormatError
 
@@ -118,6 +119,38 @@ def test_globs_settings_and_paths_may_be_given_in_python_s_ways(asked, tmp_path)
     assert asked("reindex", "A", check=True, partitions=[3, 4]).partitions == (range(3, 4), range(4, 5))
     assert asked("reindex", "A", check=True, partitions="3-4").partitions == (range(3, 5),)
     assert asked("reindex", "A", output=tmp_path / "o").mode == "output"
+
+
+NEEDED = {
+    "compact": {"archive": "A", "store": "S"},
+    "erase": {"store": "S", "hmac_key": "H"},
+    "verify": {"archive": "A"},
+    "reindex": {"archive": "A", "check": True},
+    "restore": {"store": "S", "output": "D"},
+    "convert": {"archive": "A", "to": "v3", "output": "D"},
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(("name", "what"), [("topics", "glob"), ("topics_from", "file")])
+def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, what, asked):
+    """`topics=[]` took every topic: a program that computes its list would have erased from the whole store."""
+    option = f"--{name.replace('_', '-')}"
+    said = f"{option}: expected at least one {what}, found none; leave it out to take all"
+    for empty in ([], (), set(), iter(())):
+        for more in ({}, {"topics" if name == "topics_from" else "topics_from": "other"}):
+            with pytest.raises(UsageError) as raised:
+                getattr(lastkey, job)(**NEEDED[job], **{name: empty}, **more)
+            assert raised.value.line() == said
+    taken = asked(job, **NEEDED[job]), asked(job, **NEEDED[job], **{name: None}), asked(job, **NEEDED[job], exclude=[])
+    assert [options.topics for options in taken] == [EVERY_TOPIC] * 3
+
+
+def test_what_adds_nothing_may_be_empty(asked):
+    assert asked("compact", "A", "S", reset=[]).reset is None
+    assert asked("erase", "S", "H", key=[], key_hash=[], keys="F").key == ()
+    with pytest.raises(TypeError, match=r"partitions: expected numbers of partitions, .*, found \[\]"):
+        lastkey.reindex("A", check=True, partitions=[])
 
 
 @pytest.mark.parametrize(
@@ -357,3 +390,26 @@ def test_an_audit_has_the_words_of_its_command(places, given, said):
     assert said in raised.value.line()
     with pytest.raises(TypeError, match="--most: expected text, a number"):
         lastkey.audit("keys", "archive", most=object())
+
+
+def test_an_audit_is_never_widened_by_an_empty_list(monkeypatch):
+    """Three of the options that may be repeated only add; each of the others narrows."""
+    words = []
+    monkeypatch.setattr(api_audit, "audit_call", lambda argv, config: words.append(argv) or (lambda progress: None))
+    for kind in cli.lastkey.commands["audit"].commands.values():
+        names = {option.opts[0][2:].replace("-", "_") for option in kind.params if option.multiple}
+        for name in names | {"generation"}:
+            for empty in ([], (), iter(()), [None], [[]]):
+                if name in ("exclude", "key", "partition_count"):
+                    lastkey.audit(kind.name, "A", **{name: empty})
+                    assert words.pop() == [kind.name, "A"]
+                    continue
+                with pytest.raises(UsageError) as raised:
+                    lastkey.audit(kind.name, "A", **{name: empty})
+                option = f"--{name.replace('_', '-')}"
+                assert (
+                    raised.value.line()
+                    == f"{option}: expected at least one value, found none; leave it out to take all"
+                )
+    lastkey.audit("keys", "A", topics=None, exclude=["a", "b"])
+    assert words == [["keys", "A", "--exclude", "a", "--exclude", "b"]]

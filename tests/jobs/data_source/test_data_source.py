@@ -241,6 +241,7 @@ ERRORS = [
     ({"generation": "1"}, "generation=1 needs the option store"),
     ({"topics": "a", "subscribe": "a"}, "only one of topics .or topicsFrom., subscribe"),
     ({"subscribePattern": "("}, "subscribePattern: not a regular expression"),
+    ({"subscribePattern": ""}, "subscribePattern: expected a regular expression, found ''"),
     ({"partitions": "9"}, "no partition of .* is selected"),
     ({"assign": '{"orders":0}'}, "assign: expected JSON such as"),
     ({"assign": '{"orders":[0.5]}'}, "assign: expected JSON such as"),
