@@ -27,7 +27,8 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.erase.hashes import hashes_of, keys_with
-from lastkey.jobs.erase.report import EraseReport, Remains
+from lastkey.jobs.erase.remains import Remains
+from lastkey.jobs.erase.report import EraseReport
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -64,7 +65,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     given = [] if hashes and not (options.keys or options.key) else _given(options)
     proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
-    report = EraseReport(state.root.uri, options.dry_run, options.check)
+    report = EraseReport(state.root.uri, options.dry_run, options.check, topics=of_users(options.topics))
     if hashes:
         given += keys_with(hashes, key, searched, state, report, progress)
     said = options.by.encode()
@@ -94,7 +95,8 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
         write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
-    report.searched, report.remains = found, Remains.of(sought, state.root.uri)
+    current = {key: row.generation for key, row in state.checkpoints().items()}
+    report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     add_row(state, _row(options, state, report, shown, at_ms))
     return report
@@ -153,7 +155,7 @@ def _row(options: EraseOptions, state: State, report: EraseReport, shown: Shown,
         found_older=remains.older,
         found_elsewhere=remains.elsewhere,
         found_archive=remains.archive,
-        not_read=len(report.problems),
+        not_read=len(report.not_done),
         result=report.result,
         version=installation.version(),
     )

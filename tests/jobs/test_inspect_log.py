@@ -277,4 +277,9 @@ def test_a_segment_that_is_missing_in_what_is_searched(tmp_path, capsys, limits,
     assert cli.main(["inspect", str(part.root), "--offsets", "..5"]) == 3  # nothing that is there is asked for
     (tmp_path / "first").rename(part.folder / f"{0:020d}.log")
     texts = tmp_path / "texts"
-    assert cli.main(["inspect", str(part.root), *limits, "--output", str(texts)]) == (3 if passes else 0)
+    capsys.readouterr()
+    code = cli.main(["inspect", str(part.root), *limits, "--output", str(texts), "--json"])
+    assert code == (3 if passes else 0)
+    assert [said.removeprefix("problem: ") in p for p in json.loads(capsys.readouterr().out)["problems"]] == (
+        [True] if passes else []
+    )
