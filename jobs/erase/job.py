@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from lastkey.jobs import installation
+from lastkey.jobs import installation, vacuum
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit import erasure as audit
 from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions
-from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions, VacuumOptions
+from lastkey.jobs.command.progress import Progress, Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.erase.hashes import hashes_of, keys_with
@@ -35,7 +35,8 @@ from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, in_log, key_id, read_key, secret_of
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import of_users
+from lastkey.jobs.topics import TopicFilter, of_users
+from lastkey.jobs.vacuum import VacuumReport
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.erased_keys import id_of
 from lastkey.udfs.storage import normal_uri
@@ -99,7 +100,18 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     add_row(state, _row(options, state, report, shown, at_ms))
+    report.vacuum = _vacuum(state, report.remains)
     return report
+
+
+def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
+    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none."""
+    older = sorted({where.topic for where in remains.generations if not where.is_current})
+    if not older or not any(row.erased for row in state.checkpoints().values()):
+        return None
+    return vacuum.run(
+        VacuumOptions(state.root.uri, topics=TopicFilter(tuple(older)), erased=True, dry_run=True), Silent()
+    )
 
 
 def _given(options: EraseOptions) -> list[bytes]:

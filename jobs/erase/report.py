@@ -10,8 +10,9 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.erase.remains import Generation, Remains
+from lastkey.jobs.erase.remains import Generation, Held, Remains
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.jobs.vacuum import VacuumReport
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.problem import Problem
 
@@ -29,6 +30,7 @@ class EraseReport(JobReport):
     erased: CompactReport | None = None
     searched: AuditReport | None = None
     remains: Remains = field(default_factory=Remains)
+    vacuum: VacuumReport | None = None  # of a dry run: which of the older generations stay; None: none is there
 
     @property
     def run_id(self) -> str:
@@ -108,12 +110,27 @@ class EraseReport(JobReport):
             return "the partition was set aside: mend that, then erase again"
         return "erase again: they may have come meanwhile; if they stay, run verify --store"
 
+    def _how_to_delete(self, at: Generation, held: Held) -> str:
+        """Return what vacuum says of an older generation. One that it keeps may be needed by another one."""
+        if self.vacuum is None:
+            return "vacuum --erased deletes it"
+        kept = [g for g in self.vacuum.kept if (g["topic"], g["partition"]) == (at.topic, at.partition)]
+        deleted = self.vacuum.deleted.get((at.topic, at.partition), ())
+        if not kept or held.paths.issubset(deleted):
+            return "vacuum --erased deletes it"
+        mine = next((g for g in kept if g["generation"] == at.number), kept[0])
+        which = "it" if mine["generation"] == at.number else f"generation {mine['generation']}, which needs it,"
+        offsets = ", ".join(f"{first} to {last}" for first, last in mine["offsets"])
+        return (
+            f"vacuum --erased --give-up '{at.topic}' deletes it, though {which} is the only copy of offsets {offsets}"
+        )
+
     def _left(self) -> list[Problem]:
         """Return a problem for each other place of the store that holds a key, or may hold one."""
         older = {at: held for at, held in self.remains.generations.items() if not at.is_current}
         hint = "vacuum --erased deletes tables of audits"
         return [
-            *(held.problem(at, "vacuum --erased deletes it") for at, held in older.items()),
+            *(held.problem(at, self._how_to_delete(at, held)) for at, held in older.items()),
             *(
                 Problem("erased", path, NO_POSITION, "none of the keys", counted(n, "place"), hint=hint)
                 for path, n in self.remains.others.items()
@@ -131,7 +148,7 @@ class EraseReport(JobReport):
         said = {
             "gone": "the store holds none of these keys",
             "older": "not gone yet: no current generation holds these keys, but other files of the store do: run "
-            "vacuum --erased, then erase --check",
+            "vacuum as said, then erase --check",
             "held": "not erased everywhere: see the problems",
             "unknown": "not known: some places could not be searched, or keys not found by hashes: see the problems",
         }
