@@ -76,10 +76,13 @@ class InspectReport(JobReport):
                 for f in self.files
             ],
             "problems": [
-                f"{f.path}: {line}"
-                for f in self.files
-                if f.n_problems or (self.verified and f.n_mismatches)
-                for line in f.said
+                *map(str, self.other_problems),  # gaps
+                *(
+                    f"{f.path}: {line}"
+                    for f in self.files
+                    if f.n_problems or (self.verified and f.n_mismatches)
+                    for line in f.said
+                ),
             ],
         }
 
@@ -110,6 +113,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
     if report.output is not None:
         _into_files(files, spec, options, report, progress)
         report.n_problems += len(gaps)
+        report.other_problems += gaps
         return report
     if _is_search(files, spec, options):
         findings = _search(files, spec, options, report, progress, write)

@@ -121,7 +121,7 @@ class JobReport:
         return {"problems": counts(getattr(p, "kind", "other") for p in self.problems)}
 
     def problems_json(self) -> list[Any]:
-        """Return every problem for programs: never empty at exit code 3."""
+        """Return every problem for programs: never empty at exit code 3, but of an audit with findings."""
         return [p if isinstance(p, str) else problem_json(p) for p in self.problems]
 
     def shown(self, rows: Sequence[T], tells: Callable[[T], bool]) -> Sequence[T]:

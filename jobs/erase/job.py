@@ -15,26 +15,28 @@ from typing import Any, Final
 
 import numpy as np
 
-from lastkey.jobs import installation
+from lastkey.jobs import installation, vacuum
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit import erasure as audit
 from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions
-from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions, VacuumOptions
+from lastkey.jobs.command.progress import Progress, Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.erase.hashes import hashes_of, keys_with
-from lastkey.jobs.erase.report import EraseReport, Remains
+from lastkey.jobs.erase.remains import Remains
+from lastkey.jobs.erase.report import EraseReport
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, in_log, key_id, read_key, secret_of
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import of_users
+from lastkey.jobs.topics import TopicFilter, of_users
+from lastkey.jobs.vacuum import VacuumReport
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.erased_keys import id_of
 from lastkey.udfs.storage import normal_uri
@@ -64,7 +66,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     given = [] if hashes and not (options.keys or options.key) else _given(options)
     proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
-    report = EraseReport(state.root.uri, options.dry_run, options.check)
+    report = EraseReport(state.root.uri, options.dry_run, options.check, topics=of_users(options.topics))
     if hashes:
         given += keys_with(hashes, key, searched, state, report, progress)
     said = options.by.encode()
@@ -94,10 +96,22 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
         write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
-    report.searched, report.remains = found, Remains.of(sought, state.root.uri)
+    current = {key: row.generation for key, row in state.checkpoints().items()}
+    report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     add_row(state, _row(options, state, report, shown, at_ms))
+    report.vacuum = _vacuum(state, report.remains)
     return report
+
+
+def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
+    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none."""
+    older = sorted({where.topic for where in remains.generations if not where.is_current})
+    if not older or not any(row.erased for row in state.checkpoints().values()):
+        return None
+    return vacuum.run(
+        VacuumOptions(state.root.uri, topics=TopicFilter(tuple(older)), erased=True, dry_run=True), Silent()
+    )
 
 
 def _given(options: EraseOptions) -> list[bytes]:
@@ -153,7 +167,7 @@ def _row(options: EraseOptions, state: State, report: EraseReport, shown: Shown,
         found_older=remains.older,
         found_elsewhere=remains.elsewhere,
         found_archive=remains.archive,
-        not_read=len(report.problems),
+        not_read=len(report.not_done),
         result=report.result,
         version=installation.version(),
     )

@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.errors import DONE, PROBLEMS
-
-
-@dataclass
-class Remains:
-    """Places where the keys still are, those that may be one included."""
-
-    current: int = 0  # of current generations
-    older: int = 0  # of older ones, and of what dead runs left
-    elsewhere: int = 0  # of other files of the store
-    archive: int = 0
-    generations: list[str] = field(default_factory=list)  # the older ones
-    others: list[str] = field(default_factory=list)  # paths of other files of the store
-    segments: list[str] = field(default_factory=list)  # paths of the archive
-
-    @classmethod
-    def of(cls, sought: Sought, store: str) -> Remains:
-        """Return what a search found."""
-        out, generations = cls(), set[tuple[str, int, str]]()
-        for table, files in sought.tables():
-            in_files = np.bincount(np.asarray(table["file"]), minlength=len(files))
-            for file, n in zip(files, in_files.tolist(), strict=True):
-                if not n:
-                    continue
-                if file.root != store:
-                    out.archive += n
-                    out.segments.append(file.path)
-                elif file.generation is None:
-                    out.elsewhere += n
-                    out.others.append(file.path)
-                elif file.state == "current":
-                    out.current += n
-                else:
-                    out.older += n
-                    generations.add((f"{file.topic}-{file.partition}", file.generation, file.state))
-        out.generations = [f"{name}: {number} ({state})" for name, number, state in sorted(generations)]
-        out.others, out.segments = sorted(set(out.others)), sorted(set(out.segments))
-        return out
+from lastkey.jobs.erase.remains import Generation, Held, Remains
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.jobs.vacuum import VacuumReport
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.problem import Problem
 
 
 @dataclass
@@ -62,9 +26,11 @@ class EraseReport(JobReport):
     check: bool
     erasure: str = ""
     n_keys: int = 0
+    topics: TopicFilter = EVERY_TOPIC  # from which an erasure takes the keys
     erased: CompactReport | None = None
     searched: AuditReport | None = None
     remains: Remains = field(default_factory=Remains)
+    vacuum: VacuumReport | None = None  # of a dry run: which of the older generations stay; None: none is there
 
     @property
     def run_id(self) -> str:
@@ -77,18 +43,20 @@ class EraseReport(JobReport):
         return "" if self.erased is None else self.erased.conflict
 
     @property
-    def problems(self) -> list[Any]:
-        """Partitions that were set aside, and places that could not be searched."""
+    def not_done(self) -> list[Any]:
+        """Problems of partitions that were set aside, and of places that could not be searched."""
         parts: Iterable[JobReport] = filter(None, (self.erased, self.searched))
         return [*self.other_problems, *(problem for part in parts for problem in part.problems)]
 
     @property
+    def problems(self) -> list[Any]:
+        """Problems of both parts, and current generations that hold keys; for a check every place of the store."""
+        return [*self.not_done, *self._held(), *(self._left() if self.check else ())]
+
+    @property
     def exit_code(self) -> int:
         """0; 3 if a partition was set aside, something was not read, or a current generation still holds a key."""
-        if self.erased is not None and self.erased.exit_code:
-            return self.erased.exit_code
-        held = self.remains.current or (self.check and self.result != "gone")
-        return PROBLEMS if held or self.problems else DONE
+        return (self.erased.exit_code if self.erased is not None else 0) or super().exit_code
 
     @property
     def result(self) -> str:
@@ -113,7 +81,7 @@ class EraseReport(JobReport):
             dry_run=self.dry_run,
             check=self.check,
             result=None if self.searched is None else self.result,
-            remains=None if self.searched is None else asdict(self.remains),
+            remains=None if self.searched is None else self.remains.to_json(),
             problems=self.problems_json(),
             erased=None if self.erased is None else self.erased.to_json(),
             searched=None if self.searched is None else self.searched.to_json(),
@@ -131,12 +99,47 @@ class EraseReport(JobReport):
         out += labelled("note", self.notes)
         return "\n".join(out)
 
+    def _held(self) -> list[Problem]:
+        """Return a problem for each current generation that still holds a key."""
+        return [held.problem(at, self._advice(at)) for at, held in self.remains.generations.items() if at.is_current]
+
+    def _advice(self, at: Generation) -> str:
+        if self.check or not self.topics.takes(at.topic):
+            return f"name the topic to erase them there: erase --topics {at.topic}"
+        if self.erased is not None and any(r.problem and r.name() == at.name for r in self.erased.results):
+            return "the partition was set aside: mend that, then erase again"
+        return "erase again: they may have come meanwhile; if they stay, run verify --store"
+
+    def _how_to_delete(self, at: Generation, held: Held) -> str:
+        """Return what vacuum says of an older generation. One that it keeps may be needed by another one."""
+        if self.vacuum is None:
+            return "vacuum --erased deletes it"
+        kept = [g for g in self.vacuum.kept if (g["topic"], g["partition"]) == (at.topic, at.partition)]
+        deleted = self.vacuum.deleted.get((at.topic, at.partition), ())
+        if not kept or held.paths.issubset(deleted):
+            return "vacuum --erased deletes it"
+        mine = next((g for g in kept if g["generation"] == at.number), kept[0])
+        which = "it" if mine["generation"] == at.number else f"generation {mine['generation']}, which needs it,"
+        offsets = ", ".join(f"{first} to {last}" for first, last in mine["offsets"])
+        return (
+            f"vacuum --erased --give-up '{at.topic}' deletes it, though {which} is the only copy of offsets {offsets}"
+        )
+
+    def _left(self) -> list[Problem]:
+        """Return a problem for each other place of the store that holds a key, or may hold one."""
+        older = {at: held for at, held in self.remains.generations.items() if not at.is_current}
+        hint = "vacuum --erased deletes tables of audits"
+        return [
+            *(held.problem(at, self._how_to_delete(at, held)) for at, held in older.items()),
+            *(
+                Problem("erased", path, NO_POSITION, "none of the keys", counted(n, "place"), hint=hint)
+                for path, n in self.remains.others.items()
+            ),
+        ]
+
     def _what_is_left(self) -> list[str]:
         left = self.remains
-        out = labelled("older generation that may hold them; vacuum --erased deletes it", left.generations)
-        out += labelled(
-            "other file of the store that may hold them; vacuum --erased deletes tables of audits", left.others
-        )
+        out = labelled("problem", self._held()) + labelled("problem" if self.check else "not gone yet", self._left())
         if left.segments:
             out.append(
                 f"{counted(len(left.segments), 'file')} of the archive may hold them: {some_of(left.segments)}; "
@@ -145,7 +148,7 @@ class EraseReport(JobReport):
         said = {
             "gone": "the store holds none of these keys",
             "older": "not gone yet: no current generation holds these keys, but other files of the store do: run "
-            "vacuum --erased, then erase --check",
+            "vacuum as said, then erase --check",
             "held": "not erased everywhere: see the problems",
             "unknown": "not known: some places could not be searched, or keys not found by hashes: see the problems",
         }

@@ -64,7 +64,7 @@ class ErasedError(UsageError):
     """A generation from before an erasure, which holds records that were erased."""
 
     template = "{partition}: generation {found} may hold records that erasure {erasure} removed"
-    hint = "nobody gets it back; vacuum --erased deletes it"
+    hint = "nobody gets it back; vacuum --erased deletes it, with --give-up TOPIC if it alone holds other offsets"
 
 
 def read_key(path: str) -> bytes:

@@ -275,6 +275,8 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findi
         columns = columns_of(data, base, path, log, of, file.max_batch_bytes)
     if not options.verify_index_only:
         yield _entries(shown, "offsetIndex" if is_offset else "timeIndex", columns, options)
+    elif options.as_json:  # the tool's lines about them come at the end, on stderr
+        yield from (json_of(shown, kind, found) for kind, found in of.contradictions())
 
 
 @contextmanager

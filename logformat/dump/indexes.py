@@ -8,6 +8,7 @@ is compared with the log alone, where the tool needs the offset index too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,6 +39,18 @@ class IndexFindings:
     out_of_order: Pairs = field(default_factory=list)  # timestamp, the one before it
     not_found: Pairs = field(default_factory=list)  # offset in the index, in the log (-1: behind its end)
     problems: list[LogFormatError] = field(default_factory=list)
+
+    def contradictions(self) -> Iterator[tuple[str, Columns]]:
+        """Yield the entries that contradict the log as columns, by kind; what the log does not have is null."""
+        for kind, pairs, names in (
+            ("offsetMismatch", self.mismatches, ("indexOffset", "logOffset")),
+            ("timestampMismatch", self.wrong_timestamps, ("indexTimestamp", "logTimestamp")),
+            ("timestampOutOfOrder", self.out_of_order, ("indexTimestamp", "previousTimestamp")),
+            ("offsetNotFound", self.not_found, ("indexOffset", "logOffset")),
+        ):
+            index, log = np.array(pairs, np.int64).reshape(-1, 2).T
+            if len(index):
+                yield kind, {names[0]: index, names[1]: pa.array(log, mask=(log < 0) & (names[1] == "logOffset"))}
 
 
 def offset_index_columns(

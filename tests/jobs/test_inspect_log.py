@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,27 @@ def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
     assert "Found timestamp mismatch" in err
 
 
+def test_entries_that_contradict_their_log_are_objects_too(tmp_path):
+    """With --json on stdout and in the files of --output; the text on stderr is Kafka's in any case."""
+    part = build(tmp_path / "archive")
+    index, times = (part.folder / f"{12:020d}.{kind}" for kind in ("index", "timeindex"))
+    assert inspect(part.folder, "--verify-index-only", "--json") == (0, "", "")
+    (first, offset), (second, last) = struct.iter_unpack(">qi", times.read_bytes())
+    index.write_bytes(struct.pack(">iiii", 1, 0, 2, 1))
+    times.write_bytes(struct.pack(">qiqiqi", first + 9, offset, second, last, second, 10**6))
+    code, out, err = inspect(part.folder, "--verify-index-only", "--json")
+    assert (code, err) == (3, inspect(part.folder, "--verify-index-only")[2])
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"file": str(index), "type": "offsetMismatch", "indexOffset": 13, "logOffset": 15},
+        {"file": str(index), "type": "offsetMismatch", "indexOffset": 14, "logOffset": None},
+        {"file": str(times), "type": "timestampMismatch", "indexTimestamp": first + 9, "logTimestamp": first},
+        {"file": str(times), "type": "timestampOutOfOrder", "indexTimestamp": second, "previousTimestamp": first + 9},
+        {"file": str(times), "type": "offsetNotFound", "indexOffset": 12 + 10**6, "logOffset": None},
+    ]
+    assert inspect(part.folder, "--verify-index-only", "--json", "--output", tmp_path / "texts")[0] == 3
+    assert "".join(p.read_text() for p in files_in(tmp_path / "texts", "**/*.jsonl")) == out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -277,4 +299,9 @@ def test_a_segment_that_is_missing_in_what_is_searched(tmp_path, capsys, limits,
     assert cli.main(["inspect", str(part.root), "--offsets", "..5"]) == 3  # nothing that is there is asked for
     (tmp_path / "first").rename(part.folder / f"{0:020d}.log")
     texts = tmp_path / "texts"
-    assert cli.main(["inspect", str(part.root), *limits, "--output", str(texts)]) == (3 if passes else 0)
+    capsys.readouterr()
+    code = cli.main(["inspect", str(part.root), *limits, "--output", str(texts), "--json"])
+    assert code == (3 if passes else 0)
+    assert [said.removeprefix("problem: ") in p for p in json.loads(capsys.readouterr().out)["problems"]] == (
+        [True] if passes else []
+    )

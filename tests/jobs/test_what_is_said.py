@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from lastkey.jobs import rebuild_state
-from lastkey.jobs.command import cli
+from lastkey.jobs.command import cli, reporting
 from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import DONE, PROBLEMS
@@ -90,6 +91,8 @@ def test_the_worst_reason_does_not_hide_behind_another_topic(archive, tmp_path, 
         ["lookup", "--sizing"],
         ["report", "--output", "PAGE"],
         ["inspect", "--output", "TEXTS"],
+        ["convert", "--to", "v3", "--output", "OUT"],
+        ["export", "--format", "ndjson", "--output", "OUT"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )
@@ -101,6 +104,18 @@ def test_at_exit_code_3_the_problems_of_the_json_are_not_empty(archive, tmp_path
     assert code == PROBLEMS
     assert any(path in (problem if isinstance(problem, str) else problem["path"]) for problem in problems)
     assert not any(str(problem).count("t-0: t-0") for problem in problems)
+
+
+def test_no_other_report_decides_on_its_exit_code():
+    """So it is 3 where there are problems. An audit has findings too, `inspect` prints lines, the others add codes."""
+    own = {
+        node.name
+        for path in Path(reporting.__file__).parents[1].rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(each, ast.FunctionDef) and each.name == "exit_code" for each in node.body)
+    }
+    assert own - {"Report", "JobReport"} == {"AuditReport", "CompactReport", "EraseReport", "InspectReport"}
 
 
 def test_partitions_that_are_not_due_are_counted(many, capsys):

@@ -153,6 +153,30 @@ def put_log(world: Erasures, topic_id: UUID, *segments: str) -> None:
     assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
 
 
+def test_of_the_only_copy_of_other_offsets_the_way_out_is_said(tmp_path: Path) -> None:
+    """Generations that vacuum deletes unasked need no --give-up."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 dan=1", "eve=1")
+    write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1")
+    put_log(world, UUID(int=5), "bob=8 ann=8", "cem=8")
+    asks = "vacuum --erased --give-up 't' deletes it, though it is the only copy of offsets 0 to 3"
+    other = (
+        "other-0: erased: expected none of the keys in generation 1 (older), found 1 key; vacuum --erased deletes it"
+    )
+    t_1 = f"t-0: erased: expected none of the keys in generation 1 (older), found 1 key; {asks}"
+    t_2 = other.replace("other-0", "t-0").replace("generation 1", "generation 2")
+    report = world.erase("ann")
+    assert (report.exit_code, report.result) == (0, "older")
+    told = report.to_text().splitlines()
+    assert [line for line in told if "not gone yet: " in line and "erased: " in line] == [
+        f"not gone yet: {each}" for each in (other, t_1, t_2)
+    ]
+    assert list(map(str, world.erase("ann", check=True).problems)) == [other, t_1, t_2]
+    assert vacuumed(world).kept
+    assert list(map(str, world.erase("ann", check=True).problems)) == [t_1]
+    vacuumed(world, give_up=T)
+    assert world.erase("ann", check=True).result == "gone"
+
+
 def values(world: Erasures, key: bytes) -> list[bytes | None]:
     return [r.value for r in world.current() if r.key == key]
 

@@ -304,6 +304,40 @@ def test_partitions_of_every_kind(tmp_path: Path) -> None:
     assert places_of([b"ann"], world.lab.store) == []
 
 
+def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> None:
+    """An erasure leaves Kafka's own topics alone until they are named."""
+    world = Erasures(tmp_path)
+    world.grow("ann=1 bob=1 dan=1", roll=True)
+    world.grow("cem=1", roll=True)
+    write_partition(world.lab.archive / "__mine-0", "ann=1 bob=1 ann=2 cem=1 || cem=1")
+    assert world.compact().exit_code == 0
+    for options in ({}, {"check": True}):
+        report = world.erase("ann", "bob", **options)
+        assert (report.exit_code, report.result) == (3, "held")
+        held = report.to_json()["problems"][0]
+        assert (held["kind"], held["path"], held["found"]) == ("erased", "__mine-0", "2 keys")
+        assert held["expected"] == "none of the keys in generation 1 (current)"
+        assert held["hint"].endswith("erase --topics __mine")
+        assert f"problem: {report.problems[0]}" in report.to_text().splitlines()
+        assert report.to_json()["remains"]["generations"] == ["__mine-0: 1 (current)", "t-0: 1 (older)"]
+    assert [row["not_read"] for row in table_of(world.lab.store)] == [0, 0]
+    assert [p.path for p in report.problems] == ["__mine-0", "t-0"]  # of a check, what vacuum deletes too
+    assert world.erase("ann", "bob", topics=TopicFilter(("__mine",))).exit_code == 0
+    vacuumed(world)
+    assert world.erase("ann", "bob", check=True, no_archive=True).problems == []
+    (archived,) = (world.lab.archive / "t-0").glob("*3.log")
+    archived.write_bytes(archived.read_bytes()[:-1] + b"x")
+    report = world.erase("dan")
+    assert next(p.hint for p in report.problems if p.kind == "erased").startswith("the partition was set aside")
+
+
+def test_what_only_may_be_a_key_is_told_apart(tmp_path: Path) -> None:
+    world = made(tmp_path, "customer-1=1 bob=1", "cem=1")
+    (world.lab.folder() / "notes.txt").write_text("customer-10 and customer-20")
+    problems = world.erase("customer-1", "customer-2", check=True, no_archive=True).problems
+    assert [p.found for p in problems] == ["2 keys, 1 of them perhaps"]
+
+
 def test_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> None:
     """Bytes below the log start go too. What the cluster may still undo is not in the store, and stays new."""
     world = Erasures(tmp_path)
