@@ -55,9 +55,10 @@ _OF_THE_MACHINE: Final = {
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
 # Arrow's messages about local files that have no number, found by failing each operation below it in turn
 _WITHOUT_NUMBER: Final = re.compile(r"error closing file|Memory mapping file failed")
-# Spark's text of a failed task if its Python is missing, has another version, or lacks a package
+# Spark's texts of a failed task if its Python lacks a package, is missing, has another version, or fails to start
+_LACKS: Final = re.compile(r"ModuleNotFoundError: No module named '[^']+'")
 _SETUP: Final = re.compile(
-    r"ModuleNotFoundError: No module named '[^']+'|Cannot run program \"[^\"]*\"[^\n]*"
+    r"Cannot run program \"[^\"]*\"[^\n]*"
     r"|\[PYTHON_VERSION_MISMATCH\][^\n]*|Error from python worker:\n.*?(?=\s*\nPYTHONPATH was:)",
     re.DOTALL,
 )
@@ -225,6 +226,8 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return JvmEndedError(found=ended)
     if stopped:
         return SparkEndedError(found=stopped[0])
+    if not isinstance(error, ImportError) and (lacks := _LACKS.search(text)):  # a worker or daemon that ended for it
+        return WorkerSetupError(found=lacks[0])
     if lost := _LOST.search(text):
         return WorkerEndedError(found=lost[0])
     if _NO_THREAD in text or (isinstance(error, BlockingIOError) and error.filename is None):  # the second: a fork

@@ -23,6 +23,7 @@ import runpy
 import shlex
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from typing import Final
 
 from lastkey.jobs.command.progress import TALKS
 from lastkey.jobs.errors import JavaError, SparkStartError
-from lastkey.jobs.installation import CONF
+from lastkey.jobs.installation import CONF, HOME
 from lastkey.jobs.spark import forked, jars
 from lastkey.jobs.spark.master import is_local
 from lastkey.jobs.spark.submit import OF_PACK, UserOptions, launch_arguments, read_properties
@@ -183,6 +184,17 @@ def environment_for(user: UserOptions) -> dict[str, str]:
     if is_local(user):
         out["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
     return out | forked.address()
+
+
+def path_of_workers(user: UserOptions) -> dict[str, str]:
+    """Return the PYTHONPATH by which Python workers on this machine find Lastkey where this process did: a program may
+    have put a checkout on `sys.path` alone. Installed packages need none, and must not come before Python's own.
+    """
+    known = os.environ.get("PYTHONPATH", "")
+    found = (*site.getsitepackages(), site.getusersitepackages(), *filter(None, known.split(os.pathsep)))
+    if not is_local(user) or HOME in map(Path.resolve, map(Path, found)):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(HOME), known)))}
 
 
 def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:

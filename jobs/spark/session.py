@@ -80,7 +80,7 @@ def start_context(
     environment = jvm.environment_for(user)
     arguments = jvm.arguments_for(user, brief=brief, conf={"spark.app.name": name, **(conf or {})})
     os.environ.update(environment)  # pyspark reads it too
-    launched = jvm.launched(arguments, environment, verbose=jvm.is_verbose(user))
+    launched = jvm.launched(arguments, environment | jvm.path_of_workers(user), verbose=jvm.is_verbose(user))
     output = launched.output
     try:
         context = _context(gateway=_called(launched))

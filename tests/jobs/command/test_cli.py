@@ -735,6 +735,10 @@ def test_a_spark_that_gives_up_or_is_ended_is_told_in_one_line(job, capsys, text
             "  File x\nModuleNotFoundError: No module named 'jobs'\n\tat x",
             "ModuleNotFoundError: No module named 'jobs'",
         ),
+        (  # where the daemon that forks workers ended for it
+            f"x\nError from python worker:\n  ModuleNotFoundError: No module named 'y'\nPYTHONPATH was:\n{_NO_DAEMON}",
+            "ModuleNotFoundError: No module named 'y'",
+        ),
         (
             'x\njava.io.IOException: Cannot run program "/no/python": error=2\n\tat x',
             'Cannot run program "/no/python": ',

@@ -271,6 +271,46 @@ def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
     assert int(done.stdout) > 10_000
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_workers_find_lastkey_where_a_script_put_it_on_its_path(tmp_path):
+    """The job ended, and blamed a lack of memory. The script's own environment stays as it was."""
+    script = tmp_path / "script"
+    script.write_text(
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); import lastkey\n"
+        f"report = lastkey.reindex({str(ROOT / 'examples' / 'archive')!r}, check=True, topics='orders')\n"
+        "print(report.work.spark, report.exit_code, os.environ.get('PYTHONPATH'))\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=bare | {"JAVA_HOME": str(jvm.find_java().parents[1])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (f"{pyspark.__version__} 0 None\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "known", "found"),
+    [
+        ("local[2]", None, "HOME"),
+        ("local[2]", "/other", "HOME:/other"),
+        ("local[2]", "/other:HOME/", None),  # in the user's order
+        ("yarn", None, None),
+        ("spark://a:1", "/other", None),
+    ],
+)
+def test_the_path_of_workers(master, known, found, monkeypatch, tmp_path):
+    monkeypatch.setattr(jvm, "HOME", tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if known is not None:
+        monkeypatch.setenv("PYTHONPATH", known.replace("HOME", str(tmp_path)))
+    user = UserOptions(conf={"spark.master": master})
+    expected = {} if found is None else {"PYTHONPATH": found.replace("HOME", str(tmp_path))}
+    assert jvm.path_of_workers(user) == expected
+    monkeypatch.setattr(jvm, "HOME", Path(pyspark.__file__).resolve().parents[1])  # as pip installs
+    assert jvm.path_of_workers(user) == {}
+
+
 def test_the_jvm_is_heard_once_the_session_stands(capsys):
     output = jvm.Output()
     os.write(output.descriptor, b"before\n")
