@@ -168,14 +168,20 @@ class LostRunError(JobError):
 
 
 class MissingFileError(JobError):
-    """A file that a generation names, and that is missing or changed."""
+    """A `.log` that a generation names, or files with one among them, missing or changed."""
 
     template = _FOUND
     exit_code = PROBLEMS
     hint = (
-        "if the archive has moved, give --archive URI; else restore these files from a copy; compact --force rebuilds "
-        "indexes and snapshots"
+        "if the archive has moved, give --archive URI; else bring these files back from a copy, restore an older "
+        "--generation, or start over from the archive: compact --force --reset TOPIC, with --gaps accept if it has gaps"
     )
+
+
+class MissingSideFileError(MissingFileError):
+    """An index, or another file beside a log, that a generation names, missing or changed."""
+
+    hint = "bring these files back from a copy, or make new ones with compact --force"
 
 
 class OtherFormatError(JobError):
@@ -324,9 +330,7 @@ class ConnectorError(MachineError):
     """A file system that Spark's own code needs and has no jar for."""
 
     template = "{path}: Spark itself keeps a table there, and needs {expected}: {found}"
-    hint = (
-        "before the job's name give {give}, and how to reach it, except for S3 and Azure, by --conf spark.hadoop.fs...="
-    )
+    hint = "before the job's name give {give}, and, but for S3 and Azure, how to reach it: --conf spark.hadoop.fs...="
 
 
 class WorkerSetupError(MachineError):
@@ -369,9 +373,7 @@ class SparkEndedError(MachineError):
 
 
 class WorkerEndedError(MachineError):
-    """A Python worker of Spark's, or an executor with all of its workers, was killed, or crashed, while a job worked,
-    so often that Spark gave up.
-    """
+    """Python workers, or executors with all of theirs, that were killed or crashed until Spark gave up."""
 
     template = "a worker of Spark ended in the middle of the job: {found}"
     hint = (

@@ -11,7 +11,7 @@ from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_sa
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.reporting import moment
-from lastkey.jobs.errors import MissingFileError, NoGenerationError, UsageError
+from lastkey.jobs.errors import MissingFileError, MissingSideFileError, NoGenerationError, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import Generation, check_runs, generation_of, runs_at
 from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
@@ -169,7 +169,8 @@ def check_files(
         archive = archives[target.archive_uri]
         missing += [f"{archive.uri}/{path}" for path in absent(archive, _logs(manifests[target.key], "archive"))]
     if missing:
-        raise MissingFileError(
+        has_log = any(path.endswith(f".{names.LOG}") for path in missing)
+        raise (MissingFileError if has_log else MissingSideFileError)(
             path=some_of(missing), expected="the files that the generation names", found="no such file"
         )
     return side_files

@@ -14,7 +14,7 @@ from pathlib import Path
 import google_crc32c
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import MissingFileError
+from lastkey.jobs.errors import MissingFileError, MissingSideFileError
 from lastkey.logformat.io_limit import paid, spend
 from lastkey.logformat.locations import text_entries
 from lastkey.udfs.storage import Root, flush, flush_names, make_folder, open_file, set_time
@@ -130,7 +130,7 @@ def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | N
             size += len(data)
             found = google_crc32c.extend(found, data)
     if checksum not in (None, found):
-        raise MissingFileError(
+        raise MissingSideFileError(
             path=f"{source.uri}/{path}", expected=f"CRC-32C {checksum:#010x}, as it was written", found=f"{found:#010x}"
         )
     return size

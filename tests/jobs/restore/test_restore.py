@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,13 @@ from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import (
     DONE,
+    PROBLEMS,
     USAGE,
     LogDirectoryInUseError,
     LogStartError,
     MissingFileError,
     MissingPathError,
+    MissingSideFileError,
     NoGenerationError,
     NotEmptyError,
     UsageError,
@@ -32,6 +35,7 @@ from tests.builders.trees import files_of
 
 pytestmark = pytest.mark.slow  # whole runs
 
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "archive"
 NOON, DAY = 1_700_049_600_000, 86_400_000  # 2023-11-15
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 500
 
@@ -321,6 +325,34 @@ def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_genera
     (two_generations.run_folder("t", 0, 2) / "00000000000000000200.index").unlink()
     with pytest.raises(MissingFileError, match=r"00000000000000000200\.index"):
         _restore(two_generations)
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind", "helps"),
+    [
+        ("store/segments/prices-0/*/*.log", MissingFileError, "--force --reset prices"),
+        ("archive/prices-0/*6632.log", MissingFileError, "--force --reset prices --gaps accept"),
+        ("store/segments/prices-0/*/*0.index", MissingSideFileError, "--force"),
+    ],
+)
+def test_a_lost_file_is_told_with_what_brings_back_the_rest(lost, kind, helps, tmp_path, capsys):
+    """It named `compact --force` for a `.log` too, which sets the partition aside."""
+    archive, store, out = (str(tmp_path / name) for name in ("archive", "store", "out"))
+    shutil.copytree(EXAMPLE, archive)
+    words = ["compact", archive, "--store", store, "--topics", "prices", "--cleanup-policy", "compact"]
+    words += ["--engine", "threads"]
+    assert main(words) == DONE
+    next(tmp_path.glob(lost)).unlink()
+    with pytest.raises(MissingFileError) as raised:
+        restore.run(RestoreOptions(store, out), Silent())
+    assert type(raised.value) is kind
+    said = raised.value.line().replace("TOPIC,", "prices").replace(" with --gaps", " --gaps")
+    assert f"compact {helps}" in said
+    if kind is MissingFileError:
+        assert main([*words, "--force"]) == PROBLEMS
+    assert main([*words, *helps.split()]) == DONE
+    assert restore.run(RestoreOptions(store, out), Silent()).exit_code == DONE
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize("generation", [None, 1])
