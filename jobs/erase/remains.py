@@ -101,10 +101,13 @@ class Remains:
             of = number_of[file_of][inside]
             found.append(np.unique((of * len(sought.keys) + key[inside]) * 2 + may[inside]))
         codes = np.unique(np.concatenate(found))
-        for name, pairs in (("keys", np.unique(codes // 2)), ("sure", codes[codes % 2 == 0] // 2)):
-            amounts = np.bincount(pairs // max(len(sought.keys), 1), minlength=len(numbers)).tolist()
-            for where, number in numbers.items():
-                setattr(out.generations[where], name, amounts[number])
+        of_keys, of_sure = (
+            np.bincount(pairs // max(len(sought.keys), 1), minlength=len(numbers)).tolist()
+            for pairs in (np.unique(codes // 2), codes[codes % 2 == 0] // 2)
+        )
+        for where, number in numbers.items():
+            held = out.generations[where]
+            held.keys, held.sure = of_keys[number], of_sure[number]
         out.generations = dict(sorted(out.generations.items()))
         out.others, out.segments = dict(sorted(out.others.items())), sorted(set(out.segments))
         return out
