@@ -22,7 +22,8 @@ from lastkey.jobs.errors import UsageError
 if TYPE_CHECKING:
     from lastkey.jobs.audit.report import AuditReport
 
-_ADD: Final = ("--exclude", "--key", "--partition-count")  # without a value they change nothing; others then take all
+# Without a value these change nothing; others then take all
+_ADD: Final = ("--exclude", "--key", "--partition-count", "--rename")
 
 
 @raises_job_errors

@@ -174,14 +174,14 @@ class MissingFileError(JobError):
     exit_code = PROBLEMS
     hint = (
         "if the archive has moved, give --archive URI; else bring these files back from a copy, restore an older "
-        "--generation, or start over from the archive: compact --force --reset TOPIC, with --gaps accept if it has gaps"
+        "--generation, or remove what was cut short, and compact --force --reset TOPIC, with --gaps accept if need be"
     )
 
 
 class MissingSideFileError(MissingFileError):
     """An index, or another file beside a log, that a generation names, missing or changed."""
 
-    hint = "bring these files back from a copy, or make new ones with compact --force"
+    hint = "bring these files back from a copy, or make new ones: compact --force, for a .txnindex with --reset TOPIC"
 
 
 class OtherFormatError(JobError):

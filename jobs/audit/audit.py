@@ -14,7 +14,7 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Asked, Gathered, gather, records_of
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
-from lastkey.jobs.command.options import AuditOptions, AuditSource
+from lastkey.jobs.command.options import AuditOptions, AuditSource, check_audits
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.report.write_page import checked_output, write_page
@@ -55,6 +55,7 @@ def run_audit(
     listed_by: lists what is read for the sources; None: themselves.
     """
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
+    check_audits(options.audits, *sources)
     state = open_state(options.audits or next(one.store for one in sources if one.store is not None))
     places = [Place("an archive", normal_uri(one.archive)) for one in sources if one.archive is not None]
     output = None if options.output is None else checked_output(options.output, *places)

@@ -436,7 +436,7 @@ def audit_side(text: str) -> AuditSource:
 def check_audits(audits: str | None, *sides: AuditSource) -> None:
     """Raise UsageError if nothing says which store holds the tables."""
     if audits is None and all(side.store is None for side in sides):
-        raise UsageError(message="two archives are compared: name a place for the tables of audits with --audits STORE")
+        raise UsageError(message="an archive has no tables of audits: name a place for them with --audits STORE")
 
 
 def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:

@@ -8,6 +8,7 @@ committed, and says nothing of the rest: the same command again does it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.erase.hashes import hashes_of, keys_with
 from lastkey.jobs.erase.remains import Remains
 from lastkey.jobs.erase.report import EraseReport
-from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.errors import JobError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, in_log, key_id, read_key, secret_of
@@ -105,13 +106,16 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
 
 
 def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
-    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none."""
+    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none, nothing
+    was erased yet, or vacuum knows no folder of theirs.
+    """
     older = sorted({where.topic for where in remains.generations if not where.is_current})
     if not older or not any(row.erased for row in state.checkpoints().values()):
         return None
-    return vacuum.run(
-        VacuumOptions(state.root.uri, topics=TopicFilter(tuple(older)), erased=True, dry_run=True), Silent()
-    )
+    options = VacuumOptions(state.root.uri, topics=TopicFilter(tuple(older)), erased=True, dry_run=True)
+    with contextlib.suppress(JobError):  # the erasure is made, and its report is worth more
+        return vacuum.run(options, Silent())
+    return None
 
 
 def _given(options: EraseOptions) -> list[bytes]:

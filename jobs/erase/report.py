@@ -113,11 +113,19 @@ class EraseReport(JobReport):
     def _how_to_delete(self, at: Generation, held: Held) -> str:
         """Return what vacuum says of an older generation. One that it keeps may be needed by another one."""
         if self.vacuum is None:
+            return "vacuum --erased deletes it, once these keys are erased from its partition"
+        if held.paths.issubset(self.vacuum.deleted.get((at.topic, at.partition), ())):
             return "vacuum --erased deletes it"
-        kept = [g for g in self.vacuum.kept if (g["topic"], g["partition"]) == (at.topic, at.partition)]
-        deleted = self.vacuum.deleted.get((at.topic, at.partition), ())
-        if not kept or held.paths.issubset(deleted):
-            return "vacuum --erased deletes it"
+        kept, those = (
+            [g for g in of if (g["topic"], g["partition"]) == (at.topic, at.partition)]
+            for of in (self.vacuum.kept, self.vacuum.generations)
+        )
+        if not kept:
+            because = next((", ".join(g["because"]) for g in those if g["generation"] == at.number), "")
+            return (
+                f"vacuum --erased leaves it{because and f' ({because})'}: erase these keys from its partition first; "
+                "vacuum --erased --dry-run tells more"
+            )
         mine = next((g for g in kept if g["generation"] == at.number), kept[0])
         which = "it" if mine["generation"] == at.number else f"generation {mine['generation']}, which needs it,"
         offsets = ", ".join(f"{first} to {last}" for first, last in mine["offsets"])
@@ -128,7 +136,7 @@ class EraseReport(JobReport):
     def _left(self) -> list[Problem]:
         """Return a problem for each other place of the store that holds a key, or may hold one."""
         older = {at: held for at, held in self.remains.generations.items() if not at.is_current}
-        hint = "vacuum --erased deletes tables of audits"
+        hint = "vacuum --erased deletes tables of audits, once keys were erased"
         return [
             *(held.problem(at, self._how_to_delete(at, held)) for at, held in older.items()),
             *(
@@ -147,8 +155,8 @@ class EraseReport(JobReport):
             )
         said = {
             "gone": "the store holds none of these keys",
-            "older": "not gone yet: no current generation holds these keys, but other files of the store do: run "
-            "vacuum as said, then erase --check",
+            "older": "not gone yet: no current generation holds these keys, but other files of the store do: do "
+            "what is said of each, then erase --check",
             "held": "not erased everywhere: see the problems",
             "unknown": "not known: some places could not be searched, or keys not found by hashes: see the problems",
         }

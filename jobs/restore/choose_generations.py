@@ -171,7 +171,9 @@ def check_files(
     if missing:
         has_log = any(path.endswith(f".{names.LOG}") for path in missing)
         raise (MissingFileError if has_log else MissingSideFileError)(
-            path=some_of(missing), expected="the files that the generation names", found="no such file"
+            path=some_of(list(dict.fromkeys(missing))),
+            expected="the files that the generation names",
+            found="no such file, or another size",
         )
     return side_files
 

@@ -194,7 +194,7 @@ def path_of_workers(user: UserOptions) -> dict[str, str]:
     found = (*site.getsitepackages(), site.getusersitepackages(), *filter(None, known.split(os.pathsep)))
     if not is_local(user) or HOME in map(Path.resolve, map(Path, found)):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(HOME), known)))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (known, str(HOME))))}
 
 
 def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:

@@ -380,6 +380,7 @@ def test_an_archive_that_is_missing():
         (("key",), {}, "No such command 'key'"),
         (("keys", "archive"), {"partition_count": "t"}, "--partition-count: expected TOPIC=N"),
         (("keys",), {}, "audit needs either ARCHIVE or --store STORE"),
+        (("keys", "archive"), {}, "name a place for them with --audits STORE"),
         (("keys", "archive"), {"hidekeys": True}, "No such option '--hidekeys'"),
         (("keys", "archive"), {"help": True}, "found a call for help"),
     ],
@@ -393,14 +394,14 @@ def test_an_audit_has_the_words_of_its_command(places, given, said):
 
 
 def test_an_audit_is_never_widened_by_an_empty_list(monkeypatch):
-    """Three of the options that may be repeated only add; each of the others narrows."""
+    """Four of the options that may be repeated only add; each of the others narrows."""
     words = []
     monkeypatch.setattr(api_audit, "audit_call", lambda argv, config: words.append(argv) or (lambda progress: None))
     for kind in cli.lastkey.commands["audit"].commands.values():
         names = {option.opts[0][2:].replace("-", "_") for option in kind.params if option.multiple}
         for name in names | {"generation"}:
             for empty in ([], (), iter(()), [None], [[]]):
-                if name in ("exclude", "key", "partition_count"):
+                if name in ("exclude", "key", "partition_count", "rename"):
                     lastkey.audit(kind.name, "A", **{name: empty})
                     assert words.pop() == [kind.name, "A"]
                     continue

@@ -177,6 +177,29 @@ def test_of_the_only_copy_of_other_offsets_the_way_out_is_said(tmp_path: Path) -
     assert world.erase("ann", check=True).result == "gone"
 
 
+def test_what_vacuum_would_leave_is_never_said_to_be_deleted(tmp_path: Path) -> None:
+    """Vacuum deletes no generation of a partition that nothing was erased from, and no folder it does not know."""
+    world = made(tmp_path, "ann=1 bob=1", "cem=1 dan=1", "eve=1")
+    write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1")
+    assert world.compact().exit_code == 0
+    write_partition(world.lab.archive / "other-0", "ann=1 bob=1 || cem=1 || ann=2 || cem=2 |")
+    assert world.compact().exit_code == 0
+    first = "vacuum --erased deletes it, once these keys are erased from its partition"
+    told = list(map(str, world.erase("ann", check=True).problems))
+    assert any("other-0" in line and "(older)" in line and line.endswith(first) for line in told), told
+    world.erase("ann", topics=T)
+    told = list(map(str, world.erase("ann", check=True).problems))
+    [other] = [line for line in told if "other-0" in line and "(older)" in line]
+    assert "vacuum --erased leaves it" in other
+    assert "erase these keys from its partition first" in other
+    folder = next((world.lab.store / "segments" / "other-0").glob("1-*"))
+    shutil.copytree(folder, world.lab.store / "segments" / f"gone-0.{'0' * 32}-delete" / folder.name)
+    for check in (True, False):
+        report = world.erase("ann", check=check)
+        assert any("gone-0" in line for line in map(str, report.remains.generations)), report.to_text()
+        assert report.result in ("older", "held")
+
+
 def values(world: Erasures, key: bytes) -> list[bytes | None]:
     return [r.value for r in world.current() if r.key == key]
 

@@ -293,7 +293,7 @@ def test_workers_find_lastkey_where_a_script_put_it_on_its_path(tmp_path):
     ("master", "known", "found"),
     [
         ("local[2]", None, "HOME"),
-        ("local[2]", "/other", "HOME:/other"),
+        ("local[2]", "/other", "/other:HOME"),
         ("local[2]", "/other:HOME/", None),  # in the user's order
         ("yarn", None, None),
         ("spark://a:1", "/other", None),
