@@ -97,20 +97,22 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
         write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
-    current = {key: row.generation for key, row in state.checkpoints().items()}
+    checkpoints = state.checkpoints()
+    current = {key: row.generation for key, row in checkpoints.items()}
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     add_row(state, _row(options, state, report, shown, at_ms))
-    report.vacuum = _vacuum(state, report.remains)
+    if any(row.erased for row in checkpoints.values()):
+        report.vacuum = _vacuum(state, report.remains)
     return report
 
 
 def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
-    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none, nothing
-    was erased yet, or vacuum knows no folder of theirs.
+    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none, or vacuum
+    knows no folder of theirs.
     """
     older = sorted({where.topic for where in remains.generations if not where.is_current})
-    if not older or not any(row.erased for row in state.checkpoints().values()):
+    if not older:
         return None
     options = VacuumOptions(state.root.uri, topics=TopicFilter(tuple(older)), erased=True, dry_run=True)
     with contextlib.suppress(JobError):  # the erasure is made, and its report is worth more

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,12 @@ from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.erase.remains import Generation, Held, Remains
-from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 from lastkey.jobs.vacuum import VacuumReport
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.problem import Problem
+
+Row = dict[str, Any]  # of a vacuum's report
 
 
 @dataclass
@@ -30,7 +33,7 @@ class EraseReport(JobReport):
     erased: CompactReport | None = None
     searched: AuditReport | None = None
     remains: Remains = field(default_factory=Remains)
-    vacuum: VacuumReport | None = None  # of a dry run: which of the older generations stay; None: none is there
+    vacuum: VacuumReport | None = None  # a dry run over the older generations; None: nothing to ask of it
 
     @property
     def run_id(self) -> str:
@@ -110,18 +113,17 @@ class EraseReport(JobReport):
             return "the partition was set aside: mend that, then erase again"
         return "erase again: they may have come meanwhile; if they stay, run verify --store"
 
-    def _how_to_delete(self, at: Generation, held: Held) -> str:
-        """Return what vacuum says of an older generation. One that it keeps may be needed by another one."""
+    def _how_to_delete(self, at: Generation, held: Held, kept: Sequence[Row], known: Sequence[Row]) -> str:
+        """Return what vacuum says of an older generation. One that it keeps may be needed by another one.
+
+        kept, known: of its partition, what vacuum keeps for its offsets, and all that vacuum knows.
+        """
         if self.vacuum is None:
             return "vacuum --erased deletes it, once these keys are erased from its partition"
         if held.paths.issubset(self.vacuum.deleted.get((at.topic, at.partition), ())):
             return "vacuum --erased deletes it"
-        kept, those = (
-            [g for g in of if (g["topic"], g["partition"]) == (at.topic, at.partition)]
-            for of in (self.vacuum.kept, self.vacuum.generations)
-        )
         if not kept:
-            because = next((", ".join(g["because"]) for g in those if g["generation"] == at.number), "")
+            because = next((", ".join(g["because"]) for g in known if g["generation"] == at.number), "")
             return (
                 f"vacuum --erased leaves it{because and f' ({because})'}: erase these keys from its partition first; "
                 "vacuum --erased --dry-run tells more"
@@ -136,9 +138,17 @@ class EraseReport(JobReport):
     def _left(self) -> list[Problem]:
         """Return a problem for each other place of the store that holds a key, or may hold one."""
         older = {at: held for at, held in self.remains.generations.items() if not at.is_current}
+        kept, known = map(
+            _by_partition, ((), ()) if self.vacuum is None else (self.vacuum.kept, self.vacuum.generations)
+        )
         hint = "vacuum --erased deletes tables of audits, once keys were erased"
         return [
-            *(held.problem(at, self._how_to_delete(at, held)) for at, held in older.items()),
+            *(
+                held.problem(
+                    at, self._how_to_delete(at, held, kept[at.topic, at.partition], known[at.topic, at.partition])
+                )
+                for at, held in older.items()
+            ),
             *(
                 Problem("erased", path, NO_POSITION, "none of the keys", counted(n, "place"), hint=hint)
                 for path, n in self.remains.others.items()
@@ -161,3 +171,11 @@ class EraseReport(JobReport):
             "unknown": "not known: some places could not be searched, or keys not found by hashes: see the problems",
         }
         return [*out, f"result: {said[self.result]}"]
+
+
+def _by_partition(rows: Iterable[Row]) -> defaultdict[Key, list[Row]]:
+    """Group rows once: a store may hold very many generations."""
+    out = defaultdict[Key, list[Row]](list)
+    for row in rows:
+        out[row["topic"], row["partition"]].append(row)
+    return out
