@@ -11,6 +11,7 @@ from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.verify import job as verify
+from lastkey.udfs.problem import Problem
 from tests.builders.archives import HOUR, Lab, by_topic, offset_checkpoint
 from tests.builders.logs import write_partition
 from tests.builders.trees import files_in
@@ -88,10 +89,33 @@ def test_what_lies_between_the_two_files_is_told_by_the_batches(lab: Lab, left: 
     assert [checked.notes for checked in report.results] == [()]
 
 
-def test_without_the_generations_own_the_archives_is_taken(lab: Lab) -> None:
-    give_up(lab, "0\n2\n5 4\n7 6\n")
-    (lab.folder() / CHECKPOINT).write_text("0\n1\n9 9\n")
+@pytest.mark.parametrize("how", ["damaged", "lost"])
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        (None, "0\n3\n0 0\n5 5\n7 6\n"),  # of epoch 3 no batch is left, of epoch 5 not the first one
+        ("0\n2\n5 4\n7 6\n", "0\n3\n0 0\n5 4\n7 6\n"),  # the store's own segments hold epoch 0
+        (KNOWN, KNOWN),
+    ],
+)
+def test_without_the_generations_own_the_archives_and_the_batches_are_taken(
+    lab: Lab, how: str, left: str | None, expected: str
+) -> None:
+    give_up(lab, left or "")
+    if left is None:
+        (lab.archive / "t-0" / CHECKPOINT).unlink()
+    own = lab.folder() / CHECKPOINT
+    own.write_text("0\n1\n9 9\n")
+    if how == "lost":
+        own.unlink()
+    assert verify_store(lab)
     report = lab.run(NOW_MS + HOUR, force=True)
     [note] = [note for note in by_topic(report)["t"].notes if CHECKPOINT in note]
-    assert "the archive's file or the log is used instead" in note
-    assert (lab.folder() / CHECKPOINT).read_text() == "0\n2\n5 4\n7 6\n"
+    assert "the epochs of the archive's file and of the batches are used instead" in note
+    assert (lab.folder() / CHECKPOINT).read_text() == expected
+    assert verify_store(lab) == []
+
+
+def verify_store(lab: Lab) -> list[Problem]:
+    """Return the problems of the store."""
+    return verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent()).problems

@@ -334,11 +334,12 @@ def _valid_snapshot(file: SideFile, opened: np.ndarray) -> bytes | None:
 
 
 def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], tuple[str, ...]]:
-    """Return leader epochs up to the log end, and a note if the last generation's cannot be used.
+    """Return leader epochs up to the log end, and a note if the last generation's file is damaged or lost.
 
     The archive's file may be lost, or lack the epochs of removed segments. So the epochs of the last generation stay,
     because a cleaned log does not tell where its epochs began. The batches give the epochs between the last generation
-    and the archive's first epoch: a broker's retention may have overtaken the store.
+    and the archive's first epoch: a broker's retention may have overtaken the store. If the last generation's file is
+    damaged or lost, they also give the epochs before the archive's first one.
     """
     known: list[EpochEntry] = []
     notes: tuple[str, ...] = ()
@@ -347,11 +348,14 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
         try:
             known = checkpoints.read_leader_epochs(read_side_file(file), file.path)
         except LogFormatError as error:
-            if error.kind == "unreadable":
+            if error.kind == "unreadable" and not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            notes = (f"{error}; the archive's file or the log is used instead",)
+            notes = (
+                f"{error}; the epochs of the archive's file and of the batches are used instead: "
+                "an epoch of which the log holds no batch may be missing",
+            )
     given, epochs = plan.leader_epochs, known
-    if given is None or known:
+    if given is None or known or notes:
         until = given[0][0] if given else np.iinfo(np.int32).max
         for source in analysis.sources:
             epochs = epochs + [e for e in source.epochs if e[0] <= until and (not epochs or e[0] > epochs[-1][0])]
