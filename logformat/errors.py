@@ -200,6 +200,7 @@ KINDS = {
     "overlap": "two segments that hold the same offsets",
     "duplicate": "the same partition in two places",
     "gap": "offsets that are missing between two files",
+    "no_generation": "a partition that the archive has, and of which the store has no generation",
     "index": "an index file that is torn or contradicts its log",
     "side_file": "a snapshot, checkpoint or metadata file that cannot be parsed",
     "unreadable": "a file that cannot be opened or read",

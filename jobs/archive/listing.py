@@ -39,6 +39,7 @@ _BESIDE = (
     names.CLEANER_OFFSET_CHECKPOINT, names.LOG_START_OFFSET_CHECKPOINT, names.HIGH_WATERMARK_CHECKPOINT,
     names.META_PROPERTIES, names.LOCK,
 )  # fmt: skip
+_NO_EPOCHS_BYTES = len("0\n0\n")  # most bytes of a leader-epoch-checkpoint without entries; other files have more
 _NO_HIGH_WATERMARK = "it gives the high watermark: restore it from a copy, or delete it if all of the log counts"
 _NO_NAMES = (".", "..")  # a bucket's keys can have them; a path with them leads to another folder, here or in an output
 _MAX_DEPTH = 3  # folders between the root and a partition's, such as a disk and a log directory
@@ -128,8 +129,7 @@ class Archive:
     topics: set[str] = field(default_factory=set)  # all that have a folder, asked for or not
     not_wanted: set[str] = field(default_factory=set)  # the topics of these that were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # problems of folders, each also in a note
-    # paths of partitions without a segment or an index -> (topic, partition), and the high watermark if known
-    without_segments: dict[str, tuple[tuple[str, int], int | None]] = field(default_factory=dict)
+    without_segments: list[ArchivedPartition] = field(default_factory=list)  # folders without a .log or an index
     folders: set[str] = field(default_factory=set)  # all that were searched for partitions
     seen: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, inode) of real folders -> path
     links: list[_Link] = field(default_factory=list)  # to folders; followed after all real folders
@@ -178,6 +178,9 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     except _TieredError as found:
         archive = list_archive(root.as_tiered(), wanted)
         archive.notes.insert(0, f"{found}: segments of tiered storage; the archive is read as {archive.root.uri}")
+    for left in archive.without_segments:  # a folder without a log is harmless where another one holds the partition
+        if left.key not in archive.partitions and (problem := _missing_log(left)) is not None:
+            archive.partitions[left.key] = replace(left, problem=problem, notes=[])
     uploaded = [one.path for one in archive.partitions.values() if names.UPLOADED in one.side_files]
     if uploaded:
         more = f" and {len(uploaded) - 1:,} more" if len(uploaded) > 1 else ""
@@ -330,7 +333,7 @@ def _partitions(
             continue
         if not found.has_log:
             archive.notes += found.notes
-            archive.without_segments[found.path] = found.key, (directory.high_watermark or {}).get(found.key)
+            archive.without_segments.append(found)
             continue
         other = archive.partitions.get(found.key)
         if other is not None:
@@ -396,6 +399,7 @@ def _read_partition(
         out.problem = Problem.of(unreadable(path, error, NO_POSITION))
     except LogFormatError as error:
         out.problem = Problem.of(error)
+    out.high_watermark = (directory.high_watermark or {}).get(out.key)
     if out.problem is None and not out.segments:
         if not out.orphans:
             return out
@@ -409,7 +413,6 @@ def _read_partition(
     out.held_by_broker = directory.held_by_broker
     out.cleaner_checkpoint = (directory.cleaner or {}).get(key)
     out.log_start_checkpoint = (directory.log_start or {}).get(key)
-    out.high_watermark = (directory.high_watermark or {}).get(key)
     out.high_watermark_problem = directory.high_watermark_problem
     out.unread = out.unread or directory.unread
     if directory.held_by_broker and out.high_watermark is None:
@@ -418,6 +421,22 @@ def _read_partition(
             f"{path}: a running broker holds it and no checkpoint gives its high watermark; nothing is read"
         )
     return out
+
+
+def _missing_log(left: ArchivedPartition) -> Problem | None:
+    """Return the problem of a folder without a `.log` that held one; None for the folder of a new replica. A broker
+    makes the first `.log`, which says where an empty log begins, before all other files except a
+    `leader-epoch-checkpoint` without entries. If it loads the folder, it begins a new log at offset 0.
+    """
+    if left.high_watermark:
+        expected = f"segments up to offset {left.high_watermark}, as {names.HIGH_WATERMARK_CHECKPOINT} says"
+    elif left.side_files or left.snapshots:
+        files = sorted([*left.side_files.values(), *left.snapshots.values()])
+        expected = f"a .log beside {files[0].rpartition('/')[2]}"
+    else:
+        return None
+    hint = "bring the files back, files of 0 bytes too; remove the folder if the partition is given up"
+    return Problem("gap", left.path, NO_POSITION, expected, "none", state="gap", hint=hint)
 
 
 def _fill(root: Root, out: ArchivedPartition) -> None:
@@ -429,6 +448,9 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
         if others:  # perhaps a log under other names, or in a folder of its own
             more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
             out.notes.append(f"{out.path}: no log in it; {others[0]}{more} left out")
+        sizes = resolution.side_files
+        out.side_files = {name: f"{out.path}/{name}" for name in sizes if sizes[name] > _NO_EPOCHS_BYTES}
+        out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
         return
     out.notes += [f"{out.path}/{name}: {kind}; ignored" for name, kind in odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())

@@ -98,7 +98,7 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             else:
                 inputs = inputs_from_generation(archived, checkpoint, start.manifests[key], report.store, settings.gaps)
         except NotPlanned as reason:
-            if checkpoint is None or not begins_anew(start, key, reason.problem):
+            if checkpoint is None or not archived.segments or not begins_anew(start, key, reason.problem):
                 report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
                 continue
             report.anew.add(key)
@@ -161,7 +161,7 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable. Else
     return the plan, with how a run by yield had better go.
     """
-    if plan.anew or plan.erasing is not None or _may_expire(plan, manifest):
+    if plan.is_due_anyway or plan.erasing is not None or _may_expire(plan, manifest):
         return plan
     if not plan.settings.compacts:
         return unread_result(plan)

@@ -220,7 +220,14 @@ def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
 def _check_still_there(
     archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[Segment], log_start: int
 ) -> None:
-    """Check that the archive has the generation's segments; by base offset, as a partition may move between disks."""
+    """Check that the archive has the generation's segments, by base offset, as a partition may move between disks; and
+    that its log does not end below the generation in an empty segment.
+    """
+    for end in archived.segments[-1:]:
+        if not end.size and end.base_offset < checkpoint.next_offset:
+            expected = f"a log that reaches offset {checkpoint.next_offset}, as generation {checkpoint.generation} did"
+            ends = f"one that ends at {end.base_offset}"
+            raise NotPlanned(Problem("changed", end.path, 0, expected, ends, hint=ANOTHER_LOG, state="diverged"))
     listed = {s.base_offset: s for s in archived.segments}
     last = max(listed, default=-1)
     for segment in theirs:

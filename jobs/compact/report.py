@@ -24,11 +24,11 @@ from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.problem import Problem
 
-_DONE: Final = {  # (compacted, dry run)
-    (True, False): "clean",
-    (True, True): "would clean",
-    (False, False): "expired",
-    (False, True): "would expire",
+_DONE: Final = {  # of a new generation: what was done, what a dry run would do
+    "clean": "would clean",
+    "expired": "would expire",
+    "erased": "would erase",
+    "kept": "would keep",  # as it is: the first generation of an empty log, or a --reset with nothing cleanable
 }
 WHY_NEEDED: Final = {  # why the archive is still needed, the worst first
     "set_aside": "partitions were set aside",
@@ -310,10 +310,11 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     expired = sum(one.records for one in r.expired)
     if r.compacted:
         kept = max(kept - expired, 0)  # the oldest segments expire, and these were cleaned too
+    done = "erased" if r.erases else "clean" if r.compacted else "expired" if expired or dropped else "kept"
     return PartitionLine(
         r.topic,
         r.partition,
-        ("would erase" if dry_run else "erased") if r.erases else _DONE[r.compacted, dry_run],
+        _DONE[done] if dry_run else done,
         records_before=kept + dropped + expired,
         records_after=kept,
         bytes_before=r.bytes_before,

@@ -39,6 +39,7 @@ from lastkey.jobs.restore.choose_generations import (
 )
 from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import Made, check_checksum, checksum_of, copy_log, copy_small, finish
+from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
@@ -131,6 +132,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
                 full.add_note(note)
             raise full from error
         raise
+    report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)
     report.notes += tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
@@ -278,11 +280,14 @@ def _list_beyond(
 ) -> None:
     """Report what the archive holds at or beyond each partition's end, and partitions that the store does not hold."""
     ends = {t.key: t.next_offset for t in targets}
+    named = {problem.path for problem in report.problems}
     for uri, archive in listed.items():
         if archive is None:
             report.notes.append(f"{uri}: the archive cannot be read, so what it holds beyond the store is unknown")
             continue
         for key, partition in sorted(archive.partitions.items()):
+            if names.partition_folder(*key) in named:
+                continue
             if key not in ends:
                 total = sum(s.size for s in partition.segments)
                 report.beyond.append(f"{partition.path}: {counted(len(partition.segments), 'segment')}, {size(total)}")

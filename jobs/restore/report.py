@@ -45,7 +45,8 @@ class RestoreReport(JobReport):
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""
         partitions = [vars(p) for p in self.partitions]
-        return self.json_of("restore", output=self.output, partitions=partitions, beyond=self.beyond)
+        problems = self.problems_json()
+        return self.json_of("restore", output=self.output, partitions=partitions, beyond=self.beyond, problems=problems)
 
     def to_text(self) -> str:
         """Return the report for people."""
@@ -67,7 +68,7 @@ class RestoreReport(JobReport):
         again = [p for p in self.partitions if p.cleaned_again_bytes]
         if again:
             lines += ["A broker cleans again (not after --full-clean):", *(f"  {_cleaned_again(p)}" for p in again), ""]
-        lines += [*labelled("note", self.notes), *self.io_lines()]
+        lines += [*labelled("left out", self.problems), *labelled("note", self.notes), *self.io_lines()]
         total = sum(p.bytes for p in self.partitions)
         reflinked = sum(p.reflinked for p in self.partitions)
         shared = ", " + counted(reflinked, *_SHARED) if reflinked else ""

@@ -26,7 +26,6 @@ from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
 from lastkey.jobs.verify.report import VerifyReport
-from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, raise_access, unreadable
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, normal_uri, same_kind
@@ -75,14 +74,9 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
             report.not_checked.append(f"{archived.path}: its segments")
         if archived.high_watermark is not None and archived.held_by_broker:
             report.notes.append(f"{archived.path}: a running broker may be writing to it: run again on a copy")
-    for path, (key, end) in sorted(archive.without_segments.items()):
-        if end and key not in archive.partitions:  # else a leftover of a partition that lies in another log directory
-            expected = f"segments up to offset {end}, as {names.HIGH_WATERMARK_CHECKPOINT} says"
-            report.other_problems.append(
-                Problem("gap", path, NO_POSITION, expected, "none", state="gap", hint="bring the files back")
-            )
-        else:
-            report.not_checked.append(f"{path}: a partition's folder without a segment")
+    named = {archived.path for archived in archive.partitions.values()}
+    others = (left.path for left in archive.without_segments if left.path not in named)
+    report.not_checked += [f"{path}: a partition's folder without a segment" for path in sorted(others)]
     for directory in sorted({path.rpartition("/")[0] for path in (a.path for a in archive.partitions.values())}):
         checked = check_log_directory(uri, directory)
         report.side_files += checked.files

@@ -161,6 +161,14 @@ class PartitionPlan:
         return sum(s.listed.size for s in self.segments)
 
     @property
+    def is_due_anyway(self) -> bool:
+        """Return whether the partition is due whatever its log holds: a partition that starts over, which the next run
+        would set aside again; an empty log without a generation, of which the log start, log end and leader epochs are
+        all there is to keep.
+        """
+        return self.anew or (self.known_until is None and not self.log_bytes and self.erasing is None)
+
+    @property
     def least_bytes(self) -> int:
         """Bytes of logs that the run reads whatever it finds: by yield, those of what is new."""
         dirty = self.checkpoint or 0

@@ -646,7 +646,11 @@ def test_only_empty_segments(tmp_path: Path) -> None:
         part.write(number * SEGMENT_OFFSETS, [])
     with_checkpoint(part, ACTIVE)
     assert not part.verify().problems
-    assert part.compact().status == "not_due"
+    result = part.compact()
+    assert (result.status, result.next_offset) == ("cleaned", ACTIVE)
+    assert [(s.base_offset, s.size_bytes) for s in result.segments] == [
+        (number * SEGMENT_OFFSETS, 0) for number in range(SEGMENTS)
+    ]
 
 
 # -- files

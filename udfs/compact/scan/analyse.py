@@ -123,8 +123,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
     result = replace(not_due(plan, dirty, log_end, cleanable), notes=tuple(notes), last_batch=last_batch, gaps=gaps)
     sealed = plan.sealed and len(scans) == len(plan.segments) and not scans[-1].reached_end_offset
-    # a partition that starts over is due whatever it holds; otherwise the next run would set it aside again
-    nothing = not (due or plan.anew or any(expired(plan, facts_of(scans), sealed).values()))
+    nothing = not (due or plan.is_due_anyway or any(expired(plan, facts_of(scans), sealed).values()))
     reason = NotDue(result) if nothing else None
     aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset

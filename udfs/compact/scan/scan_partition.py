@@ -76,7 +76,7 @@ def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     """Raise NotDue if the topic is not compacted and the oldest segment shows that retention removes nothing, so that
     the other segments need not be read.
     """
-    if plan.settings.compacts or plan.anew or plan.erasing is not None:
+    if plan.settings.compacts or plan.is_due_anyway or plan.erasing is not None:
         return
     first = scan_one(plan, 0, buffer)
     if not may_expire(plan, first.size, first.max_timestamp, plan.segments[0].listed.mtime_ms):
