@@ -6,7 +6,7 @@
   settle    a task for some buckets, over all splits from the last to the first: writes a bit for each hash; or
             Spark's `window` decides, and writes the same bits
   rewrite   a task for each split: marks and bits say which records stay; pieces of a group that several splits share
-  join      a task for each such group: makes a segment of its pieces
+  join      a task for each such group: makes segments of its pieces
 A record leaves its split if the split holds no later record of its key; by `compaction.strategy`, none of so high a
 version. Spark carries names of files, counts and checksums. Measured, 128 MB of hashes in cells of 0.25 to 8 MiB, on 2
 cores: through Spark's shuffle into Arrow and back, as binary cells, they take 0.9 to 1.1 processor seconds of the JVM
@@ -59,7 +59,7 @@ def rewrite_by_blocks(
     watcher: Watcher,
     settle_all: SettleAll | None = None,
 ) -> tuple[list[OutputSegment], Tally, int]:
-    """Rewrite a partition; return (segments by group, counters, largest peak memory of a task in bytes).
+    """Rewrite a partition; return (segments in order, counters, largest peak memory of a task in bytes).
 
     settle_all: settles all buckets at once, if given.
     """
@@ -120,19 +120,20 @@ def rewrite_by_blocks(
 
     joined = _run(workers, plan, "join", join, sorted(shared))
     tally = Tally()
-    segments = {g: manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0)) for g, group in groups.items()}
+    segments = {g: [manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))] for g, group in groups.items()}
     for done in rewritten:
         tally.counters += done.counters
         tally.recompressed_bytes += done.recompressed_bytes
         segments |= done.segments
-    segments |= {done.group: done.segment for done in joined}
+    segments |= {done.group: done.segments for done in joined}
     peaks = (
         [s.peak_memory_bytes for s in results],
         [s.peak_memory_bytes for s in settled],
         [s.peak_memory_bytes for s in rewritten],
         [s.peak_memory_bytes for s in joined],
     )
-    return [segments[g] for g in sorted(segments)], tally, max(itertools.chain(*peaks), default=0)
+    in_order = list(itertools.chain.from_iterable(segments[g] for g in sorted(segments)))
+    return in_order, tally, max(itertools.chain(*peaks), default=0)
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Limits on tested code: its time, and what it may read."""
+"""Limits on tested code: its time, what it may read, and how large its files are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.compact import plan_partition
+from lastkey.udfs.compact.plan import PartitionPlan
 
 NOBODY = 65534
 
@@ -50,3 +56,8 @@ def open_to_all() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)
+
+
+def limit_logs(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
+    """Let runs in this process write no `.log` larger than this, unless a single batch is."""
+    monkeypatch.setattr(plan_partition, "PartitionPlan", partial(PartitionPlan, max_log_bytes=max_bytes))

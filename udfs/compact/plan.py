@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
 from lastkey.udfs.problem import Problem
@@ -148,6 +149,7 @@ class PartitionPlan:
     every: int = 1  # runs' worth of new records that a run by yield takes at once
     io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
     erasing: Erasing | None = None  # erase, and do not compact
+    max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
     only_schedule: bool = False  # a dry run that says what a run by yield would rewrite, and reads none of that
 
     @property

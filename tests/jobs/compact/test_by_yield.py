@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.udfs.segments import cleaned_until
 from tests.builders.archives import Lab
+from tests.builders.limits import limit_logs
 from tests.builders.logs import START_MS
 from tests.builders.nights import COLD, DAY, KEY, Kept, Nights, keep_by_yield, last_records
 
@@ -35,8 +37,11 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_drawn_nights_keep_every_live_record_and_bring_none_back(tmp_path: Path, seed: int) -> None:
+def test_drawn_nights_keep_every_live_record_and_bring_none_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     rng = random.Random(seed)
+    limit_logs(monkeypatch, 400 if seed % 2 else MAX_SEGMENT_BYTES)
     nights = Nights(tmp_path)
     nights.settings["compaction.min.yield"] = rng.choice([0.1, 0.3, 0.6, 1.0])
     nights.settings["segment.bytes"] = rng.choice([400, 1000, 1 << 20])

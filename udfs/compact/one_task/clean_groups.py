@@ -66,7 +66,7 @@ def clean_groups(
         nonlocal held
         if held is not None:
             with clock.phase("write"):
-                out.append(write_group(plan, analysis, *held, back))
+                out.extend(reversed(write_group(plan, analysis, *held, back)))
         held = None
 
     for numbers in reversed(groups):
@@ -83,9 +83,11 @@ def clean_groups(
         if fails and tally.counters[NULL_KEYS]:
             continue  # this partition will not be committed; go on only to count
         follows = held is not None and held[0].base_offset == group.next_offset
-        if held is not None and follows and not len(stack) and can_begin_at(held[1].last_offset, group.base_offset):
-            held = begin_at(held[0], group), held[1]
-            continue
+        if held is not None and follows and not len(stack):
+            last_offset = held[1].last_offset(plan.max_log_bytes)
+            if can_begin_at(last_offset, group.base_offset):
+                held = begin_at(held[0], group), held[1]
+                continue
         write_held(buffer)
         held = group, stack
     if not (fails and tally.counters[NULL_KEYS]):

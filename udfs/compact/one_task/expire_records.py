@@ -76,7 +76,7 @@ def expire_records(
     erased = None if erasing is None else ErasedKeys(plan, erasing)
     mark = _mark_all if erased is None else erased.mark
     counter = DROPPED_EXPIRED if erasing is None else DROPPED_ERASED
-    written: dict[int, OutputSegment] = {}  # by number of the source
+    written: dict[int, list[OutputSegment]] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
     for number in reversed(analysis.aging):
         source = analysis.sources[number]
@@ -92,8 +92,9 @@ def expire_records(
         theirs = not plan.is_ours(source.segment.listed)  # none of the archive's may come before one of ours
         if (written and (theirs or erasing is None)) or tally.counters[counter] > before:
             group = analysis.group(range(number, number + 1))
-            one = write_group(plan, analysis, group, stack, buffer)
-            written[number] = one if row is None else replace(one, applied_to=row.applied_to)
+            segments = write_group(plan, analysis, group, stack, buffer)
+            applied_to = -1 if row is None else row.applied_to
+            written[number] = [replace(segment, applied_to=applied_to) for segment in segments]
         else:
             if erasing is None:
                 min_timestamps[number] = least_timestamp(stack.rows())
@@ -103,7 +104,7 @@ def expire_records(
     if erased is not None:
         tally.erased = erased.ranges()
     analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
-    return analysis, [written[number] for number in sorted(written)]
+    return analysis, [segment for number in sorted(written) for segment in written[number]]
 
 
 def _is_noted(plan: PartitionPlan, analysis: Analysis) -> bool:

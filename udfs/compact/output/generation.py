@@ -7,31 +7,34 @@ in the archive. Nobody sees these files before `jobs.store.tables` commits.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
+from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import LogFormatError, unless_unreadable
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from lastkey.logformat.side_files.checkpoints import EpochEntry
+from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, pending_of, with_pending
 from lastkey.udfs.compact.cleaner import SegmentFacts
+from lastkey.udfs.compact.output.group_output import GroupOutput
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.place_segments import folder_of, place_one, write_indexes, write_side_files
 from lastkey.udfs.compact.output.result import WrittenGeneration
-from lastkey.udfs.compact.output.segment_output import ReadBack, SegmentOutput, manifest_row, read_whole
+from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.retention import summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
 from lastkey.udfs.compact.scan.read_again import read_again, read_side_file
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
-from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts, write_secret
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.scan.what_expires import expired
 from lastkey.udfs.read_back import check_written
@@ -40,15 +43,11 @@ from lastkey.udfs.storage import (
     Root,
     await_flushes,
     exists,
-    file_size,
     flush_whole,
-    flushing,
     make_private,
     open_output,
     open_root,
 )
-
-_SMALL: Final = 8 << 20
 
 
 def remove_folder(plan: PartitionPlan) -> None:
@@ -68,46 +67,16 @@ def remove_folder_at(store: Root, folder: str) -> None:
 
 def write_group(
     plan: PartitionPlan, analysis: Analysis, group: Group, stack: PieceStack, buffer: ChunkBuffer
-) -> OutputSegment:
-    """Write one cleaned segment with its indexes, and read it back. A dry run returns only the manifest's row."""
-    if plan.dry_run:
-        rows = stack.rows()
-        return manifest_row(group, "", rows, 0, (0, 0, 0))
-    store = folder_of(plan)
-    output = SegmentOutput(store, plan.folder, group.base_offset, plan.settings)
+) -> list[OutputSegment]:
+    """Write the segments of a group with their indexes, and read them back; a group without survivors becomes an empty
+    one. A dry run returns only the manifest's rows.
+    """
+    output = GroupOutput(plan, group, analysis.kept_aborts)
     digest = stack.digest
-    for rows, data in stack.drain(analysis.sources):
+    for rows, data in stack.drain(analysis.sources, dry_run=plan.dry_run):
         output.append(rows, data)
-    return finish_segment(plan, analysis.kept_aborts, store, output, group, digest, buffer)
-
-
-def finish_segment(
-    plan: PartitionPlan,
-    kept_aborts: np.ndarray,
-    store: Root,
-    output: SegmentOutput,
-    group: Group,
-    digest: int,
-    buffer: ChunkBuffer,
-) -> OutputSegment:
-    """Close a written segment, write its indexes, and read it back; by yield, keep the facts that this shows."""
-    rows, offset_index, time_index = output.close()
-    inside = (kept_aborts["last_offset"] >= group.base_offset) & (kept_aborts["last_offset"] < group.next_offset)
-    txn_index = transaction_index.write(kept_aborts[inside])
-    checksums = write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
-    back = ReadBack(output.path, rows, plan.settings.max_decompressed_batch_bytes)
-    sizes = (len(offset_index), len(time_index), len(txn_index))
-    row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
-    # A large log is flushed at once, so that a task does not end with all of them; a small one with its folder.
-    with flushing(store, output.path) if output.size > _SMALL else nullcontext():
-        if not plan.by_yield:
-            read_whole(store, output.path, buffer, back)
-            back.check(output.checksum, digest)
-            return row
-        back.check_size(file_size(store, output.path))
-        scan, hashes = scan_written(plan, row, buffer, back.see)
-        back.check(output.checksum, digest)
-        return replace(row, facts_bytes=write_facts(plan, row, scan, hashes))
+    segments = output.finish(digest, buffer)
+    return segments if segments[0].size_bytes else [place_one(plan, segments[0])]
 
 
 def write_generation(
@@ -118,8 +87,7 @@ def write_generation(
     cleaned: the segments that replace the sources `analysis.replaced`; keys: those of what was new, if it was not
     held against all that is older.
     """
-    if analysis.compacts:
-        cleaned = [_applied(analysis, row) for row in cleaned]
+    cleaned = [_with_sources(analysis, row) for row in cleaned]
     members: list[OutputSegment | int] = [*cleaned, *analysis.untouched]
     members.sort(key=lambda one: analysis.sources[one].base_offset if isinstance(one, int) else one.base_offset)
     facts = _facts(analysis, members)
@@ -172,12 +140,20 @@ def write_generation(
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
 
 
-def _applied(analysis: Analysis, row: OutputSegment) -> OutputSegment:
-    """Return the row of a cleaned segment with what it has met, and what filters said would go from its sources."""
-    bases = {n: analysis.sources[n].base_offset for n in analysis.superseded}
-    inside = [analysis.superseded[n] for n, base in bases.items() if row.base_offset <= base < row.next_offset]
-    until = analysis.cleanable.first_uncleanable_offset
-    return replace(row, applied_to=until, expected_dead=sum(inside) if inside else -1)
+def _with_sources(analysis: Analysis, row: OutputSegment) -> OutputSegment:
+    """Return the row of a cleaned segment with the size of its sources, what it has met, and what filters said would go
+    from its sources. A source that became several segments counts for the one that holds its base.
+    """
+    starts, superseded = [s.base_offset for s in analysis.sources], analysis.superseded
+    numbers = range(bisect_left(starts, row.base_offset), bisect_left(starts, row.next_offset))
+    sources = analysis.sources[numbers.start : numbers.stop]
+    row = replace(row, source_bytes=sum(s.size for s in sources), source_records=sum(s.n_records for s in sources))
+    if not analysis.compacts:
+        return row
+    begun = bisect_right(starts, row.base_offset) - 1
+    counted = any(n in superseded for n in (begun, *numbers))
+    expected = sum(superseded.get(n, 0) for n in numbers) if counted else -1
+    return replace(row, applied_to=analysis.cleanable.first_uncleanable_offset, expected_dead=expected)
 
 
 def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]) -> list[OutputSegment]:
@@ -213,7 +189,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputS
     """
     base = analysis.sources[number].base_offset if number >= 0 else analysis.log_end_offset
     end = analysis.end_of(number) if number >= 0 else base
-    group, row = Group(base, end, analysis.sources[number].mtime_ms, 0, 0), analysis.sources[number].segment.row
+    group, row = Group(base, end, analysis.sources[number].mtime_ms), analysis.sources[number].segment.row
     empty = manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
     return place_one(plan, empty if row is None or number < 0 else replace(empty, applied_to=row.applied_to))
 
@@ -311,19 +287,33 @@ def _snapshots(
     transaction.
     """
     files = {}
-    number = {s.base_offset: i for i, s in enumerate(analysis.sources)}
+    starts = [s.base_offset for s in analysis.sources]
     given = {s.offset: s for s in plan.snapshots}
     for base in bases:
         if base == log_start_offset:
             continue
         data = None
-        if base in given and base != analysis.log_end_offset:
+        number = bisect_right(starts, base) - 1
+        if base > starts[number]:  # of a segment that begins inside a source
+            data = producer_snapshot.write(_producers_inside(plan, analysis, number, base))
+        elif base in given and base != analysis.log_end_offset:
             data = _valid_snapshot(given[base], open_at(analysis.open_transactions, base))
         if data is None:
-            data = producer_snapshot.write(analysis.producers[number[base]])
+            data = producer_snapshot.write(analysis.producers[number])
         files[segment_file(base, "snapshot")] = data
     end = analysis.log_end_offset
     return files | {segment_file(end, "snapshot"): producer_snapshot.write(analysis.producers[-1])}
+
+
+def _producers_inside(plan: PartitionPlan, analysis: Analysis, number: int, offset: int) -> np.ndarray:
+    """Return the producers at an offset inside a source, producer_snapshot.ENTRY[n]; read the source up to there."""
+    source, state, tail = analysis.sources[number], ProducerState.from_snapshot(analysis.producers[number]), Tail()
+    with source.open_log() as file:
+        for headers in read_headers(
+            file, source.path, source.start_position, source.end_position, chunk_buffer(plan), tail, end_offset=offset
+        ):
+            state.append(headers.batches, source.path)
+    return state.entries()
 
 
 def _valid_snapshot(file: SideFile, opened: np.ndarray) -> bytes | None:

@@ -22,6 +22,7 @@ from lastkey.logformat.batches.chunks import Chunk, read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
+from lastkey.udfs.compact.output.group_output import batches_that_fit
 from lastkey.udfs.compact.scan.read_again import CHANGED_HINT
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 
@@ -66,10 +67,10 @@ class PieceStack:
     def __len__(self) -> int:
         return len(self._pieces)
 
-    @property
-    def last_offset(self) -> int:
-        """Last offset of the last surviving batch; -1 if nothing survives."""
-        return int(self._pieces[0].rows["last_offset"][-1]) if self._pieces else -1
+    def last_offset(self, max_bytes: int) -> int:
+        """Return the last offset of the first segment, of at most so many bytes; -1 if nothing survives."""
+        rows = self.rows()
+        return int(rows["last_offset"][max(batches_that_fit(rows["size"], max_bytes), 1) - 1]) if len(rows) else -1
 
     def room(self, size: int) -> np.ndarray:
         """Return uint8[size] for the bytes of the next piece, to be pushed before it is called again."""
@@ -118,13 +119,18 @@ class PieceStack:
             return np.empty(0, OUT_BATCH)
         return np.concatenate([piece.rows for piece in reversed(self._pieces)])
 
-    def drain(self, sources: Sequence[SegmentScan]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def drain(
+        self, sources: Sequence[SegmentScan], *, dry_run: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (OUT_BATCH rows, bytes: uint8[], valid until the next ones) in the order of the log; rows come with the
-        first bytes of their piece.
+        first bytes of their piece, in a dry run without bytes.
 
         Raises LogFormatError after the last bytes of a piece that differ from the pushed ones.
         """
         none = np.empty(0, OUT_BATCH)
+        if dry_run:
+            yield self.rows(), np.empty(0, np.uint8)
+            return
         with self._spill or nullcontext(), ExitStack() as files:
             opened_at, file, copied = -1, None, np.empty(_COPY_BYTES, np.uint8)
             while self._pieces:

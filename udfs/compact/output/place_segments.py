@@ -78,15 +78,8 @@ def can_begin_at(last_offset: int, base_offset: int) -> bool:
 
 
 def begin_at(segment: S, empty: S) -> S:
-    """Return the segment, or group, with the base of an empty one before it, whose sources it now counts as its own.
-    `place_one` renames its files.
-    """
-    return replace(
-        segment,
-        base_offset=empty.base_offset,
-        source_bytes=segment.source_bytes + empty.source_bytes,
-        source_records=segment.source_records + empty.source_records,
-    )
+    """Return the segment, or group, with the base of an empty one before it. `place_one` renames its files."""
+    return replace(segment, base_offset=empty.base_offset)
 
 
 def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:

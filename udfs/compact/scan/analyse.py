@@ -48,8 +48,6 @@ class Group:
     base_offset: int
     next_offset: int
     mtime_ms: int
-    source_bytes: int
-    source_records: int
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,8 @@ class Analysis:
 
     def group(self, numbers: range) -> Group:
         """Return the group of these sources, before it is written."""
-        members = [self.sources[i] for i in numbers]
-        return Group(
-            base_offset=members[0].base_offset,
-            next_offset=self.end_of(numbers.stop - 1),
-            mtime_ms=members[-1].mtime_ms,
-            source_bytes=sum(m.size for m in members),
-            source_records=sum(m.n_records for m in members),
-        )
+        first, last = self.sources[numbers.start], self.sources[numbers.stop - 1]
+        return Group(first.base_offset, self.end_of(numbers.stop - 1), last.mtime_ms)
 
     def end_of(self, number: int) -> int:
         """Return the end of a source's range: the next source's base, or the log end."""

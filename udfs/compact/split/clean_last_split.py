@@ -6,7 +6,7 @@ So its records are read and decompressed once. Its entries go to the tasks that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,17 +73,8 @@ def clean_last_split(
                     sources[i], rules, loader, mark_last, tally, buffer, stack.room, chunks=chunks
                 ):
                     stack.push(i, piece, chunk)
-            output.write(number, Cleaned(_in_order(plan, stack, sources), stack.digest))
+            output.write(number, Cleaned(stack.drain(sources, dry_run=plan.dry_run), stack.digest))
         blocks = out.finish()
     none = Slice(key_file.path, 0, 0, 0)
     walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))
     return CleanedSplit(walked, output.result(tally))
-
-
-def _in_order(
-    plan: PartitionPlan, stack: PieceStack, sources: Sequence[SegmentScan]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    if plan.dry_run:
-        yield stack.rows(), np.empty(0, np.uint8)
-    else:
-        yield from stack.drain(sources)

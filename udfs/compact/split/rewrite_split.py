@@ -1,7 +1,7 @@
 """The task that makes new segments of a split's survivors, and pieces of segments that other splits share.
 
-A group that lies in one split becomes a segment at once. For any other group, each split writes a piece, with the rows
-of its batches beside it; `join_pieces` makes the segment of these.
+A group that lies in one split becomes segments at once. For any other group, each split writes a piece, with the rows
+of its batches beside it; `join_pieces` makes the segments of these.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, MarkLast, Tally, VerdictsOf
 from lastkey.udfs.compact.clean.clean_segment import ChunksOf, clean_forwards
 from lastkey.udfs.compact.cleaner import Rules
-from lastkey.udfs.compact.output.generation import finish_segment
-from lastkey.udfs.compact.output.place_segments import folder_of
-from lastkey.udfs.compact.output.segment_output import SegmentOutput, extended, manifest_row
+from lastkey.udfs.compact.output.group_output import GroupOutput
+from lastkey.udfs.compact.output.segment_output import extended
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
@@ -58,7 +57,7 @@ class GroupPiece:
 class RewrittenSplit:
     """Result for one split. An empty segment has no file: the driver joins it to the next one."""
 
-    segments: dict[int, OutputSegment]  # by group
+    segments: dict[int, list[OutputSegment]]  # by group
     pieces: tuple[GroupPiece, ...]
     counters: np.ndarray
     recompressed_bytes: int
@@ -67,10 +66,10 @@ class RewrittenSplit:
 
 @dataclass(frozen=True)
 class JoinedGroup:
-    """A segment made of pieces."""
+    """Segments made of pieces."""
 
     group: int
-    segment: OutputSegment
+    segments: list[OutputSegment]
     peak_memory_bytes: int = 0
 
 
@@ -125,7 +124,7 @@ def rewrite_split(
 
 
 class SplitOutput:
-    """Writer of a split's survivors: a segment of each group that no other split has a part of, a piece of each other.
+    """Writer of a split's survivors: segments of each group that no other split has a part of, a piece of each other.
 
     Arguments as of `rewrite_split`.
     """
@@ -139,7 +138,7 @@ class SplitOutput:
         name: str,
     ) -> None:
         self._plan, self._groups, self._shared, self._kept_aborts, self._name = plan, groups, shared, kept_aborts, name
-        self._segments: dict[int, OutputSegment] = {}
+        self._segments: dict[int, list[OutputSegment]] = {}
         self._pieces: list[GroupPiece] = []
 
     def write(self, number: int, cleaned: Cleaned) -> None:
@@ -147,19 +146,29 @@ class SplitOutput:
         if number in self._shared:
             self._pieces.append(_write_piece(self._plan, number, cleaned, f"{self._name}-{number}"))
         else:
-            self._segments[number] = _write_segment(self._plan, self._groups[number], cleaned, self._kept_aborts)
+            self._segments[number] = _write_segments(self._plan, self._groups[number], cleaned, self._kept_aborts)
 
     def result(self, tally: Tally) -> RewrittenSplit:
         """Return what was written."""
         return RewrittenSplit(self._segments, tuple(self._pieces), tally.counters, tally.recompressed_bytes)
 
 
-def _write_segment(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> OutputSegment:
-    """Write a group's segment in a folder of its own."""
-    output = _Output(plan, group)
+def _write_segments(
+    plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray
+) -> list[OutputSegment]:
+    """Write a group's segments in a folder of their own."""
+    own = in_own_folder(plan)
+    output = GroupOutput(own, group, kept_aborts)
     for rows, data in cleaned.pieces:
         output.append(rows, data)
-    return output.finish(kept_aborts, cleaned.digest)
+    return _finished(own, output, cleaned.digest)
+
+
+def _finished(own: PartitionPlan, output: GroupOutput, digest: int) -> list[OutputSegment]:
+    segments = output.finish(digest, chunk_buffer(own))
+    if segments[0].path:
+        flush_whole(open_root(own.store_uri), own.folder)  # here: the driver may be elsewhere
+    return segments
 
 
 def _write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) -> GroupPiece:
@@ -178,9 +187,9 @@ def _write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) 
 def join_pieces(
     plan: PartitionPlan, number: int, group: Group, pieces: Sequence[GroupPiece], kept_aborts: np.ndarray
 ) -> JoinedGroup:
-    """Make a segment of a group's pieces, which come in the order of the log."""
-    root = open_root(plan.store_uri)
-    output, copied = _Output(plan, group), np.empty(_COPY_BYTES, np.uint8)
+    """Make segments of a group's pieces, which come in the order of the log."""
+    root, own = open_root(plan.store_uri), in_own_folder(plan)
+    output, copied = GroupOutput(own, group, kept_aborts), np.empty(_COPY_BYTES, np.uint8)
     for piece in pieces:
         rows = read_slice(root, piece.rows).view(OUT_BATCH)
         if len(rows):
@@ -193,32 +202,4 @@ def join_pieces(
                 checksum = crc32c_extend(checksum, part)
                 output.append(rows[:0], part)
         check(piece.data, checksum)
-    return JoinedGroup(number, output.finish(kept_aborts, sum(piece.digest for piece in pieces) & (2**64 - 1)))
-
-
-class _Output:
-    """A segment in a folder of its own, created when its first batch comes; a group without survivors, or of a dry run,
-    leaves no file.
-    """
-
-    def __init__(self, plan: PartitionPlan, group: Group) -> None:
-        self._plan, self._group = in_own_folder(plan), group
-        self._made: SegmentOutput | None = None
-        self._rows = [np.empty(0, OUT_BATCH)]  # of a dry run
-
-    def append(self, rows: np.ndarray, data: np.ndarray) -> None:
-        if self._plan.dry_run:
-            self._rows.append(rows)
-            return
-        if self._made is None:
-            plan = self._plan
-            self._made = SegmentOutput(folder_of(plan), plan.folder, self._group.base_offset, plan.settings)
-        self._made.append(rows, data)
-
-    def finish(self, kept_aborts: np.ndarray, digest: int) -> OutputSegment:
-        if self._made is None:
-            return manifest_row(self._group, "", np.concatenate(self._rows), 0, (0, 0, 0))
-        plan, output = self._plan, self._made
-        row = finish_segment(plan, kept_aborts, output.root, output, self._group, digest, chunk_buffer(plan))
-        flush_whole(output.root, plan.folder)  # here: the driver may be elsewhere
-        return row
+    return JoinedGroup(number, _finished(own, output, sum(piece.digest for piece in pieces) & (2**64 - 1)))

@@ -475,7 +475,7 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
             mine, splits[0], groups, frozenset(), sources, analysis.rules, analysis.kept_aborts, walks[0], settled, name
         )
 
-    placed, real, written = [], rewriting._write_segment, []
+    placed, real, written = [], rewriting._write_segments, []
 
     class Killed(BaseException):
         pass
@@ -490,14 +490,14 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
             written.append(group)
             return real(mine, group, cleaned, kept_aborts)
         second = rewrite(replace(plan, folder=f"{plan.folder}.7"), "r7")
-        placed.extend(join_empty_groups(plan, [second.segments[g] for g in sorted(second.segments)]))
+        placed.extend(join_empty_groups(plan, [s for g in sorted(second.segments) for s in second.segments[g]]))
         monkeypatch.setattr(SegmentOutput, "append", killed)
         return real(mine, group, cleaned, kept_aborts)
 
     def killed(self, rows, data):  # type: ignore[no-untyped-def]
         raise Killed
 
-    monkeypatch.setattr(rewriting, "_write_segment", slow)
+    monkeypatch.setattr(rewriting, "_write_segments", slow)
     with pytest.raises(Killed):
         rewrite(plan, "r0")
     assert [s.size_bytes > 0 for s in placed] == [True] * 3
