@@ -51,6 +51,7 @@ CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 KAFKAS_OWN = {
     "internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version", "log.retention.ms",
     "log.retention.minutes", "offsets.retention.minutes", "delivery.timeout.ms", "linger.ms", "transaction.timeout.ms",
+    "max.decompressed.message.bytes",
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ a batch holds a record for each of its offsets. Only a cleaner makes holes, and 
 
 "A cleaner's work" is a batch that holds fewer records than offsets, or begins above the end of the one before it. Above
 a hole, it shows that the cleaner has passed the hole. In the segment that ends at the hole, it shows that the cleaner
-may have removed the end of that segment too (Kafka before 4.0 did not keep the last batch of what it cleaned; KAFKA.md,
-"Versions").
+may have removed the end of that segment too (Kafka before 4.0, and again from 4.4 on, does not keep the last batch of
+what it cleaned; KAFKA.md, "Versions").
 
 A hole is a gap anywhere if a file shows that something was there: an index without its log, or an index whose last
 entry lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and

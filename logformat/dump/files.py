@@ -1,8 +1,9 @@
 """Printer of log files and side files in the form of kafka-dump-log: text on stdout, findings on stderr; without Spark.
 
-The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options. These differences are on
-purpose: a file may be a URI or a folder; the checkpoints of a log directory are printed too; and damage is a line on
-stderr and exit code 3, followed by everything readable after it, where the tool ends with a stack trace.
+The lines, and the findings at the end, are those of kafka-dump-log 4.3.0 for the same options; 4.4.0 prints some lines
+otherwise (KAFKA.md, "Versions"). These differences are on purpose: a file may be a URI or a folder; the checkpoints of
+a log directory are printed too; and damage is a line on stderr and exit code 3, followed by everything readable after
+it, where the tool ends with a stack trace.
 
 Source: Kafka's DumpLogSegments (4.3.0).
 """

@@ -100,6 +100,7 @@ METADATA_RECORDS: Final = {
     26: "RemoveDelegationToken",
     27: "RegisterController",
     28: "ClearElr",
+    29: "UnregisterController",
 }
 
 

@@ -2,7 +2,7 @@
 
 Only the records in CHANGES are decoded. A version of them that is not known is an error, because its fields may mean
 something else; a record type that is not known is counted, so that a caller can name it. Source: the generated messages
-and MetadataRecordSerde of Kafka 4.3.0.
+and MetadataRecordSerde of Kafka 4.4.0.
 """
 
 from __future__ import annotations

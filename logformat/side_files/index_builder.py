@@ -1,9 +1,9 @@
 """Builder of a segment's offset index and time index, from its batches while they are read or written.
 
-Kafka 4.3 makes the same bytes in three ways: when it rolls a segment after appends, when its cleaner writes a segment,
-and by LogSegment.recover from the log alone. An archived index can differ and still be right: an older broker made an
-entry for each append and not for each batch, and a broker that restarted or truncated the log while the segment was
-active counted from 0 again.
+Kafka 4.3 and 4.4 make the same bytes in three ways: when they roll a segment after appends, when their cleaner writes a
+segment, and by LogSegment.recover from the log alone. An archived index can differ and still be right: an older broker
+made an entry for each append and not for each batch, and a broker that restarted or truncated the log while the segment
+was active counted from 0 again.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.golden import ARCHIVE, DUMPED, PASSES, spec_lines
 from tests.kafka_lab import Broker, CleanSpec, OldBroker, clean, digest, dump, dump_log_segments, make_logs
+from tests.kafka_lab.jars import NEW, OLD
 from tests.kafka_lab.waiting import wait_until
 
 RETENTION_MS = 86_400_000
@@ -166,7 +167,7 @@ def job(partition: str, is_more: bool, source: Broker, cleaned: Broker, first_di
     spec = tuple(text for name in names for text in texts(name) if text.startswith(f"topic={topic} "))
     case = f"{topic}-more" if is_more else topic
     log = cleaned.cleaner_log.read_text()
-    return Job(case, partition, "2.8.2" if old else "4.3.0", spec, source.data, cleaned.data, log, first_dirty_offset)
+    return Job(case, partition, OLD if old else NEW, spec, source.data, cleaned.data, log, first_dirty_offset)
 
 
 def case_meta(job: Job) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def case_meta(job: Job) -> dict[str, Any]:
     return {
         "name": job.case,
         "written_by": job.written_by,
-        "cleaned_by": "4.3.0",
+        "cleaned_by": NEW,
         "spec": job.spec,
         "settings": settings,
         "partitions": {},

@@ -18,9 +18,9 @@ from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import messages, versions_of
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, dump_log_segments, make_logs
-from tests.kafka_lab.jars import lab_jars
+from tests.kafka_lab.jars import NEW, lab_jars
 from tests.kafka_lab.jvm import lab
-from tests.kafka_lab.own_topics import DECODERS, TOPICS
+from tests.kafka_lab.own_topics import DECODERS, TOPICS, as_4_3_prints
 
 pytestmark = pytest.mark.kafka
 
@@ -35,12 +35,20 @@ GENERATED = {  # jar -> names of its classes
 }  # fmt: skip
 
 
+NEW_IN_4_4 = {"UnregisterControllerRecord", "storedDescriptionTopologyEpoch", "failedDescriptionTopologyEpoch"}
+
+
+def is_known(name: str) -> bool:
+    """Return whether the reference version has a message or a field."""
+    return NEW != "4.3.0" or name not in NEW_IN_4_4
+
+
 @pytest.fixture(scope="module")
 def classes() -> dict[str, str]:
     """Return name -> class of every message in the jars."""
     found = {}
     for jar, pattern in GENERATED.items():
-        with zipfile.ZipFile(lab_jars() / f"kafka-{jar}-4.3.0.jar") as archive:
+        with zipfile.ZipFile(lab_jars() / f"kafka-{jar}-{NEW}.jar") as archive:
             for name in archive.namelist():
                 if re.fullmatch(pattern + r"\.class", name):
                     found[name.removesuffix(".class").rpartition("/")[2]] = name.removesuffix(".class").replace(
@@ -58,7 +66,7 @@ def snake(name: str) -> str:
 
 def wire(fields, version: int):
     """Return a version's fields as Kafka's schema has them, those with a tag last."""
-    present = [of for of in fields if version in of.versions]
+    present = [of for of in fields if version in of.versions and is_known(of.name)]
     ordered = [of for of in present if of.tag is None] + sorted(
         (of for of in present if of.tag is not None), key=lambda of: of.tag
     )
@@ -78,12 +86,13 @@ def described(fields):
 
 def test_the_table_says_what_the_classes_are(classes):
     table = messages()
-    assert set(table) == set(classes)
+    assert {name for name in table if is_known(name)} == set(classes)
     theirs = lab().call("describe_messages", classes=list(classes.values()))
-    for name, message in table.items():
+    for name in classes:
+        message = table[name]
         said = theirs[classes[name]]
         assert (message.versions.low, message.versions.high) == (said["lowest"], said["highest"]), name
-        assert [of.name for of in message.fields] == [of["name"] for of in said["order"]], name
+        assert [of.name for of in message.fields if is_known(of.name)] == [of["name"] for of in said["order"]], name
         for version, fields in enumerate(said["schemas"], said["lowest"]):
             assert wire(message.fields, version) == described(fields), (name, version)
 
@@ -119,6 +128,8 @@ def random_records(classes, decoder: str):
     for record_type, name in DECODERS[decoder][2].items():
         is_framed = decoder in ("cluster-metadata", "remote-log-metadata")
         value_name = name + ("Record" if is_framed else "Value")
+        if value_name not in classes:
+            continue
         for version in range(versions_of(value_name).low, versions_of(value_name).high + 1):
             values = [data for data, _ in made(classes, value_name, version, 12, version + 7)]
             if is_framed:
@@ -149,6 +160,15 @@ def in_base64(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
 
 
+def is_as_printed(ours: str | None, theirs: str | None) -> bool:
+    """Return whether both texts are equal, whichever reference version printed the second one."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    # 4.4 compares the count of tagged fields with the bytes that are left, before it reads the fields
+    head, is_refused, _ = as_4_3_prints(theirs).partition("Tried to read")
+    return ours.startswith(head) if is_refused else ours == head
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_records_as_the_tool_prints_them_whole_and_damaged(classes, decoder):
     drawn = random.Random(decoder)
@@ -162,7 +182,9 @@ def test_records_as_the_tool_prints_them_whole_and_damaged(classes, decoder):
     offsets, keys, values = zip(*rows, strict=True)
     ours = decode_records(decoder, pa.array(keys, pa.binary()), pa.array(values, pa.binary()), offsets)
     for row, said, *found in zip(rows, theirs, *(column.to_pylist() for column in ours), strict=True):
-        assert found == said, row
+        if not is_known("UnregisterControllerRecord") and (said[1] or "").endswith("Unknown metadata id 29"):
+            continue
+        assert all(map(is_as_printed, found, said)), (row, found, said)
     refused = [text for pair in theirs[:whole] for text in pair if text and "skipping" in text]
     if (
         decoder == "remote-log-metadata"
@@ -191,7 +213,7 @@ def test_every_line_of_a_brokers_own_topics(broker):
     for folder in folders:
         name = TOPICS[folder.name.rpartition("-")[0]]
         for log in files_in(folder):
-            theirs = dump_log_segments(DECODERS[name][1], "--files", log)
+            theirs = as_4_3_prints(dump_log_segments(DECODERS[name][1], "--files", log))
             ours = []
             dump([str(log)], DumpOptions(LogOptions(True, partial(decode_records, name))), ours.append)
             assert b"".join(ours).decode().splitlines() == theirs.splitlines(), folder.name

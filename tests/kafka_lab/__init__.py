@@ -4,11 +4,13 @@ Needs Java 17 (a JDK) and, the first time, Maven Central; nothing else. Fetched 
 (jars.py). A missing Java or a failed fetch raises LabError: tests fail, they do not skip. Tests that use the lab are
 marked `kafka`.
 
+The reference version is 4.3.0; LASTKEY_KAFKA_VERSION=4.4.0 runs the same tests against 4.4.0.
+
 | module | holds |
 |---|---|
 | jars.py | Kafka's jars, by the Ivy that pyspark ships |
 | jvm.py | the Java programs in java/: compiled once, one process that answers commands |
-| broker.py | `with Broker(folder) as b:` 4.3.0; OldBroker: 2.8.2, which writes magic 0 and 1 |
+| broker.py | `with Broker(folder) as b:` the reference version; OldBroker: 2.8.2, which writes magic 0 and 1 |
 | oracle.py | clean, recover, locate, list_offsets, seek, dump, digest, index_check, make_logs, consume, and others |
 | mirror.py | MirrorMaker 2: topics from one broker to another |
 | loading.py | load_under_broker, start_restored, recovered_by_broker, served_by_broker |

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from .errors import LabError
-from .jars import OLD, lab_jars
+from .jars import NEW, OLD, lab_jars
 from .jvm import JAVA_SOURCES, class_archive, java_command, lab
 from .waiting import wait_until
 
@@ -162,9 +162,9 @@ class BaseBroker:
 
 
 class Broker(BaseBroker):
-    """Kafka 4.3.0: one KRaft node that is controller and broker; `directory/meta` holds its metadata log."""
+    """The reference Kafka: one KRaft node that is controller and broker; `directory/meta` holds its metadata log."""
 
-    version = "4.3.0"
+    version = NEW
     started_line = "Kafka Server started"
     cluster_id = "bGFzdGtleS1sYWItMDAwMA"
 

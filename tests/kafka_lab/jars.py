@@ -10,16 +10,30 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import LabError
 
-NEW, OLD = "4.3.0", "2.8.2"  # the reference broker; the last line that still writes magic 0 and 1
+REFERENCES = ("4.3.0", "4.4.0")  # java/kafka-<version> holds what the Java programs call differently in each
+OLD = "2.8.2"  # the last line that still writes magic 0 and 1
+
+
+def reference(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the version of the reference broker: LASTKEY_KAFKA_VERSION, by default the first of REFERENCES."""
+    version = environment.get("LASTKEY_KAFKA_VERSION") or REFERENCES[0]
+    if version not in REFERENCES:
+        raise LabError(
+            f"LASTKEY_KAFKA_VERSION: expected {' or '.join(REFERENCES)}, found {version}. Set one of these versions"
+        )
+    return version
+
+
+NEW = reference()  # of this process, and of its children
 STREAMS = f"streams-{NEW}"  # Kafka Streams with its client, for golden data (tests/golden/make_clients.py)
-MIRROR = f"mirror-{NEW}"  # MirrorMaker 2 and the Connect that it runs in (mirror.py)
-TIERED = f"tiered-{NEW}"  # Kafka's LocalTieredStorage, which a broker loads by a class path of its own (own_topics)
+MIRROR = f"mirror-{REFERENCES[0]}"  # MirrorMaker 2 and the Connect that it runs in (mirror.py): a client of any broker
+TIERED = f"tiered-{NEW}"  # LocalTieredStorage, which the broker loads by a class path of its own (tiered.py)
 YARN = "yarn-3.5.0"  # Hadoop's servers (tests/yarn_lab), of the Hadoop whose client pyspark ships
 CENTRAL = "https://repo1.maven.org/maven2/"
 _ATTEMPTS = 3
@@ -40,7 +54,7 @@ _MODULES = {
     STREAMS: [("org.apache.kafka", "kafka-streams", NEW)],
     TIERED: [("org.apache.kafka", "kafka-storage", NEW)],
     MIRROR: [
-        ("org.apache.kafka", "connect-mirror", NEW),
+        ("org.apache.kafka", "connect-mirror", REFERENCES[0]),
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
         ("org.slf4j", "slf4j-api", "1.7.36"),
     ],
@@ -131,9 +145,8 @@ def _ivy_file(version: str) -> str:
     ]
     if version == TIERED:  # the jar with the tests' classes alone, without what the broker has
         jar = '<artifact name="kafka-storage" type="jar" ext="jar" e:classifier="test"/>'
-        wanted = [
-            f'<dependency org="org.apache.kafka" name="kafka-storage" rev="{NEW}" transitive="false">{jar}</dependency>'
-        ]
+        [(org, name, rev)] = _MODULES[version]
+        wanted = [f'<dependency org="{org}" name="{name}" rev="{rev}" transitive="false">{jar}</dependency>']
     excluded = [f'<exclude org="{org}" module="{name}"/>' for org, name in _EXCLUDED[version]]
     lines = [
         '<ivy-module version="2.0" xmlns:e="http://ant.apache.org/ivy/extra">'

@@ -29,6 +29,7 @@ class CleanSpec:
     max_message_bytes: int = 1_048_588
     producer_id_expiration_ms: int = 86_400_000
     dedupe_buffer_bytes: int = 16 << 20  # of the key map, for 629,000 keys; the broker's is 128 MiB
+    ends_with_range: bool = True  # the high watermark is the end of the range, as in a generation; else the log end
 
 
 @dataclass(frozen=True)

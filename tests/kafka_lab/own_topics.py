@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lastkey.logformat.messages.coordinator_records import (
     GROUP_RECORDS,
     METADATA_RECORDS,
@@ -19,3 +21,15 @@ DECODERS = {  # ours -> the tool's class and option, its records, what the names
 }
 TOPICS = {"__consumer_offsets": "offsets", "__transaction_state": "transaction-log",
           "__share_group_state": "share-group-state", "__cluster_metadata": "cluster-metadata"}  # fmt: skip
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead",
+          "PrepareEpochFence")  # fmt: skip
+
+
+def as_4_3_prints(text: str) -> str:
+    """Return text of 4.4's kafka-dump-log as 4.3's prints it (KAFKA.md, "Versions"); 4.3's own is unchanged."""
+
+    def number(found: re.Match[str]) -> str:
+        state = found[1]
+        return f'"transactionStatus":{STATES.index(state) if state in STATES else state}'
+
+    return re.sub(r'"transactionStatus":"([\w-]+)"', number, text)

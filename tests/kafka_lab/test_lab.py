@@ -24,7 +24,7 @@ from tests.kafka_lab import (
     start_restored,
     visible_lines,
 )
-from tests.kafka_lab.jars import cache_dir, java_tool, lab_jars
+from tests.kafka_lab.jars import NEW, cache_dir, java_tool, lab_jars, reference
 from tests.kafka_lab.jvm import LabJvm, class_archive, classes, lab
 from tests.kafka_lab.loading import log_problems
 
@@ -168,12 +168,12 @@ def test_a_log_directory_that_was_not_shut_down_cleanly_is_refused(written, tmp_
 def test_the_jvm_outlives_a_failed_command_and_is_replaced_when_it_died():
     with pytest.raises(LabError, match="no command"):
         lab().call("fly")
-    assert dump_log_segments("--version").startswith("4.3.0")
+    assert dump_log_segments("--version").startswith(NEW)
     before = lab()
     before._process.kill()
     before._process.wait()
     assert lab() is not before
-    assert dump_log_segments("--version").startswith("4.3.0")
+    assert dump_log_segments("--version").startswith(NEW)
 
 
 def test_a_jvm_that_dies_in_a_command_is_an_error():
@@ -187,7 +187,7 @@ def test_a_jvm_that_dies_in_a_command_is_an_error():
 
 
 def test_classes_are_kept_for_the_next_jvm_if_the_first_one_ended_well(written):
-    assert list(classes().glob("broker-4.3.0-*.jsa"))
+    assert list(classes().glob(f"broker-{NEW}-*.jsa"))
     with pytest.raises(ZeroDivisionError), class_archive("never") as (option, *_):
         Path(option.partition("=")[2]).write_bytes(b"cut off")
         raise ZeroDivisionError
@@ -202,6 +202,16 @@ def test_without_java_the_lab_fails(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(LabError, match="JAVA_HOME"):
         java_tool("javac")
+
+
+@pytest.mark.parametrize(("named", "version"), [(None, "4.3.0"), ("", "4.3.0"), ("4.4.0", "4.4.0")])
+def test_the_reference_version_is_a_variable(named, version):
+    assert reference({} if named is None else {"LASTKEY_KAFKA_VERSION": named}) == version
+
+
+def test_a_version_that_is_no_reference_is_refused():
+    with pytest.raises(LabError, match=r"LASTKEY_KAFKA_VERSION: expected 4\.3\.0 or 4\.4\.0, found 4\.2\.0"):
+        reference({"LASTKEY_KAFKA_VERSION": "4.2.0"})
 
 
 def test_a_fetch_that_fails_says_so(monkeypatch, tmp_path):

@@ -10,7 +10,8 @@ from dataclasses import asdict
 import pytest
 
 from tests.golden import DUMPED, PASSES, case_names
-from tests.kafka_lab import CleanSpec, clean, digest, dump_log_segments, index_check, load_under_broker
+from tests.kafka_lab import CleanSpec, clean, digest, dump, dump_log_segments, index_check, load_under_broker
+from tests.kafka_lab.jars import NEW
 
 pytestmark = pytest.mark.kafka
 
@@ -42,7 +43,12 @@ def test_the_cleaner_makes_the_golden_bytes(cases, name, tmp_path):
         names = indexed_files(expected)
         assert indexed_files(got) == names
         _, different, missing = filecmp.cmpfiles(got, expected, names, shallow=False)
-        assert (different, missing) == ([], [])
+        if case.meta["cleaned_by"] == NEW:
+            assert (different, missing) == ([], [])
+        else:  # a later version's zstd library compresses otherwise: other bytes, and other positions in the indexes
+            lines = dump([expected], kinds="BR")[expected]
+            assert (dump([got], kinds="BR")[got], missing) == (lines, [])
+            assert not different or any("zstd" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", case_names())

@@ -101,7 +101,7 @@ def read_metadata(files: Sequence[MetadataFile]) -> Metadata:
     if out.image.open_records:
         out.notes.append(f"{out.image.open_records} records of a transaction that has not ended do not count")
     out.notes += [
-        f"{n} records of type {kind}, which Kafka 4.3 does not have, were passed over" for kind, n in unknown.items()
+        f"{n} records of type {kind}, which Kafka 4.4 does not have, were passed over" for kind, n in unknown.items()
     ]
     return out
 

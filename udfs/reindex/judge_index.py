@@ -10,7 +10,7 @@ The words are those of the report. They are tried in this order, and the first t
     torn           the file ends inside an entry
     padded         right as far as it goes, then zeros: a segment that was being written, and was never closed
     stale          right as far as it goes, but ends before the log does, or goes on where the log was cut off
-    other_entries  right for every look-up, but not the entries that Kafka 4.3 makes
+    other_entries  right for every look-up, but not the entries that Kafka 4.3 and 4.4 make
 
 Memory holds no more of a file than can be right (segment.index.bytes), and a little.
 """

@@ -122,7 +122,7 @@ class IndexCheck:
             )
             self._add(path, at - at % entry_size, "the entries that a broker rebuilds from the log", "other entries")
         elif legal and rebuilt is not None and data[:used] != rebuilt and not expected.active:
-            notes.append(f"{path}: not the entries that Kafka 4.3 would make, but right for look-ups")
+            notes.append(f"{path}: not the entries that Kafka 4.3 and 4.4 would make, but right for look-ups")
 
     def _illegal(self, kind: str, path: str, active: bool, damaged: bool) -> bool:
         """Report entries that mislead a look-up; return True if there are none."""

@@ -124,7 +124,7 @@ final class Consume {
                     timestamps.add(record.timestamp());
                 }
             }
-            file.closeHandlers();
+            file.channel().close();
             return new Times(offsets, timestamps, largest >= 0 ? largest : log.lastModified());
         }
 

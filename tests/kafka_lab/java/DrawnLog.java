@@ -30,8 +30,8 @@ import org.apache.kafka.common.record.internal.MemoryRecords;
 import org.apache.kafka.common.record.internal.MemoryRecordsBuilder;
 import org.apache.kafka.common.record.internal.RecordBatch;
 import org.apache.kafka.common.record.internal.RecordVersion;
-import org.apache.kafka.common.utils.ByteBufferOutputStream;
-import org.apache.kafka.common.utils.Time;
+import org.apache.kafka.common.utils.*; // ByteBufferOutputStream is here in 4.3, and in internals in 4.4
+import org.apache.kafka.common.utils.internals.*;
 import org.apache.kafka.server.common.RequestLocal;
 import org.apache.kafka.server.util.KafkaScheduler;
 import org.apache.kafka.storage.internals.log.AppendOrigin;
@@ -142,8 +142,8 @@ final class DrawnLog {
         if (last.nextBoolean() && !isMore) log.roll();
         long end = log.logEndOffset(), start = log.logStartOffset();
         boolean closed = isMore || last.nextInt(3) > 0 || indexBytes == FULL_SOON; // from which Kafka does not recover
-        if (closed) log.close();
-        else log.closeHandlers();
+        if (closed) ByVersion.close(log);
+        else ByVersion.closeAsInACrash(log);
         settle(last);
         ObjectNode answer = Lab.JSON.createObjectNode().put("log_start", start).put("log_end", end).put("now_ms", clock.now)
             .put("leader_epoch", epoch).put("closed", closed)
@@ -189,7 +189,7 @@ final class DrawnLog {
         } else if (n < 77) {
             count("restarts");
             long start = log.logStartOffset();
-            log.close();
+            ByVersion.close(log);
             open(start, true, log.logEndOffset());
         } else if (n < 80) clock.now += r.nextInt(4) == 0 ? DAY_MS : r.nextInt((int) HOUR);
         else if (n < 86) crash(r);
@@ -319,7 +319,7 @@ final class DrawnLog {
         if (indexBytes == FULL_SOON) return; // Kafka's recovery fails on an index that is full
         long start = log.logStartOffset(), recoveryPoint = r.nextBoolean() ? 0 : log.activeSegment().baseOffset();
         File active = log.activeSegment().log().file();
-        log.closeHandlers();
+        ByVersion.closeAsInACrash(log);
         if (r.nextBoolean()) {
             count("crashes with a torn end");
             try (RandomAccessFile file = new RandomAccessFile(active, "rw")) {

@@ -18,8 +18,8 @@ import org.apache.kafka.common.record.internal.FileRecords;
 import org.apache.kafka.common.record.internal.MemoryRecords;
 import org.apache.kafka.common.record.internal.Record;
 import org.apache.kafka.common.record.internal.RecordBatch;
-import org.apache.kafka.common.utils.BufferSupplier;
-import org.apache.kafka.common.utils.CloseableIterator;
+import org.apache.kafka.common.utils.*; // BufferSupplier is here in 4.3, and in internals in 4.4
+import org.apache.kafka.common.utils.internals.*;
 
 /**
  * Canonical lines of a partition directory, or of one .log file, through Kafka's own reader; each batch's CRC is checked.
@@ -81,7 +81,7 @@ final class Dump {
                 batch(batch, segmentBase);
             }
         } finally {
-            file.closeHandlers();
+            file.channel().close();
         }
         if (valid != log.length())
             throw new IllegalStateException(log + ": " + (log.length() - valid) + " trailing bytes that are no batch");
@@ -90,7 +90,7 @@ final class Dump {
 
     void batch(RecordBatch batch, long segmentBase) {
         long count = 0;
-        try (CloseableIterator<Record> it = batch.streamingIterator(buffers)) {
+        try (var it = batch.streamingIterator(buffers)) {
             for (; it.hasNext(); count++) {
                 Record record = it.next();
                 record.ensureValid();

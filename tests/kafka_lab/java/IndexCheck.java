@@ -20,7 +20,6 @@ import org.apache.kafka.common.record.internal.FileRecords;
 import org.apache.kafka.common.record.internal.Record;
 import org.apache.kafka.common.utils.Time;
 import org.apache.kafka.server.util.KafkaScheduler;
-import org.apache.kafka.storage.internals.log.AbortedTxn;
 import org.apache.kafka.storage.internals.log.LogConfig;
 import org.apache.kafka.storage.internals.log.LogDirFailureChannel;
 import org.apache.kafka.storage.internals.log.LogSegment;
@@ -159,7 +158,7 @@ final class IndexCheck {
                 size = batch.position() + batch.sizeInBytes();
                 if (batch.magic() >= 2 && batch.isTransactional()) readTransactional(batch);
             }
-            file.closeHandlers();
+            file.channel().close();
             if (size != log.length()) fail(log, (log.length() - size) + " trailing bytes");
         }
 
@@ -194,7 +193,7 @@ final class IndexCheck {
                 lastPosition = entry.position();
             }
             if (index.entries() == 0 && size > 64L * interval) fail(offsetIndex, "no entries for " + size + " bytes of log");
-            index.closeHandler();
+            ByVersion.close(index);
         }
 
         void checkTimeIndex() throws Exception {
@@ -210,7 +209,7 @@ final class IndexCheck {
             }
             if (maxTimestamp >= 0 && (last == null || last.timestamp() != maxTimestamp || last.offset() != offsetOfMaxTimestamp))
                 fail(timeIndex, "ends with " + last + ", but the greatest timestamp is " + maxTimestamp + " at " + offsetOfMaxTimestamp);
-            index.closeHandler();
+            ByVersion.close(index);
         }
 
         void checkTimeEntry(int i, TimestampOffset entry) {
@@ -229,7 +228,7 @@ final class IndexCheck {
             if (transactionIndex.exists()) {
                 TransactionIndex index = new TransactionIndex(base, transactionIndex);
                 sane(transactionIndex, index::sanityCheck);
-                for (AbortedTxn aborted : index.allAbortedTxns()) {
+                for (var aborted : index.allAbortedTxns()) {
                     abortedTransactions++;
                     indexed.add(aborted.lastOffset());
                     if (aborted.firstOffset() > aborted.lastOffset()) fail(transactionIndex, aborted.toString());

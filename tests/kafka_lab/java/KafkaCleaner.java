@@ -62,7 +62,7 @@ final class KafkaCleaner {
             log.updateHighWatermark(log.logEndOffset());
             rounds(log, time, spec, rounds);
         } finally {
-            log.close();
+            ByVersion.close(log);
             scheduler.shutdown();
         }
         for (File file : Objects.requireNonNull(dir.listFiles())) // deletion is asynchronous, and may not have run
@@ -93,6 +93,7 @@ final class KafkaCleaner {
             long limit = Math.min(log.lastStableOffset(), log.activeSegment().baseOffset());
             LogToClean toClean = new LogToClean(log, from, Math.max(from, limit), false);
             if (from >= toClean.firstUncleanableOffset() || toClean.cleanableBytes() == 0) return; // as the cleaner's manager
+            if (spec.get("ends_with_range").asBoolean()) log.updateHighWatermark(toClean.firstUncleanableOffset());
             Map.Entry<Long, CleanerStats> done = cleaner.doClean(toClean, time.milliseconds());
             CleanerStats stats = done.getValue();
             rounds.addObject().put("directory", spec.get("directory").asText())

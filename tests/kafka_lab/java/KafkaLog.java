@@ -59,7 +59,7 @@ final class KafkaLog {
             File dir = new File(one.get("directory").asText()).getCanonicalFile();
             UnifiedLog log = open(dir, one.get("interval").asInt(), one.get("log_start").asLong(), false, scheduler);
             done.addObject().put("log_start", log.logStartOffset()).put("log_end", log.logEndOffset());
-            log.close();
+            ByVersion.close(log);
             scheduler.shutdown();
         }
         return done;
@@ -85,7 +85,7 @@ final class KafkaLog {
             for (LogSegment segment : log.logSegments()) segments.add(segment.baseOffset());
             return answer;
         } finally {
-            log.close();
+            ByVersion.close(log);
             scheduler.shutdown();
         }
     }
@@ -128,7 +128,7 @@ final class KafkaLog {
             }
             return answer;
         } finally {
-            log.close();
+            ByVersion.close(log);
             scheduler.shutdown();
         }
     }

@@ -5,7 +5,8 @@ import com.fasterxml.jackson.databind.node.TextNode;
 import java.io.ByteArrayOutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
-import org.apache.kafka.common.utils.Exit;
+import org.apache.kafka.common.utils.*; // Exit is here in 4.3, and in internals in 4.4
+import org.apache.kafka.common.utils.internals.*;
 
 /** Kafka's command line tools, run in this process; each answers with what it printed. */
 final class Tools {
@@ -46,7 +47,7 @@ final class Tools {
     static JsonNode configs(JsonNode args) throws Exception {
         String[] argv = strings(args.get("argv"));
         return printed(out -> scala.Console.withOut(out, () -> {
-            kafka.admin.ConfigCommand.main(argv);
+            ByVersion.configs(argv);
             return null;
         }));
     }

@@ -74,7 +74,7 @@ def test_segments_follow_each_other(tmp_path):
 
 def test_a_newer_kafka_is_named(tmp_path):
     write_log(tmp_path / "types", [record(99), topic("a", 1), record(99)])
-    assert read(tmp_path / "types").notes == ["2 records of type 99, which Kafka 4.3 does not have, were passed over"]
+    assert read(tmp_path / "types").notes == ["2 records of type 99, which Kafka 4.4 does not have, were passed over"]
     write_log(tmp_path / "versions", [topic("a", 1), record(4, version=1)])
     with pytest.raises(LogFormatError, match=r"record at offset 1"):
         read(tmp_path / "versions")
