@@ -101,6 +101,7 @@ class FolderFiles(NamedTuple):
     entries: dict[str, pafs.FileInfo]  # files by name
     odd: dict[str, str]  # name -> kind of each entry that is neither a file nor a folder
     folders: tuple[str, ...]  # a broker makes none in here
+    n_not_text: int  # entries whose names are not UTF-8
 
     def segments(self, root: str, folder: str) -> Iterator[ListedSegment]:
         """Yield the segments by base offset; `folder` is their path below `root`, empty or ending in a slash."""
@@ -118,7 +119,7 @@ def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
     Raise LogFormatError kind "unreadable" if an entry named like a `.log` is a folder, a pipe or a link to nothing:
     else its segment would be missing without notice. Raise FileNotFoundError or OSError if the folder cannot be listed.
     """
-    listed, _ = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # Kafka's file names are ASCII
+    listed, n_not_text = text_entries(filesystem.get_file_info(pafs.FileSelector(path)))  # Kafka's names are ASCII
     odd = odd_entries(filesystem, path, listed)
     folders = tuple(sorted(info.base_name for info in listed if info.type == pafs.FileType.Directory))
     kinds = dict.fromkeys(folders, "a folder") | odd
@@ -131,7 +132,7 @@ def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:
         ((name, int(info.size)) for name, info in entries.items()),
         lambda name: _next_offset(filesystem, f"{path}/{name}", f"{shown}/{name}"),
     )
-    return FolderFiles(resolution, entries, odd, folders)
+    return FolderFiles(resolution, entries, odd, folders, n_not_text)
 
 
 def _next_offset(filesystem: Any, path: str, shown: str) -> int:

@@ -33,7 +33,8 @@ CLEANED: Final = ".cleaned"  # under construction
 SWAP: Final = ".swap"  # finished, about to replace other files
 SUFFIXES: Final = (DELETED, CLEANED, SWAP)
 PART: Final = ".part"
-UNFINISHED: Final = (".tmp", PART)  # endings of a file that is being written or copied
+TMP: Final = ".tmp"
+UNFINISHED: Final = (TMP, PART)  # endings of a file that is being written or copied
 
 DELETE: Final = "delete"  # folder marks: being deleted
 STRAY: Final = "stray"  # a replica that should not be here
@@ -61,6 +62,8 @@ KAFKAS_OWN: Final = frozenset(  # topics that brokers keep for themselves
     ("__consumer_offsets", "__transaction_state", "__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
 )
 
+_DIRECTORY_FILES = frozenset((*OFFSET_CHECKPOINTS, META_PROPERTIES, CLEAN_SHUTDOWN, LOCK))
+
 REBUILT: Final = "missing, to be rebuilt from the log"  # begins the note on missing index files
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
@@ -69,7 +72,7 @@ _MARKED = re.compile(r"(?P<name>.+)\.(?P<id>[^.\s]+)-(?P<mark>delete|stray|futur
 _SEGMENT_FILE = re.compile(
     r"(?P<base>[0-9]{20})\.(?P<kind>log|index|timeindex|txnindex|snapshot)(?P<suffix>\.deleted|\.cleaned|\.swap)?"
 )
-_KRAFT_SNAPSHOT = re.compile(r"[0-9]{20}-[0-9]{10}\.checkpoint(\.part|\.deleted)?")
+_CACHED_INDEX = re.compile(r"[0-9]+_[A-Za-z0-9_-]{22}\.(index|timeindex|txnindex)(\.deleted|\.tmp)?")
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,24 @@ def parse_segment_file(name: str) -> SegmentFile | None:
     return SegmentFile(int(parts["base"]), parts["kind"], parts["suffix"] or "")
 
 
-def is_ignorable(name: str) -> bool:
-    """Return whether this name in a log directory or a partition's folder is known and means nothing to a reader."""
-    return (
-        name in (LOCK, REMOTE_INDEX_CACHE, CLEAN_SHUTDOWN, "quorum-state")
-        or name.endswith(UNFINISHED)
-        or _KRAFT_SNAPSHOT.fullmatch(name) is not None
-    )
+def is_directory_file(name: str) -> bool:
+    """Return whether a file of this name in a log directory, outside of the partitions' folders, holds no records: a
+    checkpoint of offsets, what a broker keeps there of itself, or the file from which it renames one of them.
+    """
+    return name in _DIRECTORY_FILES or (name.endswith(TMP) and name.removesuffix(TMP) in _DIRECTORY_FILES)
+
+
+def is_unfinished_side_file(name: str) -> bool:
+    """Return whether this is the file from which a broker renames a side file of a partition."""
+    return name.endswith(TMP) and name.removesuffix(TMP) in PARTITION_SIDE_FILES
+
+
+def is_cached_index(name: str) -> bool:
+    """Return whether REMOTE_INDEX_CACHE has files of this name: copies of a remote segment's indexes.
+
+    Source: RemoteIndexCache (4.3.0).
+    """
+    return _CACHED_INDEX.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -193,7 +207,7 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
         elif name in PARTITION_SIDE_FILES:
             out.side_files[name] = sizes[name]
         else:
-            out.ignored[name] = "not part of the log" if is_ignorable(name) else "not a file of a log"
+            out.ignored[name] = "unfinished" if name.endswith(UNFINISHED) else "not a file of a log"
 
     cleaned = [file.base for file in parsed.values() if file.suffix == CLEANED]
     lowest_cleaned = min(cleaned, default=MAX_OFFSET + 1)

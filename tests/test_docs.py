@@ -21,7 +21,8 @@ from docs import worked_example
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import JOB_CHECKS, TOPIC_CHECKS, JobSettings, TopicSettings
-from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport
+from lastkey.jobs.compact.needed import WHY
+from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store import rows as state_rows
 from lastkey.jobs.store.paths import TABLES
@@ -243,7 +244,7 @@ def test_json_fields_of_compact():
     cells = re.findall(r"^\| (`[^|]*) \|", table.split("`compact` says of each partition")[1], re.MULTILINE)
     assert _fields(" ".join(cells)) == set(made["partitions"][0])
     reasons = table.split("`archive_needed_because` of `compact`")[1].split("`compact` says of each partition")[0]
-    assert re.findall(r"^\| `(\w+)` \|", reasons, re.MULTILINE) == list(WHY_NEEDED)  # the worst first
+    assert re.findall(r"^\| `(\w+)` \|", reasons, re.MULTILINE) == list(WHY)  # the worst first
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,11 @@ def holds_segments(root: Root, path: str, files: Iterable[str]) -> bool:
     return not root.is_tiered and tiered.holds_segments(root.full(path), files)
 
 
+def copies_left_out(root: Root, path: str) -> tuple[str, ...]:
+    """Return the paths of the remote copies of a partition's segments that its folder does not show, or not whole."""
+    return tuple(root.filesystem.left_out(root.full(path))) if root.is_tiered else ()
+
+
 def notes_on_copies(root: Root, path: str) -> tuple[str, ...]:
     """Return what to say of the remote segments in a partition's folder."""
     return tuple(root.filesystem.notes(root.full(path))) if root.is_tiered else ()

@@ -26,6 +26,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile, Traces
 from lastkey.udfs.storage import (
     Root,
+    copies_left_out,
     folder_identity,
     holds_segments,
     is_link,
@@ -66,6 +67,7 @@ class ArchivedPartition:
     high_watermark_problem: Problem | None = None  # of a checkpoint that exists and cannot be read
     unread: Problem | None = None  # of a file beside the log that cannot be read; a damaged file has only a note
     held_by_broker: bool = False
+    not_read: list[str] = field(default_factory=list)  # paths in the folder whose content is not part of this listing
     notes: list[str] = field(default_factory=list)
     problem: Problem | None = None
 
@@ -126,6 +128,7 @@ class Archive:
     root: Root
     partitions: dict[tuple[str, int], ArchivedPartition] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)  # paths outside of partitions that may hold records of a log
     topics: set[str] = field(default_factory=set)  # all that have a folder, asked for or not
     not_wanted: set[str] = field(default_factory=set)  # the topics of these that were not asked for
     unreadable: list[Problem] = field(default_factory=list)  # problems of folders, each also in a note
@@ -254,17 +257,17 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         archive.notes.append(f"{damage}; left out")
         return
     if others:  # perhaps folders that hold partitions
-        archive.notes.append(f"{path or archive.root.uri}: {others:,} names that are not UTF-8; left out")
-    archive.notes += [
-        f"{_below(path, name)}: {kind}; left out" for name, kind in odd.items() if not names.is_ignorable(name)
-    ]
+        _leave_out(archive, path, f"{others:,} names that are not UTF-8")
+    for name, kind in odd.items():
+        _leave_out(archive, _below(path, name), kind)
     entries = sorted(listed, key=lambda e: e.base_name)
     files = frozenset(e.base_name for e in entries if e.type == pafs.FileType.File)
     if holds_segments(archive.root, path, files):
         raise _TieredError(path or archive.root.uri)
     if any(names.parse_segment_file(name) is not None for name in files):
-        where = path or archive.root.uri
-        archive.notes.append(f"{where}: files of a log, in a folder that is not named like a partition's; left out")
+        _leave_out(archive, path, "files of a log, in a folder that is not named like a partition's")
+    else:
+        archive.not_read += [_below(path, name) for name in sorted(files) if not names.is_directory_file(name)]
     archive.folders.add(path)
     here: list[str] = []
     for folder in (e.base_name for e in entries if e.type == pafs.FileType.Directory):
@@ -274,11 +277,11 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
             if not parsed.mark:
                 archive.topics.add(parsed.topic)
             if parsed.mark:
-                archive.notes.append(f"{below}: a folder marked -{parsed.mark}; left out")
+                _leave_out(archive, below, f"a folder marked -{parsed.mark}")
             elif not wanted(parsed.topic):
                 archive.not_wanted.add(parsed.topic)
             elif f"{folder}{names.PART}" in files:
-                archive.notes.append(f"{below}: unfinished, as {folder}{names.PART} beside it says; left out")
+                _leave_out(archive, below, f"unfinished, as {folder}{names.PART} beside it says")
             elif is_link(archive.root, below):
                 archive.links.append(_Link(path, folder, depth, files))
             else:
@@ -290,15 +293,35 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
             archive.unreadable.append(Problem.of(damage))
             archive.notes.append(f"{damage}; left out")
         elif parsed is None and folder.endswith(names.UNFINISHED):
-            archive.notes.append(f"{below}: an unfinished folder, by its name; left out")
-        elif parsed is None and not names.is_ignorable(folder):
-            if depth >= _MAX_DEPTH:
-                archive.notes.append(f"{below}: not a partition's folder; left out")
-            elif is_link(archive.root, below):
-                archive.links.append(_Link(path, folder, depth, files))
-            else:
-                _walk(archive, below, depth + 1, wanted, pool)
+            _leave_out(archive, below, "an unfinished folder, by its name")
+        elif parsed is not None:
+            archive.not_read.append(below)
+        elif folder == names.REMOTE_INDEX_CACHE and _holds_cached_indexes(archive.root, below):
+            continue
+        elif depth >= _MAX_DEPTH:
+            _leave_out(archive, below, "not a partition's folder")
+        elif is_link(archive.root, below):
+            archive.links.append(_Link(path, folder, depth, files))
+        else:
+            _walk(archive, below, depth + 1, wanted, pool)
     _partitions(archive, path, here, files, pool)
+
+
+def _leave_out(archive: Archive, path: str, what: str) -> None:
+    """Note an entry that no job reads, though it may hold records of a log."""
+    archive.not_read.append(path or archive.root.uri)
+    archive.notes.append(f"{path or archive.root.uri}: {what}; left out")
+
+
+def _holds_cached_indexes(root: Root, path: str) -> bool:
+    """Return whether a folder holds copies of remote segments' indexes and nothing else."""
+    try:
+        listed, others = _list(root, path)
+        odd = no_files(root, path, listed)
+    except OSError:
+        return False
+    files = (e.type == pafs.FileType.File and names.is_cached_index(e.base_name) for e in listed)
+    return not others and not odd and all(files)
 
 
 def _walk_link(archive: Archive, link: _Link, wanted: Callable[[str], bool], pool: ThreadPoolExecutor) -> None:
@@ -333,6 +356,7 @@ def _partitions(
             continue
         if not found.has_log:
             archive.notes += found.notes
+            archive.not_read += found.not_read
             archive.without_segments.append(found)
             continue
         other = archive.partitions.get(found.key)
@@ -362,6 +386,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
                 out.high_watermark_problem = replace(Problem.of(error), hint=_NO_HIGH_WATERMARK)
             out.unread = out.unread or _unread(error)
             archive.notes.append(f"{error}; ignored")
+            archive.not_read.append(full)
             return None
 
     out.cleaner = offsets(names.CLEANER_OFFSET_CHECKPOINT)
@@ -374,6 +399,7 @@ def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _Log
         except LogFormatError as error:
             out.unread = out.unread or _unread(error)
             archive.notes.append(f"{error}; cluster id unknown")
+            archive.not_read.append(full)
     if names.LOCK in files and archive.root.place.is_local:
         lock = f"{path}/{names.LOCK}" if path else names.LOCK
         out.held_by_broker = is_locked(archive.root.full(lock))
@@ -443,6 +469,9 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
     found = files_of(root.filesystem, root.full(out.path), out.path)
     resolution = found.resolution
     odd = dict.fromkeys(found.folders, "a folder") | found.odd
+    unread = [*odd, *(name for name in resolution.ignored if not names.is_unfinished_side_file(name))]
+    out.not_read = [f"{out.path}/{name}" for name in sorted(unread)]
+    out.not_read += [f"{out.path}: {found.n_not_text:,} names that are not UTF-8"] if found.n_not_text else []
     if not resolution.segments and not resolution.orphans:
         others = sorted([*odd, *resolution.ignored, *(file.name for file in resolution.snapshots.values())])
         if others:  # perhaps a log under other names, or in a folder of its own
@@ -455,6 +484,7 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
     out.notes += [f"{out.path}/{name}: {kind}; ignored" for name, kind in odd.items()]
     out.notes.extend(f"{out.path}/{name}: {why}" for name, why in resolution.ignored.items())
     out.notes.extend(f"{out.path}: {note}" for note in (*resolution.notes, *notes_on_copies(root, out.path)))
+    out.not_read.extend(copies_left_out(root, out.path))
     out.segments.extend(found.segments(root.uri, f"{out.path}/"))
     out.orphans = {base: f"{out.path}/{file.name}" for base, file in resolution.orphans.items()}
     out.snapshots = {offset: f"{out.path}/{file.name}" for offset, file in resolution.snapshots.items()}
@@ -466,6 +496,7 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
         except LogFormatError as error:
             out.unread = _unread(error)
             out.notes.append(f"{error}; topic id unknown")
+            out.not_read.append(full)
     if names.LEADER_EPOCH_CHECKPOINT in resolution.side_files:
         full = f"{out.path}/{names.LEADER_EPOCH_CHECKPOINT}"
         try:
@@ -474,3 +505,4 @@ def _fill(root: Root, out: ArchivedPartition) -> None:
             out.unread = out.unread or _unread(error)
             then = "rebuilt from the log" if out.unread is None else "leader epochs unknown"
             out.notes.append(f"{error}; {then}")
+            out.not_read.append(full)

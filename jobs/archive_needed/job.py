@@ -1,7 +1,7 @@
 """`archive-needed ARCHIVE --store STORE`: which segments of the archive may be deleted, and why the others may not.
 
   listing of the archive + store (checkpoints, states, generations that are still there) -> an answer for each partition
-  (jobs.archive_needed.decide) -> every byte of what may go, and of the generation that replaces it, is read and held
+  (jobs.compact.needed) -> every byte of what may go, and of the generation that replaces it, is read and held
   against its checksum; what differs, and all above it, is needed
 
 Nothing is written. A run that commits meanwhile only makes more of the archive needless, and a rollback goes to a
@@ -13,22 +13,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed
 from lastkey.jobs.archive.places import is_same
-from lastkey.jobs.archive_needed.decide import Answer, Kept, all_needed, judged, not_judged
 from lastkey.jobs.archive_needed.report import ArchiveNeededReport
 from lastkey.jobs.command.options import ArchiveNeededOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.compact.needed import Answer, Facts, Kept, Needed, answer, needed, not_judged
 from lastkey.jobs.errors import LostRunError, ManifestError, UsageError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.announcements import live
-from lastkey.jobs.store.generations import lost_runs, open_store
-from lastkey.jobs.store.manifests import other_files, read_manifest
+from lastkey.jobs.store.generations import lost_runs, older_generations, open_store
+from lastkey.jobs.store.manifests import other_files
 from lastkey.jobs.store.paths import RUNS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.jobs.store.tables import State
@@ -48,7 +48,7 @@ class _Stored:
 
     state: State
     checkpoints: Mapping[Key, Checkpoint]
-    manifests: Mapping[Key, Sequence[Segment]]
+    manifests: Mapping[Key, list[Segment]]
     chains: Mapping[Key, Sequence[RunRow]]  # committed runs, newest first
     lost: Mapping[Key, LostRunError]
     states: Mapping[Key, PartitionState]
@@ -72,15 +72,37 @@ def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededRepor
     at = time.perf_counter()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         partitions = [archived for _, archived in sorted(archive.partitions.items())]
-        report.answers = list(pool.map(lambda archived: _answer(options, archived, stored), partitions))
+        report.answers = list(pool.map(lambda archived: answer(_facts(options, archived, stored)), partitions))
     report.seconds["state"] = time.perf_counter() - at
     if not options.skip_crc:
         at = time.perf_counter()
         _read(options, stored, report, progress)
         report.seconds["read"] = time.perf_counter() - at
     report.notes += [*stored.state.notes, *_only_in_store(options, archive, stored), *_afterwards(options, report)]
+    report.entries = [*archive.not_read, *(path for a in report.answers for path in a.archived.not_read)]
+    report.archive_needed = _archive_needed(options, archive, stored, report)
     report.seconds["total"] = time.perf_counter() - began
     return report
+
+
+def _archive_needed(
+    options: ArchiveNeededOptions, archive: Archive, stored: _Stored, report: ArchiveNeededReport
+) -> list[Needed]:
+    """Return the reasons why the archive as a whole is needed."""
+    used = {key for key, segments in stored.manifests.items() if any(s.root == "archive" for s in segments)}
+    absent = [key for key in sorted(used - archive.partitions.keys()) if options.topics.takes(key[0])]
+    of_archive: dict[str, list[str]] = {
+        "unreadable": [p.path for p in archive.unreadable],
+        "missing": [partition_folder(*key) for key in absent],
+        "entries": archive.not_read,
+        "other_topics": sorted(archive.not_wanted),
+        "nothing": [] if report.answers else [archive.root.uri],
+    }
+    unless_compared = ["not_compared"] if options.skip_crc else []
+    kinds = (
+        (a.archived, kind) for a in report.answers for kind in [*(r.kind for r in a.reasons), *unless_compared][:1]
+    )
+    return needed(of_archive, kinds)
 
 
 def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:
@@ -102,60 +124,50 @@ def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:
     return _Stored(state, checkpoints, manifests, chains, lost_runs(wanted, chains), state.states(), working)
 
 
-def _answer(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _Stored) -> Answer:
+def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _Stored) -> Facts:
+    """Return what the rule needs to know of one partition; read the manifests of its older generations."""
     key, at = archived.key, stored.checkpoints.get(archived.key)
-    generation = at.generation if at is not None else None
+    current = Kept(at, stored.manifests[key]) if at is not None else None
+    gaps = options.gaps or options.config.topic_settings(key[0]).gaps
+    facts = Facts(archived, current, stored.state.root.uri, gaps, uncleanable=_why_uncleanable(stored.states.get(key)))
     wrong = archived.problem or archived.high_watermark_problem or archived.unread
-    if wrong is not None:
-        return not_judged(archived, generation, wrong)
-    if key in stored.at_work:
-        return not_judged(archived, generation, _at_work(archived, stored.at_work[key]))
-    if archived.held_by_broker:
-        return all_needed(archived, generation, "broker", "give its topics a retention instead")
-    if at is None:
-        return all_needed(archived, None, "no_generation")
-    row = stored.states.get(key)
-    if row is not None and row.state not in ("clean", "dirty"):
-        return all_needed(archived, generation, "set_aside", row.reason or row.state)
-    if archived.notes:
-        return all_needed(archived, generation, "noted", archived.notes[0])
-    if len(archived.path.splitlines()) > 1:  # --paths would name other files
-        return all_needed(archived, generation, "noted", "a line break in its path")
-    if key in stored.lost:
-        expected, hint = f"the run that made generation {at.generation}", stored.lost[key].hint
-        problem = Problem("unreadable", table_folder(RUNS), NO_POSITION, expected, "none", hint=hint)
-        return not_judged(archived, generation, problem)
-    current = Kept(at, stored.manifests[key])
+    if wrong is None and key in stored.at_work:
+        wrong = _at_work(archived, stored.at_work[key])
+    if wrong is not None or current is None or facts.uncleanable or archived.held_by_broker:
+        return replace(facts, problem=wrong)
+    if (wrong := _damage(current, stored)) is not None:
+        return replace(facts, problem=wrong)
     chain = stored.chains[key]
-    commit = Commit(at, list(current.segments), chain[0])
-    for path, size, seen in other_files(stored.state.root, commit):
-        expected = "a file of the generation" if size is None else f"{size} bytes"
-        found = "no such file" if seen is None else f"{seen} bytes"
-        return not_judged(archived, generation, Problem("unreadable", path, 0, expected, found))
     try:
-        older = [] if options.current_only else list(_older(stored.state, chain))
+        older = [] if options.current_only else [Kept.of(one) for one in older_generations(stored.state, chain)]
     except ManifestError as error:
         problem = Problem("unreadable", str(error.fields["path"]), 0, "a manifest", "another", hint=error.hint)
-        return not_judged(archived, generation, problem)
-    gaps = options.gaps or options.config.topic_settings(key[0]).gaps
-    return judged(archived, current, older, stored.state.root.uri, gaps)
+        return replace(facts, problem=problem)
+    return replace(facts, sealed=chain[0].sealed, older=lambda: older)
+
+
+def _why_uncleanable(row: PartitionState | None) -> str:
+    """Return why the last run that looked at a partition could not clean it; "" if it could."""
+    return "" if row is None or row.state in ("clean", "dirty") else row.reason or row.state
+
+
+def _damage(current: Kept, stored: _Stored) -> Problem | None:
+    """Return what is wrong with the current generation: its run is lost, or one of its files."""
+    at = current.checkpoint
+    if at.key in stored.lost:
+        expected, hint = f"the run that made generation {at.generation}", stored.lost[at.key].hint
+        return Problem("unreadable", table_folder(RUNS), NO_POSITION, expected, "none", hint=hint)
+    commit = Commit(at, stored.manifests[at.key], stored.chains[at.key][0])
+    for path, size, seen in other_files(stored.state.root, commit):
+        expected = "a file of the generation" if size is None else f"{size} bytes"
+        return Problem("unreadable", path, 0, expected, "no such file" if seen is None else f"{seen} bytes")
+    return None
 
 
 def _at_work(archived: ArchivedPartition, label: str) -> Problem:
     return Problem(
         "changed", archived.path, NO_POSITION, "no run at work on it", label, hint="ask again when it is done"
     )
-
-
-def _older(state: State, chain: Sequence[RunRow]) -> Iterator[Kept]:
-    """Yield the generations whose files vacuum has left in the store. Raise ManifestError for a damaged manifest."""
-    for folder in dict.fromkeys(run.folder for run in chain[1:]):
-        try:
-            commit = read_manifest(state.root, folder)
-        except FileNotFoundError:
-            continue
-        if not any(other_files(state.root, commit)):
-            yield Kept(commit.checkpoint, commit.segments)
 
 
 def _read(options: ArchiveNeededOptions, stored: _Stored, report: ArchiveNeededReport, progress: Progress) -> None:
@@ -174,7 +186,9 @@ def _read(options: ArchiveNeededOptions, stored: _Stored, report: ArchiveNeededR
 def _files_plan(answer: Answer, stored: _Stored) -> FilesPlan:
     key, archived = answer.archived.key, answer.archived
     own = (KnownFile(s.path, s.size_bytes, s.checksum) for s in stored.manifests[key] if s.root == "store")
-    known = answer.known_files(stored.checkpoints[key])
+    read = {one.base_offset: one for one in stored.checkpoints[key].files_read}
+    listed = ((s, read[s.base_offset]) for s in answer.not_needed if s.base_offset in read)
+    known = tuple(KnownFile(s.path, s.size, file.checksum) for s, file in listed)
     return FilesPlan(archived.path, stored.state.root.uri, tuple(own), archived.root, known)
 
 

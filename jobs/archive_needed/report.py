@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.archive_needed.decide import Answer, Reason
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
+from lastkey.jobs.compact.needed import Answer, Needed, Reason, summary_lines
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, objects_of
@@ -22,6 +22,8 @@ class ArchiveNeededReport(JobReport):
     paths_only: bool = False
     bytes_read: bool = True
     answers: list[Answer] = field(default_factory=list)
+    archive_needed: list[Needed] = field(default_factory=list)  # reasons, the worst first
+    entries: list[str] = field(default_factory=list)  # paths in the archive that no job reads
 
     @property
     def problems(self) -> list[Problem]:
@@ -38,6 +40,9 @@ class ArchiveNeededReport(JobReport):
             partitions=[self._partition(a) for a in self.answers],
             needed=_sums(self.answers, lambda a: a.needed),
             not_needed=_sums(self.answers, lambda a: a.not_needed),
+            archive_needed=bool(self.archive_needed),
+            archive_needed_because=[reason.to_json() for reason in self.archive_needed],
+            entries=self.entries,
             problems=self.problems_json(),
             engine=self.work_json(),
         )
@@ -94,6 +99,7 @@ class ArchiveNeededReport(JobReport):
             out.append(f"and {counted(len(self.answers) - len(rows), 'partition')} of which a part is not needed: "
                        "--all lists them")  # fmt: skip
         out += labelled("problem", self.problems) + labelled("note", self.notes)
+        out += summary_lines(self.archive_needed)
         gone = _sums(self.answers, lambda a: a.not_needed)
         kept = _sums(self.answers, lambda a: a.needed)
         out.append(self.last_lines())

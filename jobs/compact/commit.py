@@ -33,6 +33,7 @@ def commit_of(
     job_run_id: str = "",
     engine: str = "",
     erased: str | None = None,
+    sealed: bool = False,
 ) -> Commit:
     """Return what a cleaned partition adds to its wave's commit. `anew`: by --reset: it takes nothing over from the
     previous generation, which stays the parent, so that it can be restored and vacuum knows it.
@@ -49,6 +50,7 @@ def commit_of(
     }
     counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
     made_of = None if anew else before
+    flags = [name for name, is_set in (("erases", r.erases), ("sealed", sealed)) if is_set]
     log_start = made_of.log_start_offset if made_of else archived.segments[0].base_offset
     segments = [_segment(s, r, generation, run_id) for s in r.segments]
     checkpoint = Checkpoint(
@@ -86,7 +88,7 @@ def commit_of(
             end_offset=r.first_dirty_offset,
             log_start_offset=r.log_start_offset,
             next_offset=r.next_offset,
-            settings=json.dumps(asdict(settings) | ({"erases": True} if r.erases else {})),
+            settings=json.dumps(asdict(settings) | dict.fromkeys(flags, True)),
             bytes_read=r.bytes_read,
             bytes_before=r.bytes_before,
             bytes_after=r.bytes_after,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -49,6 +49,7 @@ class Start:
     ends_at: float | None = None  # of the monotonic clock: --max-runtime
     turns: Mapping[Key, tuple[int, int]] | None = None  # with it: by what partitions are ordered
     erasures: Erasures = Erasures()
+    committed: dict[Key, Checkpoint] = field(default_factory=dict)  # by this run
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:

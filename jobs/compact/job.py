@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
@@ -27,16 +27,18 @@ from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.lag import lag_of
-from lastkey.jobs.compact.report import WHY_NEEDED, CompactReport, Needed, estimated_as_magic_2
+from lastkey.jobs.compact.needed import Facts, Kept, Needed, needed, reasons
+from lastkey.jobs.compact.report import CompactReport, estimated_as_magic_2
 from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
-from lastkey.jobs.errors import ConflictError, PolicyError, RunningError, UsageError
+from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
 from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
+from lastkey.jobs.store.generations import older_generations
 from lastkey.jobs.store.paths import PARTITIONS
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.store.tables import State, open_state
@@ -98,11 +100,12 @@ def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_a
     if not checkpoints:
         check_not_lost(state.root)
     _check_one_archive(options, archive_uri, checkpoints)
-    report.notes += _gone(options, archive, state, checkpoints, report)
+    missing = _missing(options, archive, state, checkpoints, report)
+    report.notes += _missing_notes(missing, checkpoints)
     if not archive.partitions:
-        report.notes += state.notes
-        report.archive_needed = _archive_needed(report, {}, {})
-        report.notes += [*others, *unmatched, *outdated]
+        report.notes += [*state.notes, *others, *unmatched, *outdated]
+        start = Start(options, archive, settings, checkpoints, {}, report)
+        report.archive_needed = _archive_needed(start, state, missing)
         return report
     known = {
         key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
@@ -143,9 +146,9 @@ def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_a
         report.seconds["cleaner_state"] = time.perf_counter() - at
     report.lag = lag_of(archive, checkpoints, report)
     report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
-    report.archive_needed = _archive_needed(report, checkpoints, manifests)
-    # After _archive_needed: these notes are no reason to keep the archive
     report.notes += [*others, *of_others, *unmatched, *outdated, *_cut_off(report)]
+    if not options.dry_run:
+        report.archive_needed = _archive_needed(start, state, missing)
     if options.dry_run:
         report.notes += estimated_as_magic_2((r.topic for r in report.results if r.bytes_written), options.config)
     report.results.sort(key=lambda r: (r.topic, r.partition))
@@ -292,26 +295,30 @@ def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
     return [] if newer is None else [f"{options.config.path}: policies of {moment_made}; {newer}; make them again"]
 
 
-def _gone(
+def _missing(
     options: CompactOptions, archive: Archive, state: State, checkpoints: dict[Key, Checkpoint], report: CompactReport
-) -> list[str]:
-    """Return a note for each partition that is no longer in the archive (a disk may not be mounted) and whose
-    generation uses segments of it. It is only a note because a deleted topic may stay so.
+) -> dict[Key, list[Segment]]:
+    """Return the archived segments that the generations of partitions use that are not in the archive: a disk may not
+    be mounted, or the topic was deleted.
     """
-    gone = {
+    absent = {
         key: (checkpoint.generation, checkpoint.run_id)
         for key, checkpoint in checkpoints.items()
         if key not in archive.partitions and key[0] not in report.not_compacted and options.topics.takes(key[0])
     }
-    used = {
-        key: [s for s in segments if s.root == "archive"]
-        for key, segments in (state.known_manifests(gone) if gone else {}).items()
-    }
+    used = (
+        (key, [s for s in segments if s.root == "archive"])
+        for key, segments in (state.known_manifests(absent) if absent else {}).items()
+    )
+    return {key: segments for key, segments in sorted(used) if segments}
+
+
+def _missing_notes(missing: dict[Key, list[Segment]], checkpoints: dict[Key, Checkpoint]) -> list[str]:
+    """Return a note for each partition that is not in the archive: only a note, because a deleted topic may stay so."""
     return [
-        f"{key[0]}-{key[1]}: not in the archive any more; generation {gone[key][0]} uses {counted(len(of), 'segment')} "
-        f"of it, from {of[0].path} on"
-        for key, of in sorted(used.items())
-        if of
+        f"{partition_folder(*key)}: not in the archive any more; generation {checkpoints[key].generation} uses "
+        f"{counted(len(segments), 'segment')} of it, from {segments[0].path} on"
+        for key, segments in missing.items()
     ]
 
 
@@ -369,44 +376,51 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
     )
 
 
-def _archive_needed(
-    report: CompactReport, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]]
-) -> list[Needed]:
-    """Return the reasons why the archive is still needed, the worst first; none if all that it holds is in the store
-    and there was nothing to note.
+def _archive_needed(start: Start, state: State, missing: Collection[Key]) -> list[Needed]:
+    """Return the reasons why the archive is still needed, the worst first. missing: partitions of the store that are
+    not in the archive, and whose generations use segments of it.
     """
-    names: dict[str, list[str]] = {}
-    if report.unreadable:
-        names["unreadable"] = [p.path for p in report.unreadable]
-    if report.conflict:
-        names["conflict"] = []
-    if report.not_compacted:
-        names["other_topics"] = report.not_compacted
-    if not report.results:
-        names["nothing"] = []
-    for r in sorted(report.results, key=lambda r: (r.topic, r.partition)):
-        for kind in _needed_for(report, r, checkpoints.get((r.topic, r.partition)), manifests):
-            names.setdefault(kind, []).append(r.name())
-    if report.notes or any(r.notes for r in report.results):
-        names["notes"] = []
-    return [Needed(kind, tuple(names[kind])) for kind in WHY_NEEDED if kind in names]
+    archive, report = start.archive, start.report
+    of_archive: dict[str, list[str]] = {
+        "unreadable": [p.path for p in report.unreadable],
+        "conflict": [report.store] if report.conflict else [],
+        "missing": [partition_folder(*key) for key in sorted(missing)],
+        "entries": archive.not_read,
+        "other_topics": report.not_compacted,
+        "nothing": [] if report.results else [archive.root.uri],
+    }
+    results = sorted(report.results, key=lambda r: (r.topic, r.partition))
+    kinds = ((archive.partitions[r.topic, r.partition], _first_reason(start, state, r)) for r in results)
+    return needed(of_archive, ((archived, kind) for archived, kind in kinds if kind is not None))
 
 
-def _needed_for(
-    report: CompactReport, r: PartitionResult, checkpoint: Checkpoint | None, manifests: dict[Key, list[Segment]]
-) -> Iterator[str]:
-    """Yield the kinds of reasons why a partition still needs the archive."""
+def _first_reason(start: Start, state: State, r: PartitionResult) -> str | None:
+    """Return the kind of the first reason why a partition still needs the archive."""
+    try:
+        return next((reason.kind for reason in reasons(_facts(start, state, r))), None)
+    except (LostRunError, ManifestError):  # of an older generation
+        return "not_judged"
+
+
+def _facts(start: Start, state: State, r: PartitionResult) -> Facts:
+    """Return what this run has found out about a partition, for the rule that says which segments are needed."""
     key = (r.topic, r.partition)
-    committed = key in report.generations
-    if r.problem is not None:
-        yield "set_aside"
-    if checkpoint is None and not committed:
-        yield "no_generation"
-    segments = r.segments if committed else manifests.get(key, [])
-    if any(s.root == "archive" for s in segments):
-        yield "segments"
-    # a partition that was set aside has no known end
-    if checkpoint is not None and not committed and r.problem is None and r.next_offset != checkpoint.next_offset:
-        yield "beyond"
-    if r.gaps or (checkpoint is not None and not committed and checkpoint.gaps):
-        yield "gaps"
+    row = start.committed.get(key) or start.checkpoints.get(key)
+    segments = r.segments if key in start.committed else start.manifests.get(key, ())
+
+    def older() -> Sequence[Kept]:
+        chain = state.histories({r.topic}).get(key)
+        if not chain:
+            raise LostRunError(partition=r.name())
+        return [Kept.of(one) for one in older_generations(state, chain)]
+
+    return Facts(
+        start.archive.partitions[key],
+        Kept(row, segments) if row is not None else None,
+        start.report.store,
+        start.options.config.topic_settings(r.topic).gaps,
+        uncleanable=str(r.problem) if r.problem is not None else "",
+        sealed=start.options.sealed,
+        older=older,
+        compared={file.base_offset for file in r.archived_files},
+    )

@@ -31,7 +31,7 @@ from lastkey.udfs.segments import (
 )
 
 if TYPE_CHECKING:
-    from lastkey.jobs.store.rows import Checkpoint, Segment
+    from lastkey.jobs.store.rows import Checkpoint
 
 
 class NotPlanned(Exception):
@@ -143,7 +143,7 @@ def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
 
 
 def inputs_from_generation(
-    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment], store_uri: str, gaps: str
 ) -> Inputs:
     """Return the plan's fields for a partition with a generation: that generation, and the archive after it.
 
@@ -209,7 +209,7 @@ def inputs_from_generation(
     }
 
 
-def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
+def _as_known(segment: SegmentInput, row: OutputSegment | None) -> SegmentInput:
     """Return a segment with what its row in the last generation says."""
     if row is None:
         return segment
@@ -218,7 +218,7 @@ def _as_known(segment: SegmentInput, row: Segment | None) -> SegmentInput:
 
 
 def _check_still_there(
-    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[Segment], log_start: int
+    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[OutputSegment], log_start: int
 ) -> None:
     """Check that the archive has the generation's segments, by base offset, as a partition may move between disks; and
     that its log does not end below the generation in an empty segment.
@@ -273,7 +273,7 @@ def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint
                 )
 
 
-def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]) -> None:
+def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment]) -> None:
     """Check that the archive holds nothing below the generation's first offset: no run would read it."""
     if not archived.segments:
         return

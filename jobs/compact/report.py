@@ -19,6 +19,7 @@ from lastkey.jobs.command.reporting import (
     size,
 )
 from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
+from lastkey.jobs.compact.needed import Needed, summary_lines
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult
@@ -30,33 +31,6 @@ _DONE: Final = {  # of a new generation: what was done, what a dry run would do
     "erased": "would erase",
     "kept": "would keep",  # as it is: the first generation of an empty log, or a --reset with nothing cleanable
 }
-WHY_NEEDED: Final = {  # why the archive is still needed, the worst first
-    "set_aside": "partitions were set aside",
-    "unreadable": "some of its folders cannot be read",
-    "conflict": "another run committed first",
-    "no_generation": "partitions have no generation",
-    "gaps": "generations skip offsets that may still turn up",
-    "beyond": "it may hold more than the generations",
-    "segments": "generations use its segments",
-    "other_topics": "it holds other topics",
-    "notes": "see the notes",
-    "nothing": "nothing was compacted",
-}
-
-
-@dataclass(frozen=True)
-class Needed:
-    """Reason why the archive is still needed, and for which of its partitions, folders or topics."""
-
-    kind: str  # a key of WHY_NEEDED
-    names: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return WHY_NEEDED[self.kind] + (f": {some_of(self.names)}" if self.names else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the reason for programs, with every name."""
-        return {"kind": self.kind, "message": WHY_NEEDED[self.kind], "names": list(self.names)}
 
 
 @dataclass
@@ -246,7 +220,7 @@ class CompactReport(JobReport):
         if self.dry_run:
             out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
         else:
-            out += labelled("the archive is still needed", self.archive_needed) or ["the archive is no longer needed"]
+            out += summary_lines(self.archive_needed)
         out += [self.last_lines(), self.summary()]
         return "\n".join(out)
 

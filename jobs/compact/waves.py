@@ -93,7 +93,7 @@ def _work_through(
             cleaned = [r for r in results if r.status == "cleaned"]
             if cleaned and not options.dry_run and not report.conflict:
                 commits = [_commit_of(start, r) for r in cleaned]
-                committing = pool.submit(_timed, _wave_committer(state, commits, report))
+                committing = pool.submit(_timed, _wave_committer(state, commits, start))
         if committing is not None:
             progress.doing("committing")
             commit_seconds += _committed(committing, report)
@@ -165,6 +165,7 @@ def _commit_of(start: Start, r: PartitionResult) -> Commit:
         anew=key in report.anew,
         job_run_id=report.run_id,
         engine=str(report.work),
+        sealed=start.options.sealed,
         erased=start.erasures.bounds_after(
             start.checkpoints.get(key), start.archive.partitions[key], r.next_offset, anew=key in report.anew
         ),
@@ -282,7 +283,8 @@ def _committed(future: Future[float], report: CompactReport) -> float:
         return 0.0
 
 
-def _wave_committer(state: State, commits: list[Commit], report: CompactReport) -> Callable[[], None]:
+def _wave_committer(state: State, commits: list[Commit], start: Start) -> Callable[[], None]:
+    report = start.report
     store = open_root(report.store)
 
     def work() -> None:
@@ -290,5 +292,6 @@ def _wave_committer(state: State, commits: list[Commit], report: CompactReport) 
         writing.commit_wave(state, commits, lambda: check_files(store, commits))
         for commit in commits:
             report.generations[commit.key] = commit.checkpoint.generation
+            start.committed[commit.key] = commit.checkpoint
 
     return work

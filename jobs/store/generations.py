@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import LostRunError, MissingPathError, NoGenerationError
+from lastkey.jobs.store.manifests import other_files, read_manifest
 from lastkey.jobs.store.paths import CHECKPOINTS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow, Segment
 from lastkey.jobs.store.tables import State, open_state
@@ -115,6 +116,19 @@ def nobody_has(generation: int) -> NoGenerationError:
         reason="never committed",
         expected="one of the generations of the store",
     )
+
+
+def older_generations(state: State, chain: Sequence[RunRow]) -> Iterator[Commit]:
+    """Yield the older generations whose files are still in the store. chain: the committed runs of one partition, by
+    time, the newest first. Raise ManifestError for a damaged manifest.
+    """
+    for folder in dict.fromkeys(run.folder for run in chain[1:]):
+        try:
+            commit = read_manifest(state.root, folder)
+        except FileNotFoundError:
+            continue
+        if not any(other_files(state.root, commit)):
+            yield commit
 
 
 def open_store(uri: str) -> State:

@@ -171,6 +171,11 @@ class RunRow:
         return _folder(self, self.generation_after)
 
     @property
+    def sealed(self) -> bool:
+        """True if the run read the archive as one that no writer extends any more (--sealed)."""
+        return bool(json.loads(self.settings).get("sealed"))
+
+    @property
     def went(self) -> list[Expired]:
         """Segments that retention deleted, by rule."""
         return [Expired(*one) for one in json.loads(self.expired or "[]")]

@@ -142,6 +142,14 @@ class TieredFileSystem:
         objects = found.contents.copy.objects
         return [objects[kind].path for kind in sorted(objects, key=lambda kind: (kind == names.LOG, kind))]
 
+    def left_out(self, path: str) -> tuple[str, ...]:
+        """Return the paths, without a kind, of the copies of segments that a partition's folder does not show whole."""
+        if (at := _partition_of(path)) is None:
+            return ()
+        folder = self._folder(at[0], at[1])
+        whole = {id(piece.extent.contents) for piece in folder.choice.pieces if not piece.cut}
+        return tuple(contents.copy.name for contents in folder.contents if id(contents) not in whole)
+
     def notes(self, path: str) -> tuple[str, ...]:
         """Return what to say of a partition's folder: copies that were left out, and why."""
         at = _partition_of(path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.archive_needed import decide
+from lastkey.jobs.compact import needed
 from tests.attack.deletions import Deleting
 from tests.attack.model import Case, Tally, failure, shrunk
 from tests.attack.summary import again, chosen, tell
@@ -53,8 +53,8 @@ def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_pa
 
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`archive-needed` forgets where the next run, or one after a rollback, reads on."""
-    monkeypatch.setattr(decide, "_first_read", lambda *_: None)
-    monkeypatch.setattr(decide, "_reads_the_same", lambda *_: True)
+    monkeypatch.setattr(needed, "_first_read", lambda *_: None)
+    monkeypatch.setattr(needed, "_reads_the_same", lambda *_: True)
     said = failure(Case(1, FIRST[0]), tmp_path / "world", kind=Deleting)
     assert said is not None
     assert "set aside without a reason" in said

@@ -82,12 +82,14 @@ def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, 
     whole = Lab(None, tmp_path / "other", lab.settings)
     write_partition(whole.archive / "t-0", "||".join([*NIGHTS, ""]))
     whole.run(START_MS + len(NIGHTS) * DAY)
-    records = []
-    for one in (lab, whole):
-        output = one.root / "restored"
-        assert main(["restore", "--store", str(one.store), "--output", str(output)]) == DONE
-        records.append({offset: row.record for offset, row in read_folder(output / "t-0").rows.items()})
-    assert records[0] == records[1]
+    assert restored(lab) == restored(whole)
+
+
+def restored(lab: Lab) -> dict[int, Any]:
+    """Return the records of t-0 as restore gives them, by offset."""
+    output = lab.root / "restored"
+    assert main(["restore", "--store", str(lab.store), "--output", str(output)]) == DONE
+    return {offset: row.record for offset, row in read_folder(output / "t-0").rows.items()}
 
 
 def test_what_a_rollback_reads_is_needed_until_vacuum(lab, capsys):
@@ -185,12 +187,13 @@ def test_a_store_that_never_said_what_it_read_needs_all(lab, capsys):
 def test_what_is_set_aside_odd_or_unknown_is_needed(lab, capsys):
     night(lab, 4)
     (lab.archive / "t-0" / "00000000000000000000.log.swap").write_bytes(b"")
-    assert asked(lab, capsys)["kinds"] == {"noted"}
+    assert asked(lab, capsys)["kinds"] == {"entries"}
     (lab.archive / "t-0" / "00000000000000000000.log.swap").unlink()
     metadata = lab.archive / "t-0" / "partition.metadata"
     was = metadata.read_text()
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
-    assert asked(lab, capsys)["kinds"] == {"set_aside"}
+    found = asked(lab, capsys)
+    assert ("set_aside" in found["kinds"], found["needed_from"]) == (True, 0)
     metadata.write_text(was)
     assert asked(lab, capsys)["not_needed"]["segments"]
     write_partition(lab.archive / "u-0", "a=1 || b=1 ||")
@@ -223,6 +226,26 @@ def test_a_gap_that_was_accepted_keeps_what_is_beside_and_above_it(lab, capsys):
     assert asked(lab, capsys, "--gaps", "accept")["needed_from"] > int(logs[3].stem)
 
 
+def test_a_sealed_log_may_go_as_a_whole_and_go_on_later(lab, capsys, tmp_path):
+    """The last segment is judged like the others; what comes behind the deleted log is compacted with the store."""
+    write_partition(lab.archive / "t-0", "||".join(NIGHTS))
+    report = lab.run(START_MS + DAY, sealed=True, force=True)
+    assert report.archive_needed == []
+    (checkpoint,) = lab.state().checkpoints().values()
+    deleted = delete(lab, capsys)
+    assert (sum(name.endswith(".log") for name in deleted), _bases(lab.archive / "t-0")) == (len(NIGHTS), [])
+    assert main(["verify", "--store", str(lab.store), "--engine", "threads"]) == DONE
+    whole = Lab(None, tmp_path / "other", lab.settings)
+    write_partition(whole.archive / "t-0", "||".join([*NIGHTS, "a=9 | g=1", ""]))
+    for path in (whole.archive / "t-0").iterdir():
+        if not path.stem.isdigit() or int(path.stem) >= checkpoint.next_offset:
+            shutil.copy2(path, lab.archive / "t-0")
+    for one in (lab, whole):
+        one.run(START_MS + 2 * DAY)
+    assert lab.state().states()["t", 0].state == "clean"
+    assert restored(lab) == restored(whole)
+
+
 def test_nothing_is_written(lab, capsys):
     night(lab, 3)
     before = {path: path.stat().st_mtime_ns for path in lab.root.rglob("*")}
@@ -240,7 +263,7 @@ def test_a_path_that_would_read_as_two_is_not_listed(lab, capsys):
     hostile.mkdir(parents=True)
     (lab.archive / "t-0").rename(hostile / "t-0")
     found = asked(lab, capsys)
-    assert (found["kinds"], found["files"]) == ({"noted"}, [])
+    assert (found["kinds"], found["files"]) == ({"entries"}, [])
 
 
 def test_paths_of_a_bucket_are_those_that_its_tools_take():

@@ -66,17 +66,18 @@ def test_the_worst_reason_does_not_hide_behind_another_topic(archive, tmp_path, 
     assert code == PROBLEMS
     needed = [line for line in out.splitlines() if line.startswith("the archive is")]
     assert needed == [
-        "the archive is still needed: partitions were set aside: t-1",
-        "the archive is still needed: partitions have no generation: t-1",
-        "the archive is still needed: it holds other topics: other",
+        "the archive is still needed: the partition is uncleanable: t-1",
+        "the archive is still needed: topics that were not selected: other",
     ]
     assert "set aside: t-1: null_key: expected a key in every record, found 2 records without one" in out
     code, out, _ = run(capsys, *words, "--json")
     report = json.loads(out)
     assert (code, report["exit_code"], report["archive_needed"]) == (PROBLEMS, PROBLEMS, True)
     assert [reason["kind"] for reason in report["archive_needed_because"]] == [
-        "set_aside", "no_generation", "other_topics",
-    ]  # fmt: skip
+        "set_aside",
+        "not_compared",
+        "other_topics",
+    ]
     [problem] = report["problems"]
     assert (problem["kind"], problem["path"], problem["position"]) == ("null_key", "t-1", -1)
 
@@ -120,18 +121,22 @@ def test_no_other_report_decides_on_its_exit_code():
 
 def test_partitions_that_are_not_due_are_counted(many, capsys):
     words = compact_words(many)
-    assert run(capsys, *words)[0] == DONE
+    code, out, _ = run(capsys, *words)
+    assert (code, "the archive is no longer needed" in out) == (DONE, True)
     _, out, _ = run(capsys, *words)
     hidden = f"not due: {MANY} partitions, at most 0 % dirty; --all lists them"
-    assert out.splitlines()[:2] == [hidden, "the archive is no longer needed"]
+    not_read = "the archive is still needed: not compared by this run; archive-needed compares every byte: t-0, "
+    assert out.splitlines()[0] == hidden
+    assert out.splitlines()[1].startswith(not_read)
+    archive_and_store = many, "--store", many.parent / "store"
+    code, answer, _ = run(capsys, "archive-needed", *archive_and_store)
+    assert (code, "the archive is no longer needed" in answer) == (DONE, True)
     write_partition(many / "u-0", "a=1 || a=2 a=3")
     _, out, _ = run(capsys, *words)
     assert [line.split()[0] for line in out.splitlines() if line.startswith(("t-", "u-"))] == ["u-0"]
     assert f"{MANY + 1} partitions, {MANY} not due" in out
     assert out.splitlines()[-2].startswith("seconds: ")
-    summary = (
-        f"{MANY + 1} partitions: {MANY} not due, 1 committed; 149 B -> 70 B; archive no longer needed; exit code 0"
-    )
+    summary = f"{MANY + 1} partitions: {MANY} not due, 1 committed; 149 B -> 70 B; archive still needed; exit code 0"
     assert out.splitlines()[-1] == summary
     _, out, _ = run(capsys, *words, "--all")
     assert sum(line.startswith(("t-", "u-")) for line in out.splitlines()) == MANY + 1

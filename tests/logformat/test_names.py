@@ -89,12 +89,16 @@ def test_segment_files_that_cannot_be():
             segment_file(*wrong)
 
 
-def test_kafkas_other_files_may_be_ignored():
-    for name in (".lock", "x.tmp", "00000000000000000010-0000000003.checkpoint", "remote-log-index-cache",
-                 "00000000000000000010-0000000003.checkpoint.deleted", "quorum-state"):  # fmt: skip
-        assert names.is_ignorable(name)
-    for name in ("meta.properties", "a-0", "00000000000000000000.log"):
-        assert not names.is_ignorable(name)
+def test_files_of_a_log_directory_that_hold_no_records():
+    for name in (".lock", ".kafka_cleanshutdown", "meta.properties", "replication-offset-checkpoint",
+                 "recovery-point-offset-checkpoint.tmp"):  # fmt: skip
+        assert names.is_directory_file(name)
+    for name in ("u-0.tar", "a.tmp", "bootstrap.checkpoint", "quorum-state", "00000000000000000000.log"):
+        assert not names.is_directory_file(name)
+    assert names.is_unfinished_side_file("leader-epoch-checkpoint.tmp")
+    assert not names.is_unfinished_side_file("00000000000000000000.log.tmp")
+    assert names.is_cached_index("42_Qd7GwFDrRBGUyu3sYnGIVQ.timeindex")
+    assert not names.is_cached_index("42_Qd7GwFDrRBGUyu3sYnGIVQ.log")
 
 
 # A folder as lines: "<base>.<kind>[.suffix] ..." with the base unpadded; the result in the same words.

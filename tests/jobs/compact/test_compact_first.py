@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.compact.report import CompactReport, Needed
+from lastkey.jobs.compact.needed import Needed
+from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, offset_checkpoint, only_input, put
@@ -170,8 +171,8 @@ def test_reports_text_and_json(first):
     aside = [r.name() for r in report.results if r.status == "set_aside"]
     reasons = {reason["kind"]: reason["names"] for reason in told["archive_needed_because"]}
     assert next(iter(reasons)) == "set_aside" and reasons["set_aside"] == aside
-    assert reasons["other_topics"] == ["other"] and "few-keys-0" in reasons["segments"]
-    assert f"the archive is still needed: partitions were set aside: {', '.join(aside[:10])}" in text
+    assert reasons["other_topics"] == ["other"] and "few-keys-0" in reasons["used"]
+    assert f"the archive is still needed: the partition is uncleanable: {', '.join(aside[:10])}" in text
     assert [p["kind"] for p in told["problems"]] == [r.problem.kind for r in report.results if r.problem]
     assert "marked -delete" in text
 
@@ -246,14 +247,14 @@ def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
     assert report.exit_code == 0
     assert {s.root for s in report.results[0].segments} == {"store"}
     assert (report.archive_needed, report.not_compacted) == ([Needed("other_topics", ("other",))], ["other"])
-    assert "the archive is still needed: it holds other topics" in report.to_text()
+    assert "the archive is still needed: topics that were not selected: other" in report.to_text()
     kept = lab.run(now_ms, sealed=True, settings={"defaults": COMPACT, "topics": {"o*": {"cleanup.policy": "delete"}}})
-    assert (kept.archive_needed, kept.not_compacted) == ([Needed("other_topics", ("other",))], ["other"])
+    left = [Needed("not_compared", ("t-0",)), Needed("other_topics", ("other",))]  # nothing was due, nothing was read
+    assert (kept.archive_needed, kept.not_compacted) == (left, ["other"])
     shutil.rmtree(lab.archive / "other-0")
     again = lab.run(now_ms, sealed=True)
     assert [r.status for r in again.results] == ["not_due"]
-    assert again.archive_needed == []
-    assert "the archive is no longer needed" in again.to_text()
+    assert again.archive_needed == [Needed("not_compared", ("t-0",))]
 
     moved = replace(lab, archive_at=lab.root / "other")  # a store serves one archive
     shutil.copytree(lab.archive, moved.archive)

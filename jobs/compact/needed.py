@@ -1,0 +1,321 @@
+"""Rule of which segments of an archived partition the store still needs: on values, without I/O.
+
+`archive-needed` shows all reasons, segment by segment; `compact` ends with a summary of the same rule. Everything from
+a first needed segment on is needed, so what is left of a log is always its end, without a hole. That segment is the
+lowest that any of these names:
+
+  - the first one, if too little is known of the partition, or its folder holds an entry that no job reads;
+  - a segment whose file a generation of the store uses;
+  - a gap that a generation passed over: what is missing may come back beside it;
+  - the last one, because the log goes on there, unless the run that read it was told that no writer is left (--sealed);
+  - a file that no run has read from its first byte to its last, or whose size or checksum is not what that run saw;
+  - what the next run would read (`inputs_from_generation` says so, as for that run), and a run after a rollback to any
+    generation that the store still has.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from lastkey.jobs.archive.listing import ArchivedPartition
+from lastkey.jobs.command.parse import some_of
+from lastkey.jobs.command.reporting import labelled
+from lastkey.jobs.compact.plan_partition import Inputs, NotPlanned, gaps_of, inputs_from_generation
+from lastkey.jobs.store.rows import Checkpoint, Commit
+from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.names import partition_folder
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import OutputSegment
+
+WHY: Final = {  # why an archive, or a partition's segments from some offset on, are needed; the worst first
+    "set_aside": "the partition is uncleanable",
+    "unreadable": "a folder cannot be read",
+    "conflict": "another run committed first",
+    "not_judged": "the partition could not be judged",
+    "broker": "a broker holds the folder",
+    "no_generation": "the store has no generation of the partition",
+    "missing": "files that a generation uses are not in the archive",
+    "entries": "entries that no job reads",
+    "gap": "offsets are missing, and may come back",
+    "used": "a generation uses the segment",
+    "unread": "no run has read the whole file",
+    "changed": "the file is not what the run read",
+    "last": "it is the last segment of a log that may go on",
+    "reads_on": "the next run reads on there",
+    "rollback": "after a rollback a run would read on there",
+    "not_compared": "not compared by this run; archive-needed compares every byte",
+    "other_topics": "topics that were not selected",
+    "nothing": "no partition was compacted",
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Reason why a partition's segments are needed from one on."""
+
+    kind: str  # a key of WHY
+    segment: int  # number of the first that it concerns
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{WHY[self.kind]}: {self.message}" if self.message else WHY[self.kind]
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Reason why the archive is still needed, and for which of its partitions, entries or topics."""
+
+    kind: str  # a key of WHY
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return WHY[self.kind] + (f": {some_of(self.names)}" if self.names else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the reason for programs, with every name."""
+        return {"kind": self.kind, "message": WHY[self.kind], "names": list(self.names)}
+
+
+def needed(
+    of_archive: Mapping[str, Sequence[str]], of_partitions: Iterable[tuple[ArchivedPartition, str]]
+) -> list[Needed]:
+    """Return the reasons why an archive as a whole is needed, the worst first.
+
+    of_archive: names of entries, topics or partitions by kind of reason. of_partitions: each partition that is needed,
+    with the kind of its first reason.
+    """
+    names = {kind: list(found) for kind, found in of_archive.items()}
+    for archived, kind in of_partitions:
+        paths = archived.not_read if kind == "entries" else []
+        names.setdefault(kind, []).extend(paths or [partition_folder(*archived.key)])
+    return [Needed(kind, tuple(names[kind])) for kind in WHY if names.get(kind)]
+
+
+def summary_lines(reasons: Sequence[Needed]) -> list[str]:
+    """Return the lines of a report's text that tell whether the archive is needed."""
+    return labelled("the archive is still needed", reasons) or ["the archive is no longer needed"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A generation that the store still has."""
+
+    checkpoint: Checkpoint
+    segments: Sequence[OutputSegment]
+
+    @classmethod
+    def of(cls, commit: Commit) -> Kept:
+        """Return the generation of a manifest."""
+        return cls(commit.checkpoint, commit.segments)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about one partition of the archive, from which the rule decides."""
+
+    archived: ArchivedPartition
+    current: Kept | None  # the current generation; None: the store has none
+    store_uri: str
+    gaps: str  # the setting; "accept": gaps that are known do not count
+    problem: Problem | None = None  # why the partition cannot be judged
+    uncleanable: str = ""  # why the partition is uncleanable
+    sealed: bool = False  # the last run that read the partition was told that no writer is left
+    older: Callable[[], Sequence[Kept]] = tuple  # generations to which a rollback can go
+    compared: Collection[int] | None = None  # base offsets of the files that count as compared; None: all
+
+
+@dataclass
+class Answer:
+    """Answer for one partition: which of its segments are needed, and why."""
+
+    archived: ArchivedPartition
+    generation: int | None = None
+    reasons: list[Reason] = field(default_factory=list)
+    problem: Problem | None = None  # why it could not be judged, or what is wrong with what was read
+
+    @property
+    def first_needed(self) -> int:
+        """Number of the first segment that is needed; those before it are not."""
+        return min((reason.segment for reason in self.reasons), default=len(self.archived.segments))
+
+    @property
+    def needed(self) -> Sequence[ListedSegment]:
+        """Segments that are needed, by offset."""
+        return self.archived.segments[self.first_needed :]
+
+    @property
+    def not_needed(self) -> Sequence[ListedSegment]:
+        """Segments that are not needed, by offset."""
+        return self.archived.segments[: self.first_needed]
+
+    @property
+    def deciding(self) -> list[Reason]:
+        """Reasons that the first needed segment has."""
+        return [reason for reason in self.reasons if reason.segment == self.first_needed]
+
+    def with_changed(self, number: int, problem: Problem) -> Answer:
+        """Return the answer with segment `number`, and all above it, needed: it is not the file that was read."""
+        return replace(self, reasons=[*self.reasons, Reason("changed", number, str(problem))], problem=problem)
+
+    def files(self) -> Iterator[str]:
+        """Yield the files that may go, in the order in which to delete them: if that stops at any of them, no index is
+        left without its log.
+        """
+        segments = self.archived.segments
+        until = self.needed[0].base_offset if self.needed else None
+        snapshots = sorted((o, path) for o, path in self.archived.snapshots.items() if until is None or o < until)
+        for i, s in enumerate(self.not_needed):
+            end = segments[i + 1].base_offset if i + 1 < len(segments) else None
+            yield from (
+                path
+                for offset, path in snapshots
+                if (end is None or offset < end) and (i == 0 or offset >= s.base_offset)
+            )
+            yield from (path for path in (s.index, s.time_index, s.txn_index) if path is not None)
+            yield s.path
+
+
+def answer(facts: Facts) -> Answer:
+    """Return the answer for one partition, as far as names and sizes decide."""
+    generation = facts.current.checkpoint.generation if facts.current is not None else None
+    return Answer(facts.archived, generation, list(reasons(facts)), facts.problem)
+
+
+def not_judged(archived: ArchivedPartition, generation: int | None, problem: Problem) -> Answer:
+    """Return the answer for a partition of which too little is known: all of it is needed."""
+    return Answer(archived, generation, [Reason("not_judged", 0, str(problem))], problem)
+
+
+def reasons(facts: Facts) -> Iterator[Reason]:
+    """Yield the reasons why segments of a partition are needed; none: the store does not need the partition.
+
+    Reasons that need no plan of a run and no older generation come first.
+    """
+    current = facts.current
+    if (whole := _whole(facts)) is not None:
+        yield whole
+        return
+    if current is None:
+        yield Reason("no_generation", 0)
+        return
+    found = list(_by_files(facts, current))
+    yield from found
+    if facts.archived.segments:
+        yield from _by_next_runs(facts, current, min((r.segment for r in found), default=len(facts.archived.segments)))
+
+
+def _by_files(facts: Facts, current: Kept) -> Iterator[Reason]:
+    """Yield the reasons that follow from the files of the archive and of the current generation."""
+    archived = facts.archived
+    bases = [s.base_offset for s in archived.segments]
+    yield from _used_or_missing(current, bases, facts.gaps)
+    if not bases:
+        return
+    read = {one.base_offset: one.size for one in current.checkpoint.files_read}
+    ended = _has_ended(facts, current)
+    if not ended:
+        yield Reason("last", len(bases) - 1)
+    for i, s in enumerate(archived.segments if ended else archived.segments[:-1]):
+        if s.base_offset not in read:
+            yield Reason("unread", i, s.path)
+            break
+        if read[s.base_offset] != s.size:
+            yield Reason("changed", i, f"{s.path}: expected {read[s.base_offset]} bytes, found {s.size}")
+            break
+        if facts.compared is not None and s.base_offset not in facts.compared:
+            yield Reason("not_compared", i, s.path)
+            break
+
+
+def _has_ended(facts: Facts, current: Kept) -> bool:
+    """Return whether no run finds more behind the last segment: it was read whole, and no writer was left."""
+    last = facts.archived.segments[-1]
+    read = {one.base_offset: one.size for one in current.checkpoint.files_read}
+    return facts.sealed and read.get(last.base_offset) == last.size
+
+
+def _whole(facts: Facts) -> Reason | None:
+    """Return the reason why all segments of a partition are needed, if there is one."""
+    archived = facts.archived
+    if facts.problem is not None:
+        return Reason("not_judged", 0, str(facts.problem))
+    if facts.uncleanable:
+        return Reason("set_aside", 0, facts.uncleanable)
+    if archived.held_by_broker:
+        return Reason("broker", 0, "give its topics a retention instead")
+    if archived.not_read and facts.current is not None:
+        return Reason("entries", 0, archived.not_read[0])
+    if len(archived.path.splitlines()) > 1:  # --paths would name other files
+        return Reason("entries", 0, "a line break in the folder's path")
+    return None
+
+
+def _used_or_missing(kept: Kept, bases: Sequence[int], gaps: str) -> Iterator[Reason]:
+    """Yield the reasons why a generation needs segments: it uses their files, or passed over a gap beside them."""
+    row, used = kept.checkpoint, [s.base_offset for s in kept.segments if s.root == "archive"]
+    if there := sorted(set(used) & set(bases)):
+        yield Reason("used", bisect_left(bases, there[0]), f"generation {row.generation} from {there[0]} on")
+    elif used and not bases:
+        yield Reason("missing", 0, f"generation {row.generation} from {used[0]} on")
+    if gaps != "accept":
+        for gap in gaps_of(row):
+            before = max(bisect_left(bases, gap.first) - 1, 0)
+            yield Reason("gap", before, f"{gap.first} to {gap.last} in no segment of generation {row.generation}")
+
+
+def _by_next_runs(facts: Facts, current: Kept, until: int) -> Iterator[Reason]:
+    """Yield the reasons that follow from what later runs read. until: number of the first segment that is needed."""
+    archived, at = facts.archived, current.checkpoint
+    bases = [s.base_offset for s in archived.segments]
+    try:
+        inputs = inputs_from_generation(archived, at, current.segments, facts.store_uri, facts.gaps)
+    except NotPlanned as reason:
+        yield Reason("set_aside", 0, f"the next run would report: {reason.problem}")
+        return
+    found = []
+    first = _first_read(archived, inputs)
+    anchor_alone = _has_ended(facts, current) and all(s.root == "store" for s in current.segments)
+    if first is not None and not anchor_alone:
+        message = f"generation {at.generation} ends at {at.next_offset}"
+        found.append(Reason("reads_on", bisect_left(bases, first), message))
+    for kept in facts.older():
+        found += _used_or_missing(kept, bases, facts.gaps)
+        if kept.checkpoint.chain == at.chain:  # else of another log, or given up by --reset: no run reads on from there
+            found += _after_rollback(facts, kept, bases)
+    yield from found
+    until = min([until, *(r.segment for r in found)])
+    if until and not _reads_the_same(facts, current, inputs, archived.segments[until:]):
+        yield Reason("reads_on", 0, "without the older segments it would begin elsewhere")
+
+
+def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[Reason]:
+    row = kept.checkpoint
+    try:
+        inputs = inputs_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
+    except NotPlanned:
+        return  # no run could go on after a rollback to it, whatever is deleted now
+    if (first := _first_read(facts.archived, inputs)) is not None:
+        message = f"generation {row.generation} ends at {row.next_offset}, until vacuum deletes it"
+        yield Reason("rollback", bisect_left(bases, first), message)
+
+
+def _first_read(archived: ArchivedPartition, inputs: Inputs) -> int | None:
+    """Return the base offset of the first segment of the archive that a run would open."""
+    read = [*inputs["segments"], *filter(None, [inputs.get("identity_segment")])]
+    return min((s.listed.base_offset for s in read if s.listed.root == archived.root), default=None)
+
+
+def _reads_the_same(facts: Facts, current: Kept, inputs: Inputs, left: Sequence[ListedSegment]) -> bool:
+    """Return whether the next run would read the same segments if only these were `left`; no run follows if none is."""
+    if not left:
+        return True
+    archived = replace(facts.archived, segments=list(left))
+    try:
+        then = inputs_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)
+    except NotPlanned:
+        return False
+    same = ("segments", "log_start_offset", "checkpoint", "identity_segment")
+    return all(then.get(name) == inputs.get(name) for name in same)
