@@ -152,18 +152,6 @@ def archive_root(uri: str) -> Root:
     return list_archive(open_root(uri), lambda _: False).root
 
 
-def check_holds_partitions(archive: Archive) -> None:
-    """Raise MissingPathError if the archive has no partition's folder: an unmounted disk or a wrong folder must not
-    pass for a healthy archive. Do nothing if a folder could not be listed: that is a problem of its own.
-    """
-    if archive.topics or archive.unreadable:
-        return
-    error = MissingPathError(path=archive.root.uri, expected="folders <topic>-<partition> of an archive", found="none")
-    if names.parse_partition_folder(archive.root.uri.rstrip("/").rpartition("/")[2]) is not None:
-        error.add_note("this is a partition's folder: give the folder above it")
-    raise error
-
-
 def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     """List the partitions of the topics that are `wanted`. Raise FileNotFoundError for a missing root, AccessError for
     a missing bucket.

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
+from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.archive_needed.report import ArchiveNeededReport
 from lastkey.jobs.command.options import ArchiveNeededOptions

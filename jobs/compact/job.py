@@ -15,7 +15,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Final
 
-from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
+from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
 from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lastkey.jobs.archive.broker_lock import locked
-from lastkey.jobs.archive.listing import check_holds_partitions, listed
+from lastkey.jobs.archive.listing import listed
+from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
 from lastkey.jobs.command.options import ConvertOptions, RestoreOptions
 from lastkey.jobs.command.parse import check_topics

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lastkey.jobs.archive.broker_lock import locked
-from lastkey.jobs.archive.listing import Archive, ArchivedPartition, check_holds_partitions, listed, listed_again
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed, listed_again
+from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import ReindexOptions

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import TypeVar
 
-from lastkey.jobs.archive.listing import Archive, check_holds_partitions, listed
+from lastkey.jobs.archive.listing import Archive, listed
+from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
