@@ -95,9 +95,9 @@ def test_a_run_that_comes_second_says_nothing_of_what_a_vacuum_has_taken(second)
     maker.generation("t", 0, 2, {}, end=400, run=run_id(2, 1), dies=True)  # beaten by the one that is there
     late = replace(commit, run=replace(commit.run, run_id=run_id(2, 1)))
     late = replace(late, checkpoint=replace(commit.checkpoint, run_id=run_id(2, 1)))
-    report = SimpleNamespace(store=str(maker.store), generations={})
+    start = SimpleNamespace(report=SimpleNamespace(store=str(maker.store), generations={}), committed={})
     with pytest.raises(ConflictError):
-        waves._wave_committer(open_state(str(maker.store)), [late], report)()
+        waves._wave_committer(open_state(str(maker.store)), [late], start)()
     assert COMMITTED not in {path.name for path in maker.run_folder("t", 0, 1).iterdir()}
 
 
