@@ -175,6 +175,8 @@ class Answer:
                 if (end is None or offset < end) and (i == 0 or offset >= s.base_offset)
             )
             yield from (path for path in (s.index, s.time_index, s.txn_index) if path is not None)
+            if end is None:  # without a .log, they would show that it is missing
+                yield from sorted(self.archived.side_files.values())
             yield s.path
 
 

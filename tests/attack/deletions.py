@@ -50,7 +50,7 @@ class Deleting(World):
             files = [Path(path) for path in p["files"]]
             if (last := log.segments[-1].base) in bases:  # the log goes on here, whatever the sealed run was told
                 bases.discard(last)
-                files = [path for path in files if int(path.stem) < last]
+                files = [path for path in files if path.stem.isdigit() and int(path.stem) < last]
             for path in files:
                 path.unlink()
             if left := [s.base for s in log.segments if s.base in bases and log._files(s.base)]:

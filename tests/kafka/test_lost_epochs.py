@@ -15,7 +15,10 @@ from tests.kafka_lab.loading import partition_dirs
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 CHECKPOINT = "leader-epoch-checkpoint"
-LOG = "{leader=0} a=1 b=1 || {leader=3} c=2 c=3 || {leader=5} c=4 | {leader=5} d=1 || {leader=7} a=4 c=5 || {leader=7} e=1"
+LOG = (
+    "{leader=0} a=1 b=1 || {leader=3} c=2 c=3 || {leader=5} c=4 | {leader=5} d=1 || "
+    "{leader=7} a=4 c=5 || {leader=7} e=1"
+)
 
 
 @pytest.mark.parametrize("archived", ["0\n4\n0 0\n3 2\n5 4\n7 6\n", "0\n2\n5 4\n7 6\n", None])
