@@ -68,11 +68,14 @@ class _Writer:
         pid = self.draw(st.sampled_from([-1, -1, 1, 2, 7]))
         if pid == -1:
             return {}
-        transactional = pid in self.open or (self.transactions and pid < 7 and self.draw(st.booleans()))
+        began = pid in self.open
+        transactional = began or (self.transactions and pid < 7 and self.draw(st.booleans()))
         if transactional:
             self.open.add(pid)
         sequence = self.draw(st.sampled_from([0, 5, 2**31 - 2]))
         epoch = self.epochs.setdefault(pid, 0)
+        if began and self.draw(st.integers(0, 2)) == 0:  # the marker of the transaction before is lost
+            epoch = self.epochs[pid] = epoch + 1
         return {
             "producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence, "transactional": transactional,
         }  # fmt: skip

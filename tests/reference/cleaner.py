@@ -8,6 +8,8 @@ theirs. A line says OURS if Lastkey differs there on purpose; nothing else may d
 - the last batch of the range, if it is of magic 0 or 1 and nothing of it stays, leaves an empty header of magic 2;
   Kafka throws; where something of it stays, and the log ends there, its last offset stays too; Kafka takes that of the
   last record;
+- the records of a transaction whose marker is lost stay, supersede nothing, and nothing supersedes them (`undecided`);
+  Kafka takes the outcome of the producer's next marker;
 - a rebuilt batch may hold records with timestamps below -1; Kafka throws.
 """
 
@@ -107,6 +109,31 @@ def replay(batches: list[Batch], state: State) -> list[AbortedTxn]:
     return aborted
 
 
+def undecided(log: Log) -> tuple[set[int], set[int]]:
+    """Return the base offsets of the data batches whose marker is lost, and of those that show it. OURS.
+
+    Of a producer's batches up to its next marker, only those of the last epoch are decided by that marker.
+    """
+    lost: set[int] = set()
+    shows: set[int] = set()
+    since_marker: dict[int, list[Batch]] = {}
+
+    def settle(batches: list[Batch]) -> None:
+        changes = [i for i in range(1, len(batches)) if batches[i].producer_epoch != batches[i - 1].producer_epoch]
+        if changes and (here := {b.base_offset for b in batches[: changes[-1]] if b.records}):
+            lost.update(here)
+            shows.add(batches[changes[-1]].base_offset)
+
+    for batch in (b for s in log.segments for b in s.batches):
+        if batch.marker is not None:
+            settle(since_marker.pop(batch.producer_id, []))
+        elif batch.transactional and not batch.control and batch.last_offset >= log.log_start_offset:
+            since_marker.setdefault(batch.producer_id, []).append(batch)
+    for batches in since_marker.values():
+        settle(batches)
+    return lost, shows
+
+
 @dataclass(frozen=True)
 class Range:
     """Range of offsets that one round cleans."""
@@ -189,6 +216,7 @@ class Transactions:
 def offset_map(log: Log, first_dirty: int, end: int) -> dict[bytes, int]:
     """Return the last offset of each key in [first_dirty, end): Cleaner.buildOffsetMap, without a limit."""
     newest: dict[bytes, int] = {}
+    lost, _ = undecided(log)
     transactions = Transactions()
     transactions.add([t for t in log.aborted if t.last_offset >= first_dirty and t.first_offset < end])
     for segment in log.segments:
@@ -198,7 +226,7 @@ def offset_map(log: Log, first_dirty: int, end: int) -> dict[bytes, int]:
             if batch.last_offset < first_dirty:
                 continue
             discardable = transactions.on_batch(batch)
-            if batch.control or discardable:
+            if batch.control or discardable or batch.base_offset in lost:
                 continue
             for record in batch.records:
                 if record.key is not None and record.offset >= first_dirty:
@@ -226,15 +254,18 @@ class Round:
     now_ms: int
     newest: dict[bytes, int]
     legacy_horizon_ms: int
+    undecided: set[int]
+    witnesses: set[int]
 
     def clean_batch(self, batch: Batch, discardable: bool, mtime_ms: int) -> Batch | None:
         """Return what stays of one batch: RecordFilter.checkBatchRetention and MemoryRecords.filterTo."""
-        drop_records = discardable
+        drop_records = discardable and batch.base_offset not in self.undecided
         if batch.control:
             drop_records = discardable and batch.delete_horizon is not None and batch.delete_horizon <= self.now_ms
         if (
             is_last_of_producer(batch, self.log.producers)
             or batch.last_offset + 1 == self.range.first_uncleanable_offset
+            or batch.base_offset in self.witnesses
         ):
             retention = RETAIN_EMPTY
         else:
@@ -258,9 +289,9 @@ class Round:
             return True
         if record.key is None:
             return self.settings.keep_null_keys  # OURS: Kafka drops it
-        if record.offset < self.newest.get(record.key, -1):
+        if batch.base_offset not in self.undecided and record.offset < self.newest.get(record.key, -1):
             return False
-        if record.value is not None:
+        if record.value is not None or record.offset >= min(self.undecided, default=2**63):
             return True
         if batch.magic == 2:
             return batch.delete_horizon is None or self.now_ms < batch.delete_horizon
@@ -341,6 +372,7 @@ def clean(log: Log, settings: Settings, checkpoint: int | None, now_ms: int) -> 
         log, settings, cleanable, now_ms,
         newest=offset_map(log, cleanable.first_dirty_offset, end),
         legacy_horizon_ms=before[-1].mtime_ms - settings.delete_retention_ms if before else -(2**63),  # Kafka: 0
+        undecided=(unknown := undecided(log))[0], witnesses=unknown[1],
     )  # fmt: skip
     sources = [s for s in log.segments if s.base_offset < end]
     transactions, queued, out = Transactions(), set(), []

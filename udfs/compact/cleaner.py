@@ -7,7 +7,7 @@ as BATCH rows. `decide_kernels` decides about single records.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
@@ -216,6 +216,10 @@ class Rules:
     dry_run: bool = False
     magic: Literal[2, 3] = 2  # of the batches that are written
     tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
+    # int64[k], ascending: bases of data batches whose marker is lost; their records stay, and supersede nothing
+    undecided: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    # int64[m], ascending: bases of the batches that show this; at least their headers stay
+    witnesses: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def new_horizon_ms(self) -> int:
@@ -233,12 +237,19 @@ class Rules:
         return out
 
 
+def begin_at(batches: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return bool[n] for BATCH[n]: the batches whose base offset is one of `offsets`, int64[m], ascending."""
+    at = np.searchsorted(offsets, batches["base_offset"])
+    found: np.ndarray = np.append(offsets, -1)[at] == batches["base_offset"]
+    return found & (at < len(offsets))
+
+
 def key_candidates(batches: np.ndarray, rules: Rules) -> np.ndarray:
-    """Return bool[n] for BATCH[n]: the batches whose records may be the last of their key, so no control or aborted
-    ones.
+    """Return bool[n] for BATCH[n]: the batches whose records may be the last of their key, so no control, aborted or
+    undecided ones.
     """
     _, drop = batch_retention(
         batches, rules.discardable(batches), rules.producers, rules.first_uncleanable_offset, rules.now_ms
     )
-    candidates: np.ndarray = ~drop & ((batches["attributes"] & CONTROL_MASK) == 0)
+    candidates: np.ndarray = ~drop & ((batches["attributes"] & CONTROL_MASK) == 0) & ~begin_at(batches, rules.undecided)
     return candidates

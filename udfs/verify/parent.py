@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
+from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK, DELETE_HORIZON_MASK
 from lastkey.udfs.verify.blocks import Block, Order, Side, blocks
 from lastkey.udfs.verify.digest_kernels import enter_last
-from lastkey.udfs.verify.transactions import aborted_data, decisions
+from lastkey.udfs.verify.transactions import UNKNOWN, decisions
 
 _BYTES_PER_SLOT = 35
 _LISTED = 20  # records that a row names one by one; the others are counted
@@ -96,16 +96,21 @@ def compare(
         slots *= 2
     secret = secrets.randbits(64), secrets.randbits(64)
     soft = max(memory_bytes // 16, 1 << 20)
-    aborted = aborted_data(parent_transactions)
+    before = decisions(parent_transactions, rules.readable_from)
+    after = decisions(child_transactions, rules.readable_from)
+    data = parent_transactions["marker"] < 0
+    aborted, undecided = (
+        parent_transactions["base_offset"][data & (before == what)] for what in (CONTROL_ABORT, UNKNOWN)
+    )
     parts = max(1, -(-n_records // (slots // 2)))
     while True:
         found = Differences()
-        _compare_transactions(parent_transactions, child_transactions, child, found)
+        _compare_transactions(parent_transactions, before, child_transactions, after, child, found)
         try:
             for part in range(parts):
                 table = _Table(slots)
                 differences = found if part == 0 else Differences()
-                walk = _Walk(parent, child, rules, aborted, secret, max_batch_bytes, soft, differences)
+                walk = _Walk(parent, child, rules, aborted, undecided, secret, max_batch_bytes, soft, differences)
                 walk.run(table, part, parts)
                 table.report(found, child, rules)
             if rules.erased >= 0:
@@ -134,6 +139,15 @@ def _check_erased(
             "no record of a key of which any was erased",
             "the record at offset {offset}",
         )
+
+
+def _begin_at(batches: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return bool[n] for BATCH[n]: the batches whose base offset is one of `offsets`, int64[m], rising."""
+    if not len(offsets):
+        return np.zeros(len(batches), np.bool_)
+    at = np.minimum(np.searchsorted(offsets, batches["base_offset"]), len(offsets) - 1)
+    found: np.ndarray = offsets[at] == batches["base_offset"]
+    return found
 
 
 class _TableFullError(Exception):
@@ -194,12 +208,15 @@ class _Table:
             )
 
 
-def _compare_transactions(parent: np.ndarray, child: np.ndarray, side: Side, found: Differences) -> None:
-    """Check that aborted batches stay aborted and committed ones committed, as far as they are still there."""
-    data = child[child["marker"] < 0]
-    now = decisions(child)[child["marker"] < 0]
-    before = parent[parent["marker"] < 0]
-    then = decisions(parent)[parent["marker"] < 0]
+def _compare_transactions(
+    parent: np.ndarray, then: np.ndarray, child: np.ndarray, now: np.ndarray, side: Side, found: Differences
+) -> None:
+    """Check that aborted batches stay aborted and committed ones committed, as far as they are still there.
+
+    then, now: `decisions` about each row.
+    """
+    data, now = child[child["marker"] < 0], now[child["marker"] < 0]
+    before, then = parent[parent["marker"] < 0], then[parent["marker"] < 0]
     at = np.minimum(np.searchsorted(before["base_offset"], data["base_offset"]), max(len(before) - 1, 0))
     if not len(before):
         return
@@ -218,7 +235,8 @@ class _Walk:
     parent: Side
     child: Side
     rules: AllowedDrops
-    aborted: np.ndarray
+    aborted: np.ndarray  # int64[k], rising: base offsets
+    undecided: np.ndarray  # int64[m], rising: base offsets of batches whose marker is lost
     secret: tuple[int, int]
     max_batch_bytes: int
     soft_bytes: int
@@ -306,10 +324,7 @@ class _Walk:
     def _enter(self, block: Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
         batches = block.batches
         control = (batches["attributes"] & CONTROL_MASK) != 0
-        at = np.minimum(np.searchsorted(self.aborted, batches["base_offset"]), max(len(self.aborted) - 1, 0))
-        gone = np.zeros(len(batches), np.bool_)
-        if len(self.aborted):
-            gone = self.aborted[at] == batches["base_offset"]
+        gone, undecided = (_begin_at(batches, offsets) for offsets in (self.aborted, self.undecided))
         current = batches["magic"] >= 2
         horizon = current & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         past = np.where(
@@ -317,7 +332,9 @@ class _Walk:
             horizon & (batches["base_timestamp"] <= self.rules.now_ms),
             block.mtime_ms <= self.rules.legacy_horizon_ms,
         )
-        data = ~(control | gone)[block.batch]
+        if len(self.undecided):  # a tombstone behind it stays, because it deletes what readers may see
+            past &= batches["base_offset"] < self.undecided[0]
+        data = ~(control | gone | undecided)[block.batch]
         without = self.rules.file_times.get(block.path, block.mtime_ms)
         time = np.where(block.timestamp >= 0, block.timestamp, without)
         # retention's time for a record without one is known only if it deleted whole segments of the parent
@@ -333,12 +350,20 @@ class _Walk:
         if self.rules.every_record:
             self.found.add(
                 "expired",
-                block.offset[data & ~survived & ~expired],
+                block.offset[(data | undecided[block.batch]) & ~survived & ~expired],
                 block.path,
                 "every record that retention.ms and retention.bytes did not delete",
                 "no record at offset {offset}",
             )
             return
+        may_go = expired | (block.null_key & (not self.rules.null_keys_stay))
+        self.found.add(
+            "undecided",
+            block.offset[undecided[block.batch] & ~survived & ~may_go],
+            block.path,
+            "every record of a transaction whose marker is lost",
+            "no record at offset {offset}",
+        )
         ok = survived | (block.null_value & past[block.batch]) | expired
         table.enter(block, np.flatnonzero(data & ~block.null_key), ok, survived, part, parts)
         if self.rules.null_keys_stay:

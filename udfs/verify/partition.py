@@ -11,6 +11,7 @@ a cleaner removed, indexes as an older broker made them, leader epochs that fall
 from __future__ import annotations
 
 import time
+from typing import Final
 
 import numpy as np
 
@@ -34,11 +35,14 @@ from lastkey.udfs.verify.transactions import (
     check_snapshot,
     check_txn_index,
     completed_transactions,
+    lost_markers,
     open_transactions,
     previous_markers,
     transaction_rows,
 )
 from lastkey.udfs.verify.walk import LogWalk, read_records, walk_log
+
+_MOST_LISTED: Final = 20  # transactions without a marker
 
 
 def check_partition(plan: CheckPlan) -> CheckResult:
@@ -60,6 +64,7 @@ def check_side(plan: CheckPlan, found: Findings) -> None:
     last = found.facts[-1] if found.facts else None
     found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
     found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
+    _check_markers(plan, found)
     _check_txn_indexes(plan, found)
     _check_snapshots(plan, found)
     _check_text_files(plan, found)
@@ -214,6 +219,36 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
             found.notes.append(str(gap))
         else:
             found.problems.append(Problem.of(gap, "gap"))
+
+
+def _check_markers(plan: CheckPlan, found: Findings) -> None:
+    """Add a row for each transaction whose marker is lost. In a generation it is a note, because a compaction keeps
+    what it cannot decide.
+    """
+    if any(f.damaged for f in found.facts):
+        return  # the marker may lie in the damage
+    rows, bases = found.transactions, np.array([f.base_offset for f in found.facts], np.int64)
+    lost, following = lost_markers(rows, plan.log_start_offset or 0)
+    _, first = np.unique(following, return_index=True)
+    for i in np.sort(first)[:_MOST_LISTED]:
+        batch, other = rows[lost[i]], rows[following[i]]
+        error = LogFormatError(
+            "transaction",
+            found.facts[int(np.searchsorted(bases, batch["base_offset"], "right")) - 1].path,
+            int(batch["position"]),
+            f"a marker of producer {batch['producer_id']} behind this batch of epoch {batch['producer_epoch']}",
+            f"a batch of epoch {other['producer_epoch']} at offset {other['base_offset']}, and no marker before it",
+            base_offset=int(batch["base_offset"]),
+            hint="the outcome of this transaction is unknown: look for its marker in another replica or an older copy; "
+            "compact keeps the batch, and readers of committed records take the outcome of the next marker",
+        )
+        if plan.generation:
+            found.notes.append(str(error))
+        else:
+            found.add(error)
+    if len(first) > _MOST_LISTED:
+        more = len(first) - _MOST_LISTED
+        found.notes.append(f"{plan.name}: {more} more transactions without a marker are not listed")
 
 
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:

@@ -16,10 +16,22 @@ from lastkey.logformat.side_files import transaction_index
 from lastkey.logformat.side_files.transaction_index import ENTRY
 
 OPEN: Final = -1  # no marker follows: not decided
+UNKNOWN: Final = -2  # the marker is lost
 _NEVER: Final = MAX_LAST_OFFSET + 1  # offset behind all data
 
 # A batch that is transactional or a marker.
-TXN_ROW = np.dtype([("base_offset", "i8"), ("last_offset", "i8"), ("producer_id", "i8"), ("marker", "i1")])
+TXN_ROW = np.dtype(
+    [
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("producer_id", "i8"),
+        ("position", "i8"),
+        ("max_timestamp", "i8"),
+        ("producer_epoch", "i2"),
+        ("marker", "i1"),  # ABORT or COMMIT; -1: data
+        ("empty", "?"),  # without records
+    ]
+)
 
 # A transaction that is open at an offset.
 OPEN_AT = np.dtype([("row", "i8"), ("producer_id", "i8"), ("first_offset", "i8")])
@@ -37,23 +49,44 @@ def transaction_rows(batches: np.ndarray) -> np.ndarray:
     marker = control & (batches["records_count"] > 0) & ((kind == CONTROL_ABORT) | (kind == CONTROL_COMMIT))
     rows = batches[(marker | (~control & ((attributes & TRANSACTIONAL_MASK) != 0))) & (batches["producer_id"] >= 0)]
     out = np.empty(len(rows), TXN_ROW)
-    for name in ("base_offset", "last_offset", "producer_id"):
+    for name in ("base_offset", "last_offset", "producer_id", "position", "max_timestamp", "producer_epoch"):
         out[name] = rows[name]
+    out["empty"] = rows["records_count"] == 0
     out["marker"] = np.where((rows["attributes"] & CONTROL_MASK) != 0, rows["control_type"], -1)
     return out
 
 
-def decisions(rows: np.ndarray) -> np.ndarray:
-    """Return int8[m]: CONTROL_ABORT, CONTROL_COMMIT or OPEN for each of TXN_ROW[m] in log order; a marker's own."""
+def decisions(rows: np.ndarray, log_start_offset: int = 0) -> np.ndarray:
+    """Return int8[m]: CONTROL_ABORT, CONTROL_COMMIT, OPEN or UNKNOWN for each of TXN_ROW[m] in log order; a marker's
+    own.
+    """
     _, closing = _closing(rows)
     out: np.ndarray = np.where(closing >= 0, rows["marker"][closing], OPEN).astype(np.int8)
+    lost, _ = lost_markers(rows, log_start_offset)
+    out[lost] = UNKNOWN
     return out
 
 
-def aborted_data(rows: np.ndarray) -> np.ndarray:
-    """Return int64[k], rising: base offsets of the aborted data batches."""
-    found: np.ndarray = rows["base_offset"][(rows["marker"] < 0) & (decisions(rows) == CONTROL_ABORT)]
-    return found
+def lost_markers(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of TXN_ROW[m] in log order, int64[k], rising: the data batches whose marker is lost; and for each the
+    next batch of its producer that has another epoch.
+
+    Two batches of a producer with different epochs and no marker between them are not one transaction. Only the last
+    epoch before a marker is decided by it. Batches without records do not matter, nor do those below the log start.
+    """
+    group, closing = _closing(rows)
+    at = np.flatnonzero((rows["marker"] < 0) & (rows["last_offset"] >= log_start_offset))
+    at = at[np.lexsort((at, closing[at], group[at]))]
+    n = len(at)
+    same = np.zeros(n + 1, np.bool_)  # whether a batch and the one before it have the same producer and next marker
+    same[1:-1] = (group[at][1:] == group[at][:-1]) & (closing[at][1:] == closing[at][:-1])
+    other = np.zeros(n + 1, np.bool_)
+    other[1:-1] = same[1:-1] & (rows["producer_epoch"][at][1:] != rows["producer_epoch"][at][:-1])
+    stops = np.where(other | ~same, np.arange(n + 1), n)  # the first batch of another epoch, producer or marker
+    following = np.minimum.accumulate(stops[::-1])[::-1][1:]
+    lost = np.flatnonzero(other[following] & ~rows["empty"][at])
+    by_row = np.argsort(at[lost])
+    return at[lost][by_row], at[following[lost]][by_row]
 
 
 def completed_transactions(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

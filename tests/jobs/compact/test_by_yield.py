@@ -36,6 +36,20 @@ def _drawn(rng: random.Random, cold: int, night: int) -> str:
     return "|".join(batches)
 
 
+def test_a_transaction_whose_marker_is_lost_is_kept_night_after_night(tmp_path: Path) -> None:
+    """Also where what is new supersedes it, and tombstones behind it would be due."""
+    nights = Nights(tmp_path)
+    nights.settings |= {"delete.retention.ms": 0, "compaction.min.yield": 0.0}
+    lost = "{pid=1 epoch=0 txn} a=1 z=1 | {pid=1 epoch=1 txn base=9} b=1@9 | {pid=1 epoch=1 commit}"
+    for text in (lost, "a=2 b=2 c=2", "a=- b=3 c=3", "a=- b=4 c=4", "b=5 c=5"):
+        nights.grow(text)
+        nights.run()
+        nights.job("verify")
+        records = [r for b in nights.lab().batches(nights.rows()) for r in b.records]
+        assert [(r.offset, r.key, r.value) for r in records][:2] == [(0, b"a", b"1"), (1, b"z", b"1")]
+    assert (b"a", None) in [(r.key, r.value) for r in records]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_nights_keep_every_live_record_and_bring_none_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -45,6 +45,7 @@ public final class Lab {
         Map.entry("describe_messages", Messages::describe),
         Map.entry("make_messages", Messages::make),
         Map.entry("parse_records", Messages::parse),
+        Map.entry("write_transactions", Transactions::write),
         Map.entry("run_groups", Groups::run),
         Map.entry("deliver", Deliveries::deliver),
         Map.entry("committed_offsets", Deliveries::committed),

@@ -7,7 +7,7 @@ caller), the decision (`decide_kernels.decide`), and the new bytes. This module 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from lastkey.udfs.compact.clean.rebuild_kernels import (
     encode_bodies,
 )
 from lastkey.udfs.compact.clean.store_format import Replaced, in_format, wanted_for
-from lastkey.udfs.compact.cleaner import Rules, batch_retention
+from lastkey.udfs.compact.cleaner import Rules, batch_retention, begin_at
 from lastkey.udfs.compact.verdicts import (
     ALL_STAY,
     DROPPED,
@@ -83,7 +83,7 @@ class Tally:
 
 
 MarkLast = Callable[[Run, np.ndarray], None]  # fills bool[len(run.spans)]
-# (BATCH[n] of a chunk, bool[n]: records to drop in any case) -> int8[n], a verdict on each batch (`verdicts`)
+# (BATCH[n] of a chunk, bool[n]: records that go or stay in any case) -> int8[n], a verdict on each batch (`verdicts`)
 VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
 # called with the decisions about a run: kept bool[len(run.spans)], CLEANED[n]
@@ -114,9 +114,11 @@ def clean_chunk(
     retention, drop = batch_retention(
         batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
     )
+    undecided = begin_at(batches, rules.undecided)
+    retention[begin_at(batches, rules.witnesses)] = RETAIN_EMPTY
     if rules.keep_batches:
         retention[:] = RETAIN_EMPTY
-    verdicts = verdicts_of(batches, drop) if verdicts_of is not None else np.zeros(len(batches), np.int8)
+    verdicts = verdicts_of(batches, drop | undecided) if verdicts_of is not None else np.zeros(len(batches), np.int8)
     wanted = ~drop & (verdicts == UNKNOWN)
     if verdicts_of is not None:
         wanted |= (verdicts == ALL_STAY) & wanted_for(magic, chunk.raw, chunk.position, batches)
@@ -126,7 +128,11 @@ def clean_chunk(
     ):  # fmt: skip
         part = slice(run.first, run.first + len(run.batches))
         is_last = np.empty(len(run.spans), np.bool_)
-        mark_last(run, is_last)
+        if undecided[part].any():
+            mark_last(replace(run, wanted=run.wanted & ~undecided[part]), is_last)
+            is_last[np.repeat(undecided[part], run.bodies["n_records"])] = True
+        else:
+            mark_last(run, is_last)
         kept = np.ones(len(run.spans), np.bool_)  # of a batch with a verdict all that are here
         cleaned = np.zeros(len(run.batches), CLEANED)
         decide(

@@ -22,7 +22,6 @@ import numpy as np
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally
 from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, known_from, pending_of, read_keys, write_keys
@@ -64,7 +63,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
         raise KeysLost
     table = KeyTable(plan.limits.task_memory_bytes // 2)
     mark_last = marker(table, dirty)
-    keeps = replace(analysis.rules, tombstones_from=min(applied.values(), default=MAX_OFFSET))
+    keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *applied.values()]))
     written = clean_groups(
         plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, mark_last, tally, buffer, clock
     )
@@ -146,7 +145,7 @@ def _rules_of(
     before.enter(applied[number])
     source = analysis.sources[number]
     stays = [offset for n, offset in applied.items() if n < number and n not in chosen]
-    rules = replace(analysis.rules, tombstones_from=min(stays, default=MAX_OFFSET))
+    rules = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *stays]))
     if number + 1 in chosen:
         return rules
     return replace(rules, first_uncleanable_offset=source.last_offset + 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
@@ -34,9 +35,10 @@ from lastkey.udfs.compact.scan.transactions import (
     discardable_batches,
     open_at,
     open_batches,
+    undecided_batches,
     with_open,
 )
-from lastkey.udfs.compact.scan.txn_trust import check_ends_known, with_index_entries
+from lastkey.udfs.compact.scan.txn_trust import check_ends_known, note_undecided, with_index_entries
 from lastkey.udfs.compact.scan.what_expires import aging_sources, expired, facts_of, rules_of_time
 from lastkey.udfs.segments import LastBatch
 
@@ -109,6 +111,9 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     producers, aborted = _replay(scans)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
     open_ones = open_batches(rows, plan.log_start_offset, [*(s.base_offset for s in scans), log_end])
+    lost, shows, transactions = undecided_batches(rows, plan.log_start_offset)
+    note_undecided(scans, transactions, notes)
+    undecided, witnesses = rows["base_offset"][lost], rows["base_offset"][shows]
     final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
     producers[-1] = final.entries()
     cleanable, due = _cleanable(plan, scans, log_end, final)
@@ -125,13 +130,16 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
+    discardable[np.isin(rows["base_offset"], undecided)] = False
     numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
     all_aborted = by_marker(np.concatenate([in_index, index_only]))
     return Analysis(
         sources=list(scans),
         log_end_offset=log_end,
         cleanable=cleanable,
-        rules=_rules(plan, scans, cleanable, final, rows, discardable) if due else rules_of_time(plan, log_end, final),
+        rules=_rules(plan, scans, cleanable, final, rows, discardable, undecided, witnesses)
+        if due
+        else rules_of_time(plan, log_end, final, witnesses),
         groups=groups_of(plan, scans[: len(numbers)], end),
         producers=producers,
         open_transactions=open_ones,
@@ -263,6 +271,8 @@ def _rules(
     producers: ProducerState,
     rows: np.ndarray,
     discardable: np.ndarray,
+    undecided: np.ndarray,
+    witnesses: np.ndarray,
 ) -> Rules:
     before = [s for s in scans if s.base_offset < cleanable.first_dirty_offset]
     entries = producers.entries()
@@ -281,4 +291,7 @@ def _rules(
         oldest_ms=plan.oldest_ms,
         dry_run=plan.dry_run,
         magic=plan.settings.store_magic,
+        tombstones_from=min(undecided.tolist(), default=MAX_OFFSET),
+        undecided=undecided,
+        witnesses=witnesses,
     )

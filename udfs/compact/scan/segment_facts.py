@@ -128,7 +128,7 @@ def _bound(plan: PartitionPlan, row: OutputSegment) -> bytes:
     settings: CleanSettings = plan.settings
     secret = hash_key_id(plan.secret).hex()
     return json.dumps(
-        [1, row.size_bytes, row.checksum, secret, settings.index_interval_bytes, settings.segment_index_bytes]
+        [2, row.size_bytes, row.checksum, secret, settings.index_interval_bytes, settings.segment_index_bytes]
     ).encode()
 
 

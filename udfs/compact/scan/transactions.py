@@ -24,12 +24,17 @@ TXN_BATCH = np.dtype(
         ("last_offset", "i8"),
         ("producer_id", "i8"),
         ("records_count", "i4"),
+        ("producer_epoch", "i2"),
         ("control", "?"),
         ("control_type", "i1"),  # 0 abort, 1 commit, -1 not control or empty
     ],
     align=True,
 )
 # A data batch of a transaction, and the marker that ends it.
+# Data batches of one epoch whose marker is lost: a batch of another epoch comes before the next marker.
+UNDECIDED: Final = np.dtype(
+    [("producer_id", "i8"), ("base_offset", "i8"), ("epoch", "i2"), ("next_offset", "i8"), ("next_epoch", "i2")]
+)
 OPEN_BATCH: Final = np.dtype([("producer_id", "i8"), ("first_offset", "i8"), ("marker", "i8")])
 
 
@@ -38,7 +43,7 @@ def transactional_batches(batches: np.ndarray) -> np.ndarray:
     attributes = batches["attributes"]
     rows = batches[(attributes & (TRANSACTIONAL_MASK | CONTROL_MASK)) != 0]
     out = np.empty(len(rows), TXN_BATCH)
-    for name in ("base_offset", "last_offset", "producer_id", "records_count", "control_type"):
+    for name in ("base_offset", "last_offset", "producer_id", "producer_epoch", "records_count", "control_type"):
         out[name] = rows[name]
     out["control"] = (rows["attributes"] & CONTROL_MASK) != 0
     return out
@@ -69,6 +74,39 @@ def discardable_batches(rows: np.ndarray, aborted: np.ndarray) -> tuple[np.ndarr
         has = kept_abort >= 0
         kept_abort[has] = order[kept_abort[has]]
     return discardable, kept_abort
+
+
+def undecided_batches(rows: np.ndarray, log_start_offset: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, of TXN_BATCH[n] in log order, the data batches whose marker is lost, as rising rows int64[k]; int64[m],
+    rising, the rows that show it; and UNDECIDED[j] in log order.
+
+    A producer's batches up to its next marker with different epochs are not one transaction, because an epoch changes
+    only behind a marker. That marker ends the last of them. It tells nothing about those before, as far as they hold
+    records. Markers often have a higher epoch than the data before them, so they show nothing.
+    """
+    data = np.flatnonzero(~rows["control"] & (rows["producer_id"] >= 0) & (rows["last_offset"] >= log_start_offset))
+    behind = markers_behind(rows)[data]
+    order = np.lexsort((data, behind, rows["producer_id"][data]))
+    data, behind = data[order], behind[order]
+    producer, epoch = rows["producer_id"][data], rows["producer_epoch"][data]
+    begins = np.ones(len(data), np.bool_)  # whether a batch is the first one up to its marker
+    begins[1:] = (producer[1:] != producer[:-1]) | (behind[1:] != behind[:-1])
+    changes = ~begins
+    changes[1:] &= epoch[1:] != epoch[:-1]
+    shows = np.flatnonzero(changes)
+    if not len(shows):
+        return data[:0], data[:0], np.empty(0, UNDECIDED)
+    until = np.cumsum(begins) - 1  # number of its marker
+    last = np.full(until[-1] + 1, NONE)
+    last[until[shows]] = shows  # of several the last one counts
+    lost = np.flatnonzero((np.arange(len(data)) < last[until]) & (rows["records_count"][data] != 0))
+    following = shows[np.searchsorted(shows, lost, "right")]
+    _, first = np.unique(following, return_index=True)
+    out, lost_rows, next_rows = np.empty(len(first), UNDECIDED), rows[data[lost[first]]], rows[data[following[first]]]
+    out["producer_id"] = lost_rows["producer_id"]
+    out["base_offset"], out["epoch"] = lost_rows["base_offset"], lost_rows["producer_epoch"]
+    out["next_offset"], out["next_epoch"] = next_rows["base_offset"], next_rows["producer_epoch"]
+    return np.sort(data[lost]), np.unique(data[last[until[lost]]]), out[np.argsort(out["base_offset"])]
 
 
 def abort_markers(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from lastkey.udfs.compact.scan.transactions import (
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import SideFile
 
-_MOST_ENTRIES_NAMED: Final = 3  # of one `.txnindex`, in notes
+_MOST_NAMED: Final = 3  # entries of one `.txnindex`, or transactions, in notes
 
 
 def check_ends_known(
@@ -58,6 +58,21 @@ def check_ends_known(
                 "this topic out",
             )
         )
+
+
+def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes: list[str]) -> None:
+    """Add notes for transactions whose marker is lost, UNDECIDED[n] in log order."""
+    bases = np.array([s.base_offset for s in scans], np.int64)
+    for one in transactions[:_MOST_NAMED]:
+        path = scans[int(np.searchsorted(bases, one["base_offset"], "right")) - 1].path
+        notes.append(
+            f"{path}: expected a marker of producer {one['producer_id']} behind its batch of epoch {one['epoch']} at "
+            f"offset {one['base_offset']}, found a batch of epoch {one['next_epoch']} at offset {one['next_offset']}; "
+            "the outcome of this transaction is unknown: its records are kept and supersede nothing; look for the "
+            "marker in another replica or an older copy"
+        )
+    if len(transactions) > _MOST_NAMED:
+        notes.append(f"{len(transactions) - _MOST_NAMED} more transactions of this partition without a marker")
 
 
 def at_stake(rows: np.ndarray, end: int, is_denied: np.ndarray) -> np.ndarray:
@@ -101,11 +116,11 @@ def with_index_entries(
         right = np.ones(len(entries), np.bool_)
         right[list(wrong)] = False
         said = [i for i in wrong if not unread[i]]
-        for i in said[:_MOST_ENTRIES_NAMED]:
+        for i in said[:_MOST_NAMED]:
             problem = transaction_index.wrong_entry(file.path, i, wrong[i], entries[i])
             notes.append(f"{problem}; the log decides")
-        if len(said) > _MOST_ENTRIES_NAMED:
-            notes.append(f"{file.path}: {len(said) - _MOST_ENTRIES_NAMED} more entries that the log contradicts")
+        if len(said) > _MOST_NAMED:
+            notes.append(f"{file.path}: {len(said) - _MOST_NAMED} more entries that the log contradicts")
         known, at = same_marker(out["last_offset"], out["producer_id"], entries)
         _check_no_marker_lost(plan, file, scans, entries, aborted, known, at)
         _check_no_end_lost(plan, file, scans, rows, entries, at_stake(rows, end, is_denied))

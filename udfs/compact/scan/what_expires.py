@@ -73,8 +73,8 @@ def may_hold_old(plan: PartitionPlan, source: SegmentScan) -> bool:
     return source.segment.min_timestamp_ms < plan.oldest_ms and source.max_timestamp >= 0
 
 
-def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState) -> Rules:
-    """Return rules that drop only records that are too old, or of erased keys."""
+def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, witnesses: np.ndarray) -> Rules:
+    """Return rules that drop only records that are too old, or of erased keys. witnesses: as in Rules."""
     entries, none = producers.entries(), np.empty(0, np.int64)
     return Rules(
         now_ms=plan.now_ms,
@@ -90,4 +90,5 @@ def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState) -
         keep_batches=plan.erasing is not None,
         dry_run=plan.dry_run,
         magic=2 if plan.erasing is None else plan.settings.store_magic,
+        witnesses=witnesses,
     )

@@ -36,13 +36,13 @@ class Survivors:
         self._leaves_here = self._survives = np.empty(0, np.bool_)  # of its records: whether each leaves; and survives
         self._verdicts = np.empty(0, np.int8)  # of its batches
 
-    def batch_verdicts(self, batches: np.ndarray, drop: np.ndarray) -> np.ndarray:
+    def batch_verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
         """Return int8[n], the verdicts on BATCH[n], the next chunk, that are certain before its records are read.
 
-        drop: bool[n], batches whose records are dropped in any case.
+        decided: bool[n], batches whose records all go, or all stay, in any case.
         """
         self._check()
-        candidates = ~drop & ((batches["attributes"] & CONTROL_MASK) == 0)
+        candidates = ~decided & ((batches["attributes"] & CONTROL_MASK) == 0)
         met = self._met[0]
         met["records"], met["batches"], met["digest"] = 0, candidates.sum(), digest_of(batches)
         plain = self._next_chunk()

@@ -3,7 +3,7 @@
 The walk's file then has the headers of the chunk's batches, and the records that leave, uncompressed. It has them where
 these are at most half of the decompressed records and no more than the chunk's bytes, and the rewrite can ask for
 nothing else of the chunk: its batches have magic 2, each loses a record, so that none is copied as it is, and no record
-lacks a key. Any other chunk is read again.
+lacks a key or is undecided. Any other chunk is read again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lastkey.logformat.layout import BATCH, CONTROL_MASK
 from lastkey.logformat.primitives.codec import Scratch
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.read_ahead import will_read
-from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.cleaner import Rules, begin_at
 from lastkey.udfs.compact.scan.read_again import chunks_again
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk
 from lastkey.udfs.compact.split.block_kernels import thin_bodies
@@ -46,6 +46,7 @@ class Thinner:
 
     def __init__(self, rules: Rules, key_file: KeyFile) -> None:
         self._key_file, self._possible = key_file, not rules.dry_run and rules.magic == 2
+        self._undecided = rules.undecided
         self._keeps, self._room = False, 0
         self._kept: list[tuple[np.ndarray, np.ndarray, int]] = []  # records, heads, checksum
 
@@ -53,6 +54,7 @@ class Thinner:
         """Begin a chunk."""
         batches = chunk.batches
         others = (batches["magic"] != 2) | (batches["attributes"] & CONTROL_MASK != 0)
+        others |= begin_at(batches, self._undecided)
         self._kept.clear()
         self._room = len(chunk.raw) - _HEADS * len(batches)
         self._keeps = self._possible and self._room >= 0 and not others.any()

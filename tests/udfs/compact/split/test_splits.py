@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from lastkey.udfs.compact.one_task.clean_groups import Clock
 from tests.builders.drawn import Drawn, logs
-from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of
+from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
 from tests.builders.limits import within
 from tests.builders.splits import assert_same_all_ways, compact_by_rule, compact_in_blocks
 from tests.golden import case_names, golden
 from tests.reference.cleaner import Segment, Settings
-from tests.reference.log import NONE, ZSTD, data_batch
+from tests.reference.log import ABORT, COMMIT, NONE, ZSTD, Batch, data_batch, marker_batch
 
 _QUICK = ("txn-zstd", "v1-lz4", "null-keys", "two-parts")  # each costs as much as fifty other tests
 
@@ -47,6 +47,26 @@ def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, seed
             sealed=drawn.sealed, force=drawn.checkpoint is None, null_keys=drawn.null_keys,
         )  # fmt: skip
         assert_same_all_ways(plan, seed=seed)
+
+
+@pytest.mark.parametrize("kind", [ABORT, COMMIT])
+def test_a_lost_marker_all_ways(tmp_path: Path, kind: int) -> None:
+    """The records of the earlier transaction stay in every way; some chunks of the split hold nothing else."""
+
+    def data(offset: int, epoch: int, n: int = 40) -> Batch:
+        records = [(5, b"k%d" % i, b"%d" % offset) for i in range(n)]
+        return data_batch(offset, records, producer_id=1, producer_epoch=epoch, base_sequence=0, transactional=True)
+
+    plain = [data_batch(100 * i, [(5, b"k%d" % j, b"v") for j in range(40)]) for i in (0, 3, 5)]
+    segments = [
+        Segment(0, (plain[0], data(100, 0), data(200, 1), marker_batch(250, 1, kind, timestamp=5, epoch=2)), 1),
+        Segment(300, (plain[1],), 1), Segment(500, (plain[2],), 1),
+    ]  # fmt: skip
+    archived = lay_out(tmp_path / "archive", segments)
+    plan = plan_of(archived, tmp_path / "store", Settings(), now_ms=1, log_start_offset=0, sealed=True)
+    assert_same_all_ways(plan)
+    offsets = [r.offset for b in survivors(compact(plan).segments()) for r in b.records]
+    assert offsets == [*range(100, 140), 250, *range(500, 540)]
 
 
 def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[Segment]:
