@@ -38,7 +38,7 @@ from lastkey.jobs import installation
 from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, size
-from lastkey.jobs.command.whole_file import whole_file
+from lastkey.jobs.command.whole_file import PACK, check_file, whole_file
 from lastkey.jobs.errors import OutputExistsError, PackageError
 from lastkey.jobs.prepare import compile_kernels
 from lastkey.logformat.cache_folder import folders
@@ -108,6 +108,7 @@ def run(options: PackOptions, progress: Progress) -> PackReport:
     path = Path(options.output).absolute()
     if path.exists() and not options.replace:
         raise OutputExistsError(path=path)
+    check_file("OUTPUT", str(path), PACK)
     report = PackReport(path=options.output, driver=options.driver)
     with tempfile.TemporaryDirectory() as folder:
         progress.doing("compiling kernels")

@@ -20,11 +20,13 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from lastkey.jobs import installation
+from lastkey.jobs.archive.places import local_path
 from lastkey.jobs.command.failures import failure_of
 from lastkey.jobs.command.reporting import JobReport, Report
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import USAGE
 from lastkey.jobs.store.announcements import standing
+from lastkey.jobs.store.folders import check_no_links
 from lastkey.jobs.store.job_runs import JobRow, append, killed_row
 from lastkey.jobs.store.paths import CHECKPOINTS, JOB_RUNS
 from lastkey.jobs.store.tables import State
@@ -40,6 +42,8 @@ def recorded(job: str, store: str, work: Callable[[], R], *, dry_run: bool) -> R
     """Return the report of `work`, a run of a job on a store, after its row was written. Its errors pass through."""
     if dry_run:
         return work()
+    if (path := local_path(store)) is not None:
+        check_no_links(open_root(path))
     started_ms = _now_ms()
     if job == "compact":  # which deletes the announcements of dead runs
         _write(store, lambda state: [killed_row(dead) for dead in standing(state.root)[1]])

@@ -21,7 +21,7 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.archive.places import Place, check_apart
+from lastkey.jobs.archive.places import Place, check_apart, shared_mounts
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.parse import check_globs, check_topics
 from lastkey.jobs.command.progress import Progress
@@ -43,7 +43,7 @@ from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
 from lastkey.jobs.store.erasures import brought_back
-from lastkey.jobs.store.folders import Run, RunFolder, each_once, run_folders
+from lastkey.jobs.store.folders import Run, RunFolder, run_folders
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.manifests import read_manifests, say_committed
@@ -200,7 +200,7 @@ def _chosen(
     while True:
         seen = state.version()
         report.notes, report.generations = [], []
-        there = each_once(state.root, run_folders(state.root, report.notes), report.notes)
+        there = _not_shared(state.root, list(run_folders(state.root, report.notes)), report)
         there = _spared(state.root, there, live_ms, report)
         known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
         check_topics(options.topics, known, state.root.uri)
@@ -215,6 +215,16 @@ def _chosen(
         doomed = [folder.path for folder, gone in chosen if gone is not None]
         if options.dry_run or not doomed or writing.announce_deletions(state, doomed, seen):
             return chosen
+
+
+def _not_shared(store: Root, there: list[RunFolder], report: VacuumReport) -> list[RunFolder]:
+    """Return the folders, with `whole` off for those that a mount in the store shows, and another mount too: the files
+    may be another store's.
+    """
+    mounts = shared_mounts(store.base) if store.is_local else []
+    report.notes += [f"{mount}: mounted here, and its files have another name; left alone" for mount in mounts]
+    shared = {f.path for f in there for m in mounts if f"{f.path}/".startswith(f"{m}/") or m.startswith(f"{f.path}/")}
+    return [replace(folder, whole=folder.whole and folder.path not in shared) for folder in there]
 
 
 def _spared(store: Root, there: list[RunFolder], now_ms: int, report: VacuumReport) -> list[RunFolder]:
@@ -283,7 +293,7 @@ def _kept(
         ("it is above the current one, and was committed", above),
         (f"replaced less than {options.grace_hours:g} hours ago", lately),
         ("its files are younger than the grace", young),
-        ("something else is in its folder, or a run works there", foreign),
+        ("its folder is not the store's alone, or a run works there", foreign),
         ("it holds offsets that the current one's chain never read", never_read.keys()),
         ("another generation that stays uses its files", needed - live - never_read.keys()),
         ("a manifest of its partition cannot be read", {run for run in there if run[0] in unreadable}),

@@ -140,7 +140,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.installation": set(),
     "jobs.errors": {"jobs.installation"},
     "jobs.topics": set(),
-    "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.compact.retention"},
+    "jobs.command": _BASICS | {"udfs.storage", "udfs.problem", "udfs.compact.retention", "jobs.archive", "jobs.store"},
     "jobs.archive": _BASICS | _TASK,
     "jobs.store": _BASICS
     | {

@@ -295,6 +295,15 @@ def is_link(root: Root, path: str) -> bool:
     return root.place.is_local and Path(root.full(path)).is_symlink()
 
 
+def links_in(root: Root, folder: str) -> set[str]:
+    """Return the names in a folder that are symbolic links; none in an object store, or without such a folder."""
+    if not root.place.is_local:
+        return set()
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root.full(folder)) as entries:
+        return {entry.name for entry in entries if entry.is_symlink()}
+    return set()
+
+
 def delete_folder(root: Root, path: str) -> None:
     """Delete a folder and all in it. Google's store then misses the folder itself: it is no object unless somebody
     made it.

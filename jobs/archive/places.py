@@ -136,20 +136,41 @@ def _of_uri(uri: str) -> _Address:
 
 
 def within_mount(path: str, mounts: str) -> tuple[str, ...]:
-    """Return (device, names of the path within its file system) of a real path below a mount, else ().
-
-    mounts: the text of /proc/self/mountinfo. Fields of each line: id, parent, device, root of the mount in its file
-    system, mount point; blanks are \\040 in there.
+    """Return (device, names of the path within its file system) of a real path below a mount, else (). mounts: the text
+    of /proc/self/mountinfo.
     """
     found: tuple[str, ...] = ()
     deepest = -1
+    parts = PurePosixPath(path).parts
+    for device, root, point in _mounts(mounts):
+        if parts[: len(point)] == point and len(point) >= deepest:  # the last mount lies on top
+            deepest = len(point)
+            found = device, *root, *parts[len(point) :]
+    return found
+
+
+def shared_mounts(folder: str, mounts: str | None = None) -> list[str]:
+    """Return the mount points below a local folder, relative to it, whose files another mount shows too. mounts: as in
+    within_mount; None: this machine's.
+    """
+    if mounts is None:
+        mounts = os.fsdecode(_MOUNTS.read_bytes()) if _MOUNTS.is_file() else ""
+    above, found = PurePosixPath(os.path.realpath(folder)).parts, list(_mounts(mounts))
+    return sorted(
+        "/".join(point[len(above) :])
+        for device, root, point in found
+        if point[: len(above)] == above and len(point) > len(above)
+        if any(other[0] == device and other[2] != point and root[: len(other[1])] == other[1] for other in found)
+    )
+
+
+def _mounts(mounts: str) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Yield device, names of the mounted folder within its file system, and names of the mount point, of each mount.
+    Fields of a line: id, parent, device, root of the mount in its file system, mount point; blanks are \\040 in there.
+    """
     for line in mounts.splitlines():
         device, root, point = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), f) for f in line.split(" ")[2:5])
-        parts = PurePosixPath(point).parts
-        if PurePosixPath(path).parts[: len(parts)] == parts and len(parts) >= deepest:  # the last mount lies on top
-            deepest = len(parts)
-            found = device, *PurePosixPath(root).parts[1:], *PurePosixPath(path).parts[len(parts) :]
-    return found
+        yield device, PurePosixPath(root).parts[1:], PurePosixPath(point).parts
 
 
 def _nested(written: Place, inner: Place, outer: Place) -> UsageError:

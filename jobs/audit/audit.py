@@ -23,7 +23,6 @@ from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret, check_files
 from lastkey.jobs.store.minutes import session_for, uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
-from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,8 +56,7 @@ def run_audit(
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     check_audits(options.audits, *sources)
     state = open_state(options.audits or next(one.store for one in sources if one.store is not None))
-    places = [Place("an archive", normal_uri(one.archive)) for one in sources if one.archive is not None]
-    output = None if options.output is None else checked_output(options.output, *places)
+    output = None if options.output is None else checked_output(options.output, *places_of(options, sources))
     report = AuditReport(kind=kind, audits=state.root.uri, output=output)
     listed = [source_of(one, options) for one in sources] if listed_by is None else listed_by(report)
     report.sources = [one.name for one in listed]
@@ -94,6 +92,12 @@ def run_audit(
         write_page(output, page_of(report, at_ms).encode())
     report.seconds["total"] = time.perf_counter() - began
     return report
+
+
+def places_of(options: AuditOptions, sources: Sequence[AuditSource]) -> tuple[list[str | None], list[str | None]]:
+    """Return the archives and the stores that an audit reads, into which no page goes."""
+    archives = [*(one.archive for one in sources), getattr(options, "offsets_archive", None)]
+    return archives, [*(one.store for one in sources), options.audits]
 
 
 def source_of(source: AuditSource, options: AuditOptions) -> Source:

@@ -68,8 +68,10 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     outside = [Place(f"the {name}", root.uri) for root, name in roots]
     if state is not None:
         check_apart(Place("--audits", state.root.uri), *(p for p in outside if p.what == "the archive"))
-    report.output = None if options.output is None else checked_output(options.output, *outside)
-    proof = None if options.proof is None else checked_proof(options.proof, *outside)
+    archives = [root.uri for root, name in roots if name == "archive"]
+    stores = [root.uri for root, name in roots if name != "archive"] + [audits]
+    report.output = None if options.output is None else checked_output(options.output, archives, stores)
+    proof = None if options.proof is None else checked_proof(options.proof, archives, stores)
     report.seconds["list"] = time.perf_counter() - began
     n_bytes = sum(file.size for file in places.files)
     with spark_workers("audit erasure", options, report, progress, brief=n_bytes < _BRIEF) as workers:

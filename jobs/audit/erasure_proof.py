@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from lastkey.jobs import installation
-from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.earlier_proof import EarlierProof
 from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditErasureOptions
+from lastkey.jobs.command.whole_file import NEW, check_file
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.erasures import read_key
 from lastkey.udfs.audit.findings import findings_of
@@ -77,13 +77,11 @@ def signer_of(options: AuditErasureOptions) -> Signer | None:
     return signing.Signer(options.sign_with, password)
 
 
-def checked_proof(asked: str, *places: Place) -> Path:
-    """Return the path of the proof. Raise UsageError if it cannot be written there."""
+def checked_proof(asked: str, archives: Iterable[str | None], stores: Iterable[str | None]) -> Path:
+    """Return the path of the proof. Raise UsageError if it cannot be written there, or may not (`check_file`)."""
     path = Path(normal_uri(asked))
-    check_apart(Place("--proof", str(path)), *places)
     for file in (path, Path(f"{path}.sig")):
-        if file.exists():
-            raise UsageError(message=f"--proof: expected no file {file} yet, found one: name another one, or remove it")
+        check_file("--proof", str(file), NEW, archives, stores)
     if not path.parent.is_dir():
         raise UsageError(message=f"--proof: expected a folder {path.parent}, found none")
     return path

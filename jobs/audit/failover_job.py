@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.archive.places import Place
-from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.audit import Audit, places_of, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
 from lastkey.jobs.audit.go_on import Asked, GoOn, go_on
@@ -24,6 +23,7 @@ from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.options import AuditFailoverOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
+from lastkey.jobs.command.whole_file import PLAN
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.write_page import checked_output, write_page
@@ -32,7 +32,6 @@ from lastkey.jobs.store.paths import AUDIT_FAILOVER
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.committed import Committed
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
-from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,11 +67,10 @@ def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     """Find the offsets of B for a group."""
     pair = Pair()
     given = None if options.committed is None else read_offsets(options.committed, options.group)
-    archives = [normal_uri(side.archive) for side in (options.a, options.b) if side.archive is not None]
-    places = [Place("an archive", archive) for archive in archives]
+    places = places_of(options, [options.a, options.b])
     # before Spark starts: it may be missing
     coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
-    plan = None if options.plan is None else checked_output(options.plan, *places, option="--plan")
+    plan = None if options.plan is None else checked_output(options.plan, *places, option="--plan", kind=PLAN)
     ask = partial(_ask, options, pair, given, coordinators, plan)
     return run_audit("failover", options, [options.a, options.b], ask, progress, partial(list_pair, pair, options))
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, Final
+
+from lastkey.jobs.command.whole_file import whole_file
 
 FORMAT: Final = 1
 _START: Final = b"0" * 64
@@ -32,7 +33,7 @@ _MOST_PROBLEMS: Final = 100
 class ProofWriter:
     """Writer of a proof. The rows are written one after the other, because each digest needs the one before it."""
 
-    _file: BinaryIO
+    _file: IO[bytes]
     last_line: bytes = b""
     counts: Counter[str] = field(default_factory=Counter)
     digest: bytes = _START
@@ -49,13 +50,8 @@ class ProofWriter:
 @contextmanager
 def new_proof(path: Path) -> Iterator[ProofWriter]:
     """Yield a writer of a file that its owner alone can read, for it names keys; it gets its name when it is whole."""
-    part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:  # noqa: PTH123
+    with whole_file(path, 0o600) as file:
         yield ProofWriter(file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
 
 
 def canonical(row: dict[str, Any]) -> bytes:

@@ -373,6 +373,7 @@ def _show(
     **options: Any,
 ) -> None:
     """Print the report of a job, and end with its exit code."""
+    click.get_current_context().ensure_object(Ending).check_metrics_file()
     shown = shown_progress(progress, quiet=quiet, verbose=verbose)
     try:
         report = run(shown, options)

@@ -23,8 +23,8 @@ from lastkey.jobs import installation
 from lastkey.jobs.command.openmetrics import LAST_SUCCESS, RunMetrics, openmetrics, sample_key
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.stopping import EarlyEndError
-from lastkey.jobs.command.whole_file import whole_file
-from lastkey.jobs.errors import DONE, UsageError
+from lastkey.jobs.command.whole_file import METRICS, check_file, whole_file
+from lastkey.jobs.errors import DONE, JobError, UsageError
 
 PATIENCE: Final = 10.0  # seconds for a post, whatever it waits for
 MOST_BYTES: Final = 64 << 10  # of a post
@@ -42,6 +42,15 @@ class Ending:
     report: Report | None = None
     error: str = ""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+
+    def check_metrics_file(self) -> None:
+        """Raise UsageError if the metrics file may not be written (`check_file`): it is not written at the end then."""
+        path, given = self.metrics_file, self.context.params if self.context is not None else {}
+        if path is not None:
+            self.metrics_file = None
+            archives = given.get("archive"), given.get("archive_moved")
+            check_file("--metrics-file", str(Path(path).absolute()), METRICS, archives, [given.get("store")])
+            self.metrics_file = path
 
     def tell(self, exit_code: int) -> list[str]:
         """Tell all places, and return a note for each that could not be told."""
@@ -63,10 +72,9 @@ class Ending:
         if self.metrics_file is None:
             return ""
         labels, ended_ms = self._labels(), time.time_ns() // 1_000_000
-        path, archive = Path(self.metrics_file), labels.get("archive", "").removeprefix("file://")
-        if archive and path.resolve().is_relative_to(Path(archive).resolve()):
-            return f"--metrics-file {path}: not written: it lies inside the archive"
+        path = Path(self.metrics_file)
         try:
+            self.check_metrics_file()  # again: a run takes a while
             success = ended_ms / 1000 if exit_code == DONE else _last_success(path, labels)
             figures = self.report.figures() if self.report is not None else {}
             run = RunMetrics(labels, self.started_ms, ended_ms, exit_code, success, figures)
@@ -74,6 +82,8 @@ class Ending:
                 part.write(openmetrics([run]).encode())
         except OSError as error:
             return f"--metrics-file {path}: not written: {error.strerror or error}"
+        except JobError as error:
+            return f"not written: {error.line()}"
         return ""
 
     def _post(self, exit_code: int) -> str:

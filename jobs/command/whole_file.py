@@ -1,28 +1,111 @@
-"""Files that have their name only when they are whole."""
+"""Files that a user names: what they may replace, and how they get their name, only when they are whole.
+
+A user can misspell a name, and an archive is often the only copy. So a command replaces only a file of the kind that it
+writes, or an empty one. It never writes through a symbolic link: the target may belong to another program.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
+
+from pyarrow import fs as pafs
+
+from lastkey.jobs.archive.places import Place, check_apart
+from lastkey.jobs.errors import JobError, UsageError
+from lastkey.logformat.access_error import AccessError
+from lastkey.udfs.storage import is_link, open_file, open_root
+
+_HEAD_BYTES: Final = 256 << 10
+_PLAN_LINE: Final = re.compile(rb'"?[^",\n]+"?,\d+,\d+\r?\n?')
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of a file that a command writes."""
+
+    name: str
+    is_ours: Callable[[bytes], bool]  # whether a file with these first bytes is of this kind
+
+
+METRICS: Final = Kind("metrics of Lastkey", lambda head: head.startswith(b"# TYPE lastkey_"))  # openmetrics.py
+PAGE: Final = Kind("a page of Lastkey", lambda head: b'<p class="muted">Lastkey, ' in head)  # report/templates
+POLICIES: Final = Kind("policies of Lastkey", lambda head: head.startswith(b"# Policies of "))  # policies/toml_text.py
+NEW: Final = Kind("an empty file", lambda _: False)  # a proof is never replaced
+PLAN: Final = Kind("offsets of kafka-consumer-groups", lambda head: _PLAN_LINE.match(head) is not None)
+PACK: Final = Kind("a pack of Lastkey", lambda head: _unpacked(head).startswith(b"bin/python\0"))
+
+
+def _unpacked(head: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, 512)
+    except zlib.error:
+        return b""
+
+
+def check_file(
+    option: str, uri: str, kind: Kind, archives: Iterable[str | None] = (), stores: Iterable[str | None] = ()
+) -> None:
+    """Raise UsageError unless a file of this kind may be written to this path or URI: outside of the archives, the
+    stores and the archives of the stores, where nothing is yet, or an empty file, or one of this kind. option: the
+    user's word for it.
+    """
+    for store in filter(None, stores):
+        check_apart(Place(option, uri), Place("the store", store), *archives_of(store))
+    check_apart(Place(option, uri), *(Place("the archive", archive) for archive in archives if archive))
+    root, name = open_root(uri.rpartition("/")[0] or "/"), uri.rpartition("/")[2]
+    info = root.filesystem.get_file_info(root.full(name))
+    if is_link(root, name):
+        found = "a symbolic link"
+    elif info.type == pafs.FileType.Directory:
+        found = "a folder"
+    elif info.type == pafs.FileType.File:
+        try:
+            with open_file(root, name) as file:
+                head = bytes(file.read(_HEAD_BYTES))
+        except OSError as error:
+            head = str(error).encode()
+        found = "another file" if head and not kind.is_ours(head) else ""
+    else:
+        found = "" if info.type == pafs.FileType.NotFound else "no regular file"
+    if found:
+        raise UsageError(
+            message=f"{option}: {uri}: expected no file, or {kind.name}, found {found}; name another file, or remove it"
+        )
+
+
+def archives_of(store: str) -> list[Place]:
+    """Return the archives that a store's generations were made of; none if its tables cannot be read, which is the
+    command's to report.
+    """
+    from lastkey.jobs.store.tables import open_state  # noqa: PLC0415 - delta-rs takes a tenth of a second to load
+
+    with suppress(AccessError, JobError, OSError, ValueError):
+        checkpoints = open_state(store).checkpoints().values()
+        return [Place("the archive", uri) for uri in sorted({row.archive_uri for row in checkpoints})]
+    return []
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets its name when it is complete, and is gone if it never is. All may read it, so it must
-    hold nothing of a log.
+def whole_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Yield a new file that gets its name when it is complete, and is gone if it never is. mode: by default all may
+    read it, so it must hold nothing of a log.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(descriptor)
-        part.chmod(0o644)
+        part.chmod(mode)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -22,16 +22,18 @@ from lastkey.jobs.compact.plan_partition import (
 )
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.schedule import paced, scheduled, whole_if_overdue, with_shares
+from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch
-from lastkey.udfs.storage import exists, open_root
+from lastkey.udfs.storage import exists, links_in, open_root
 
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
 
@@ -82,10 +84,13 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
         dry_run=options.dry_run,
     )
     plans = []
+    links = links_in(open_root(report.store), PARTITIONS)
     for key, archived in sorted(start.archive.partitions.items()):
         checkpoint, settings = start.checkpoints.get(key), start.settings[key[0]]
         report.notes += archived.notes
         try:
+            if partition_folder(*key) in links:
+                raise NotPlanned(_linked(f"{PARTITIONS}/{partition_folder(*key)}"))
             if archived.problem is not None:
                 raise NotPlanned(archived.problem)
             if archived.high_watermark_problem is not None:
@@ -136,6 +141,11 @@ def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoint
         "anew": plan.known_until is not None or plan.anew,
     }
     return replace(plan, **inputs, partial=False)
+
+
+def _linked(path: str) -> Problem:
+    hint = LinkedFolderError(path=path).advice
+    return Problem("unreadable", path, NO_POSITION, "a folder of the store", "a symbolic link", hint=hint)
 
 
 def _held(archived: ArchivedPartition) -> Problem:

@@ -66,7 +66,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     # beside the digests it would tell them
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     given = [] if hashes and not (options.keys or options.key) else _given(options)
-    proof = None if options.proof is None else checked_proof(options.proof, Place("the store", state.root.uri))
+    proof = None if options.proof is None else checked_proof(options.proof, [], [options.store])
     report = EraseReport(state.root.uri, options.dry_run, options.check, topics=of_users(options.topics))
     if hashes:
         given += keys_with(hashes, key, searched, state, report, progress)

@@ -18,6 +18,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.errors import NotEmptyError
 from lastkey.logformat.locations import as_hadoop_names_it, first_of
+from lastkey.logformat.names import is_topic
 from lastkey.udfs.storage import Root, delete_folder, exists, make_folders, read_file, write_file
 
 MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"
@@ -91,6 +92,7 @@ class Output:
         except ValueError:
             return {}
         known = isinstance(mark, dict) and {"state", "request", "topics"} <= mark.keys()
+        known = known and all(map(is_topic, mark["topics"]))  # a run deletes folders of these names
         return mark if known else {}
 
     def mark(self, state: str, topics: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from lastkey.jobs.command.parse import check_topics, read_given
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.properties import parse_properties
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
-from lastkey.jobs.command.whole_file import whole_file
+from lastkey.jobs.command.whole_file import POLICIES, check_file, whole_file
 from lastkey.jobs.errors import (
     ConfigFileError,
     MissingPathError,
@@ -85,6 +85,8 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     output = None if options.output is None else Path(options.output).absolute()
     if output is not None and output.exists() and not options.replace:
         raise OutputExistsError(path=output)
+    if output is not None:
+        check_file("--output", str(output), POLICIES, options.sources)
     if not options.sources and options.bootstrap_server is None:
         raise UsageError(message="policies needs --from FILE, or --bootstrap-server HOST:PORT")
     if options.command_config is not None and options.bootstrap_server is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
-from lastkey.jobs.archive.places import Place, is_same
+from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.parse import check_topics, unmatched_tables
@@ -56,8 +56,7 @@ class _Begun:
 def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     """Profile the archives and write the page."""
     started = time.perf_counter()
-    archives, stores = (("the archive", options.archives), ("the store", options.stores))
-    output = checked_output(options.output, *(Place(what, uri) for what, uris in (archives, stores) for uri in uris))
+    output = checked_output(options.output, options.archives, options.stores)
     from lastkey.jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
 
     one = not options.more_archives and not options.more_stores

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
-from lastkey.jobs.archive.places import Place, check_apart
+from lastkey.jobs.command.whole_file import PAGE, Kind, check_file
 from lastkey.jobs.errors import UsageError
 from lastkey.logformat.errors import is_full
 from lastkey.udfs.storage import normal_uri, open_root, write_file
 
 
-def checked_output(asked: str, *places: Place, option: str = "--output") -> str:
-    """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there: it
-    may lie in none of the places. option: that names it.
+def checked_output(
+    asked: str,
+    archives: Iterable[str | None],
+    stores: Iterable[str | None],
+    option: str = "--output",
+    kind: Kind = PAGE,
+) -> str:
+    """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there, or
+    may not (`check_file`). option: that names it.
     """
     output = normal_uri(asked)
     root = open_root(output.rpartition("/")[0] or "/")
-    name = output.rpartition("/")[2]
-    is_folder = root.filesystem.get_file_info(root.full(name)).type.name == "Directory"
+    is_folder = root.filesystem.get_file_info(root.full(output.rpartition("/")[2])).type.name == "Directory"
     if is_folder or asked.endswith("/"):
         raise UsageError(message=f"{option}: expected a file to write to, found the folder {output}")
-    check_apart(Place(option, output), *(place for place in places if place.uri))
+    check_file(option, output, kind, archives, stores)
     if root.is_local:
         there = Path(output)
         while not there.exists() and there != there.parent:
@@ -39,9 +45,9 @@ def _unwritable(output: str, found: str) -> UsageError:
 def write_page(output: str, page: bytes) -> None:
     """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then."""
     root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
-    path = Path(os.path.realpath(output))
+    path = Path(output)
     try:
-        if not root.is_local or (path.exists() and not path.is_file()):  # such as a device or a pipe
+        if not root.is_local:
             write_file(root, output.rpartition("/")[2], page)
             return
         path.parent.mkdir(parents=True, exist_ok=True)

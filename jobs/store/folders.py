@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
 
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.store.paths import COMMITTED, PARTITIONS, parse_run_folder, partition_folder
+from lastkey.jobs.store.paths import COMMITTED, ERASED_KEYS, PARTITIONS, parse_run_folder, partition_folder
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
-from lastkey.udfs.storage import Root, folder_identity
+from lastkey.udfs.storage import Root, is_link, links_in
 
+_LINK: Final = "a symbolic link; left alone, as its files may be another store's"
 Run = tuple[Key, int, str]  # partition, generation, run id
+
+
+class LinkedFolderError(UsageError):
+    """A symbolic link in place of a folder of a store, which a copy of the store would share."""
+
+    template = "{path}: expected a folder of the store, found a symbolic link"
+    hint = "nothing is written through it; move the folder back, or mount its disk there"
 
 
 @dataclass(frozen=True)
@@ -48,13 +55,20 @@ class RunFolder:
 
 
 def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
-    """Yield every run's folder below segments/, and note everything else there."""
+    """Yield every run's folder below segments/, and note everything else there. A folder is not whole behind a symbolic
+    link, or with one in it: its files may be another store's.
+    """
+    linked, partition_links = is_link(store, PARTITIONS), links_in(store, PARTITIONS)
+    notes += [f"{PARTITIONS}: {_LINK}"] if linked else []
     for partition in _entries(store, PARTITIONS, notes):
         parsed = names.parse_partition_folder(partition.base_name)
         path = f"{PARTITIONS}/{partition.base_name}"
         if partition.type != pafs.FileType.Directory or parsed is None or parsed.mark:
             notes.append(f"{path}: not a partition's folder; left alone")
             continue
+        is_linked = partition.base_name in partition_links
+        notes += [f"{path}: {_LINK}"] if is_linked else []
+        run_links = links_in(store, path)
         for entry in _entries(store, path, notes):
             made = parse_run_folder(entry.base_name)
             below = f"{path}/{entry.base_name}"
@@ -62,32 +76,15 @@ def run_folders(store: Root, notes: list[str]) -> Iterator[RunFolder]:
                 notes.append(f"{below}: not a run's folder; left alone")
                 continue
             n_notes = len(notes)
+            notes += [f"{below}: {_LINK}"] if entry.base_name in run_links else []
             listed = _entries(store, below, notes)
             files = tuple(info for info in listed if info.type == pafs.FileType.File)
             if len(files) < len(listed):
                 notes.append(f"{below}: holds folders; left alone")
-            key, whole = (parsed.topic, parsed.partition), len(notes) == n_notes
+            if links := links_in(store, below):
+                notes.append(f"{below}/{min(links)}: {_LINK}")
+            key, whole = (parsed.topic, parsed.partition), not (linked or is_linked) and len(notes) == n_notes
             yield RunFolder(key, *made, below, files, whole, (entry.mtime_ns or 0) / 1e6)
-
-
-def each_once(store: Root, folders: Iterable[RunFolder], notes: list[str]) -> list[RunFolder]:
-    """Return the folders, with `whole` off for those that links or mounts show under two names: deleting one would
-    delete the other. They are noted.
-    """
-    found = list(folders)
-    which = [_identity(store, folder.path) for folder in found]
-    times = Counter(which)
-    for i, one in enumerate(which):
-        if one is not None and times[one] > 1:
-            notes.append(f"{found[i].path}: has another name in the store too; left alone")
-            found[i] = replace(found[i], whole=False)
-    return found
-
-
-def _identity(store: Root, path: str) -> tuple[int, int] | None:
-    with suppress(FileNotFoundError):  # a run has deleted its folder meanwhile
-        return folder_identity(store, path)
-    return None
 
 
 def folders_of(store: Root, topic: str, partition: int) -> list[tuple[str, tuple[int, str]]]:
@@ -103,6 +100,13 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
     if others:
         notes.append(f"{path}: {others} names that are not UTF-8; left alone")
     return sorted(found, key=lambda info: str(info.base_name))
+
+
+def check_no_links(root: Root) -> None:
+    """Raise LinkedFolderError if a folder of a store, or of one of its tables, is a symbolic link."""
+    own = [name for name in sorted(links_in(root, "")) if name in ("state", PARTITIONS, ERASED_KEYS)]
+    for path in (*own, *(f"state/{name}" for name in sorted(links_in(root, "state")))):
+        raise LinkedFolderError(path=f"{root.uri}/{path}")
 
 
 def check_not_lost(store: Root) -> None:

@@ -27,10 +27,11 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import ConflictError, ManifestError
 from lastkey.jobs.store import rows
+from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.logformat import names
-from lastkey.udfs.storage import Root, flush, flush_all, make_folder, put_file, sizes_in
+from lastkey.udfs.storage import Root, flush, flush_all, is_link, make_folder, put_file, sizes_in
 
 _AT_ONCE: Final = 8
 
@@ -86,14 +87,20 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
-    """Make the folders of generations that have no files of their own, and flush them."""
+    """Make the folders of generations that have no files of their own, and flush them. Raise LinkedFolderError before
+    that if a partition's folder is a symbolic link.
+    """
+    for folder in {partition_folder(*commit.key) for commit in commits}:
+        if is_link(store, folder):
+            raise LinkedFolderError(path=f"{store.uri}/{folder}")
     for commit in commits:
         make_folder(store, commit.folder)
         flush(store, partition_folder(*commit.key))
 
 
 def say_committed(store: Root, folders: Sequence[str]) -> None:
-    """Write the file `committed` into the folders of committed generations that lack it."""
+    """Write the file `committed` into the folders of committed generations that lack it, but not through a link."""
+    folders = [each for each in folders if not (is_link(store, each) or is_link(store, each.rpartition("/")[0]))]
     paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
     infos = store.filesystem.get_file_info(paths) if paths else []
     write_committed(

@@ -47,7 +47,7 @@ def forget(root: Root, table: str, needed: Collection[str]) -> None:
 
     def delete(number: int) -> None:
         for path in _removed(root, f"{log}/{number:020}.json"):
-            if path not in kept:
+            if path not in kept and ".." not in path.split("/"):  # a commit names files of its table alone
                 _delete(root, f"{table}/{path}")
         for info in files[number]:
             _delete(root, f"{log}/{info.base_name}")

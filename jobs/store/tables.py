@@ -25,7 +25,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.errors import ConflictError, NoGenerationError, UsageError
 from lastkey.jobs.store import rows, table
 from lastkey.jobs.store.exclusive import check_exclusive
-from lastkey.jobs.store.folders import Run
+from lastkey.jobs.store.folders import Run, check_no_links
 from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
 from lastkey.jobs.store.manifests import read_manifests
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, generation_folder, table_folder
@@ -130,10 +130,11 @@ class State:
     # -- changing
 
     def check_writable(self) -> None:
-        """Raise NotExclusiveError if the place cannot refuse a second commit. The first commit does this; so does a job
-        before it works for one.
+        """Raise NotExclusiveError if the place cannot refuse a second commit, LinkedFolderError if a folder is a link.
+        The first commit does this; so does a job before it works for one.
         """
         if not self._checked:
+            check_no_links(self.root)
             check_exclusive(self.root, rounds=1 if self.table_exists(CHECKPOINTS) else 3)
             self._checked = True
 

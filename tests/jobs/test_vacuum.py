@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,14 +12,15 @@ import pytest
 from lastkey.jobs import rollback, vacuum
 from lastkey.jobs.command.options import RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import ConflictError, MissingPathError
+from lastkey.jobs.errors import ConflictError, MissingPathError, UsageError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import TopicFilter
+from lastkey.logformat.names import segment_file
 from tests.builders.stores import StoreMaker, make_commit, run_id
-from tests.builders.trees import files_in, files_of
+from tests.builders.trees import files_in, files_of, tree
 
 pytestmark = pytest.mark.slow
 
@@ -345,24 +348,98 @@ def test_what_the_current_generation_lacks_is_written(maker):
     assert (maker.run_folder("t", 0, 1) / COMMITTED).exists()
 
 
+def _two_generations(maker):
+    """Make two generations of t-0, the first of them replaced long ago; return their folders."""
+    maker.generation("t", 0, 1, {0: A})
+    maker.generation("t", 0, 2, {0: B})
+    folders = [maker.run_folder("t", 0, number) for number in (1, 2)]
+    maker.age(WEEK + 1, *folders)
+    return folders
+
+
+LINKED = "a symbolic link; left alone, as its files may be another store's"
+
+
+@pytest.mark.parametrize("linked", ["segments/t-0", "segments/t-0/{run}", "segments/t-0/{run}/{log}"])
+def test_nothing_is_deleted_through_a_link(maker, tmp_path, linked):
+    """A copy of the store by `cp -a` has the same link, and shares the files that it leads to."""
+    old, _ = _two_generations(maker)
+    path = linked.format(run=old.name, log=segment_file(0, "log"))
+    (tmp_path / "disk2").mkdir()
+    moved = (maker.store / path).rename(tmp_path / "disk2" / "moved")
+    (maker.store / path).symlink_to(moved)
+    before = _segments(maker), tree(tmp_path / "disk2")
+    report = _vacuum(maker)
+    assert (_segments(maker), tree(tmp_path / "disk2")) == before
+    assert not report.deleted and f"{path}: {LINKED}" in report.notes
+    assert not any(generation["goes"] for generation in report.generations)
+    (maker.store / path).unlink()
+    moved.rename(maker.store / path)
+    assert _vacuum(maker).deleted
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("linked", ["segments", "state", "state/compaction_checkpoints"])
+def test_a_store_whose_own_folder_is_a_link_is_not_vacuumed(maker, tmp_path, linked):
+    _two_generations(maker)
+    moved = (maker.store / linked).rename(tmp_path / "moved")
+    (maker.store / linked).symlink_to(moved)
+    before = tree(moved)
+    with pytest.raises(UsageError, match=f"/{linked}: expected a folder of the store, found a symbolic link"):
+        _vacuum(maker)
+    assert tree(moved) == before
+
+
+def test_a_store_that_a_link_leads_to_is_vacuumed(maker, tmp_path):
+    old, _ = _two_generations(maker)
+    (tmp_path / "link").symlink_to(maker.store)
+    assert vacuum.run(VacuumOptions(str(tmp_path / "link")), Silent()).deleted
+    assert not old.exists()
+
+
+def test_a_copy_of_a_store_is_vacuumed_and_the_original_stays(maker, tmp_path):
+    old, _ = _two_generations(maker)
+    before = tree(maker.store)
+    shutil.copytree(maker.store, tmp_path / "copy", symlinks=True)
+    assert vacuum.run(VacuumOptions(str(tmp_path / "copy")), Silent()).deleted
+    assert not (tmp_path / "copy" / old.relative_to(maker.store)).exists()
+    assert tree(maker.store) == before
+
+
+MOUNTS = subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not MOUNTS, reason="needs to mount folders in a namespace of its own")
+@pytest.mark.parametrize("shared", ["segments", "segments/t-0"])
+def test_nothing_is_deleted_that_a_mount_shares_with_another_store(maker, tmp_path, shared):
+    """The store as a whole may be mounted."""
+    old, _ = _two_generations(maker)
+    copy, whole, before = tmp_path / "copy", tmp_path / "whole", tree(maker.store)
+    shutil.copytree(maker.store, copy)
+    whole.mkdir()
+    vacuumed = f"{sys.executable} -m lastkey vacuum --store"
+    script = f"mount --bind {maker.store / shared} {copy / shared} && {vacuumed} {copy}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], check=True, capture_output=True, text=True)
+    assert f"{shared}: mounted here, and its files have another name; left alone" in done.stdout
+    assert tree(maker.store) == before
+    script = f"mount --bind {copy} {whole} && {vacuumed} {whole}"
+    subprocess.run(["unshare", "-rm", "sh", "-c", script], check=True)
+    assert not (copy / old.relative_to(maker.store)).exists()
+    assert tree(maker.store) == before
+
+
 @pytest.mark.parametrize("linked", ["a partition's folder", "a run's folder"])
 def test_a_current_generation_that_a_link_in_the_store_leads_to_stays(maker, linked):
     """Under the other name nobody had committed it."""
-    maker.generation("t", 0, 1, {0: A})
-    maker.generation("t", 0, 2, {0: B})
-    current = maker.run_folder("t", 0, 2)
-    maker.age(WEEK + 1, maker.run_folder("t", 0, 1), current)
+    old, current = _two_generations(maker)
     partition = current.parent
     link = partition.with_name("t-1") if linked == "a partition's folder" else partition / f"1-{'e' * 32}"
     link.symlink_to(partition if linked == "a partition's folder" else current)
     before = files_of(current)
     report = _vacuum(maker)
-    assert files_of(current) == before
-    assert any(f"{current.name}: has another name" in note for note in report.notes)
-    link.unlink()
-    _vacuum(maker)
-    assert files_of(current) == before
-    assert not maker.run_folder("t", 0, 1).exists()
+    assert files_of(current) == before and link.is_symlink()
+    assert f"{link.relative_to(maker.store)}: {LINKED}" in report.notes
+    assert not old.exists()
 
 
 def _old_nights(maker, times):

@@ -10,7 +10,16 @@ import pytest
 
 from lastkey.jobs import inspect_log, vacuum
 from lastkey.jobs.archive.listing import listed
-from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same, lies_in, local_path, within_mount
+from lastkey.jobs.archive.places import (
+    Place,
+    check_apart,
+    check_outside,
+    is_same,
+    lies_in,
+    local_path,
+    shared_mounts,
+    within_mount,
+)
 from lastkey.jobs.command.options import (
     CompactOptions,
     InspectOptions,
@@ -262,3 +271,23 @@ def test_a_store_knows_its_archive_in_any_spelling(folder):
     with pytest.raises(UsageError, match="this store serves the archive"):
         compact._check_one_archive(CompactOptions(archive, "s", NOW_MS), f"{folder}/other", known)
     assert local_path("s3://bucket/key") is None
+
+
+SHARED = """\
+36 1 8:1 / / rw - ext4 /dev/sda1 rw
+37 36 8:1 /one/segments/t-0 /copy/segments/t-0 rw - ext4 /dev/sda1 rw
+38 36 8:32 / /copy/segments/u-0 rw - ext4 /dev/sdc1 rw
+39 36 8:48 / /copy/segments/v-0 rw - ext4 /dev/sdd1 rw
+40 36 8:48 / /elsewhere rw - ext4 /dev/sdd1 rw
+41 36 8:1 /one /mounted rw - ext4 /dev/sda1 rw
+42 41 8:64 /a\\040disk /mounted/state rw - ext4 /dev/sde1 rw
+"""
+
+
+def test_mounts_that_share_files() -> None:
+    """A disk of its own that is mounted in a store is the store's; so is a store that is mounted as a whole."""
+    assert shared_mounts("/copy", SHARED) == ["segments/t-0", "segments/v-0"]
+    assert shared_mounts("/copy/segments/t-0", SHARED) == []
+    assert shared_mounts("/mounted", SHARED) == []
+    assert shared_mounts("/one", SHARED) == []
+    assert shared_mounts("/copy", "") == []

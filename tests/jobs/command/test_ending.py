@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.openmetrics import FAMILIES, RunMetrics, openmetrics
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
-from tests.builders.trees import tree
+from tests.builders.trees import files_in, tree
 
 ROOT = Path(__file__).resolve().parents[3]
 TOML = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n[job]\nengine = "threads"\n'
@@ -118,30 +119,69 @@ def test_every_job_that_has_the_option_writes_it(place: Place, tmp_path: Path) -
         assert ("lastkey_run_partitions", "") in {(name, "") for name, _ in found} or words[0] == "vacuum"
 
 
-def test_nothing_is_written_into_an_archive(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = tree(place.archive)
+@pytest.mark.parametrize("where", ["archive/t-0/lastkey.prom", "link/t-0/lastkey.prom", "store/lastkey.prom"])
+@pytest.mark.parametrize("job", ["compact", "vacuum", "verify"])
+def test_nothing_is_written_into_an_archive_or_a_store(
+    place: Place, tmp_path: Path, where: str, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Vacuum is given the store alone, whose checkpoints name the archive."""
+    assert place.compact() == DONE
     (tmp_path / "link").symlink_to(place.archive)
-    place.metrics = tmp_path / "link" / "t-0" / "lastkey.prom"
-    assert place.compact() == DONE
-    assert tree(place.archive) == before
-    assert "not written: it lies inside the archive" in capsys.readouterr().err
+    before = tree(place.archive), tree(place.store)
+    words = {"compact": ["compact", str(place.archive)], "vacuum": ["vacuum"], "verify": ["verify"]}[job]
+    assert main([*words, "--store", str(place.store), "--metrics-file", str(tmp_path / where)]) == USAGE
+    assert (tree(place.archive), tree(place.store)) == before
+    assert "--metrics-file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["no folder", "a folder", "a pipe before"])
-def test_a_file_that_cannot_be_written_is_a_note(place: Place, how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if how == "no folder":
-        place.metrics = place.metrics.parent / "none" / "lastkey.prom"
-    elif how == "a folder":
-        place.metrics.mkdir()
-    else:
-        os.mkfifo(place.metrics)
+def test_no_file_of_another_kind_is_replaced(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also none of an archive and a store that the command does not know."""
     assert place.compact() == DONE
-    err = capsys.readouterr().err
-    if how == "a pipe before":  # it is replaced, and never opened
-        assert place.samples()["lastkey_run_exit_code", ""] == DONE
-    else:
-        assert f"note: --metrics-file {place.metrics}: not written: " in err
-    assert [path.name for path in place.config.parent.iterdir() if path.name.endswith(".tmp")] == []
+    other, others = tmp_path / "other" / "archive", tmp_path / "other" / "store"
+    shutil.copytree(place.archive, other)
+    shutil.copytree(place.store, others)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "link.prom").symlink_to(place.metrics)
+    (tmp_path / "dangling.prom").symlink_to(tmp_path / "none")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    logs = [path for path in (*files_in(other, "*/*.log"), *files_in(others, "**/*.log")) if path.stat().st_size]
+    manifests = files_in(others, "**/manifest.json")
+    names = ("notes.txt", "link.prom", "dangling.prom", "folder", "pipe")
+    before, text = (tree(other), tree(others)), place.metrics.read_text()
+    for path in (*logs, *manifests, *(tmp_path / name for name in names)):
+        place.metrics = path
+        assert place.compact("--force") == USAGE, path
+        assert f"--metrics-file: {path}: expected no file, or metrics of Lastkey, found " in capsys.readouterr().err
+    assert (tree(other), tree(others)) == before
+    assert (tmp_path / "lastkey.prom").read_text() == text
+    assert (tmp_path / "notes.txt").read_text() == "x" and not (tmp_path / "none").exists()
+    assert len(list(place.store.glob("segments/t-0/*"))) == 1  # nothing was done
+
+
+def test_an_empty_file_and_metrics_of_other_runs_are_replaced(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.metrics.touch()
+    assert place.compact() == DONE
+    assert main(["runs", "--store", str(place.store), "--format", "openmetrics"]) == DONE
+    place.metrics.write_text(capsys.readouterr().out.partition("exit code 0\n")[2])
+    assert place.metrics.read_text().startswith("# TYPE lastkey_")
+    assert place.compact() == DONE
+    assert place.samples()["lastkey_run_exit_code", ""] == DONE
+
+
+def test_a_file_that_changed_during_the_run_stays(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(
+            "lastkey.jobs.command.cli._say", lambda text, stream: place.metrics.write_text("of another program")
+        )
+        assert place.compact() == DONE
+    assert place.metrics.read_text() == "of another program"
+
+
+def test_a_folder_that_is_missing_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.metrics = place.metrics.parent / "none" / "lastkey.prom"
+    assert place.compact() == DONE
+    assert f"note: --metrics-file {place.metrics}: not written: " in capsys.readouterr().err
 
 
 def test_runs_show_the_newest_run_of_each_job(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

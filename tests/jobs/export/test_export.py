@@ -14,8 +14,9 @@ from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import NotEmptyError, UsageError
 from lastkey.jobs.export import job
-from lastkey.jobs.export.output import MARK
+from lastkey.jobs.export.output import MARK, Output
 from lastkey.logformat.writing.segment_writer import SegmentWriter
+from lastkey.udfs.storage import open_root
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.damage import flip
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition
@@ -183,6 +184,19 @@ def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tm
     assert rows(spark, out / "orders", "parquet") == records(archive / "orders")
     with pytest.raises(NotEmptyError, match="a finished export"):
         export(archive, out)
+
+
+def test_a_mark_that_names_other_folders_is_not_followed(archive, tmp_path):
+    """The folders that a mark names are deleted."""
+    out, other = tmp_path / "out", tmp_path / "other"
+    for folder in (out, other):
+        folder.mkdir()
+    (other / "mine").touch()
+    (out / MARK).write_text(json.dumps({"state": "unfinished", "request": {}, "topics": {"../other": {}}}))
+    root = open_root(str(out))
+    with pytest.raises(NotEmptyError):
+        Output(root, {}).begin(["t"])
+    assert (other / "mine").exists()
 
 
 def test_impossible_requests_stop_before_anything_is_read(archive, tmp_path):

@@ -205,7 +205,8 @@ def test_an_output_that_cannot_be_is_told_before_anything_is_read(archive, monke
 
 def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkeypatch):
     page = archive.parent / "report.html"
-    page.write_text("the old one")
+    old = '<!DOCTYPE html>\n<p class="muted">Lastkey, archive report, 2026-01-01 00:00 UTC</p>'
+    page.write_text(old)
 
     def half(root, path, data):
         (Path(root.base) / path).write_bytes(data[:100])
@@ -214,15 +215,21 @@ def test_the_page_that_is_there_stays_until_the_new_one_is_whole(archive, monkey
     with monkeypatch.context() as changed, pytest.raises(UsageError, match=r"can be written, found .*Input/output"):
         changed.setattr("lastkey.jobs.report.write_page.write_file", half)
         archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
-    assert page.read_text() == "the old one"
+    assert page.read_text() == old
     archive_report.run(options(archive, topics=TopicFilter(("plain",))), Silent())
     needs_nothing_else(page.read_text())
     assert {path.name for path in archive.parent.iterdir()} == {"archive", "report.html"}
-    (archive.parent / "link.html").symlink_to(page)
-    archive_report.run(
-        options(archive, topics=TopicFilter(("plain",)), output=str(archive.parent / "link.html")), Silent()
-    )
-    assert (archive.parent / "link.html").is_symlink()
+
+
+def test_no_file_of_another_kind_is_replaced(archive):
+    mine = archive.parent / "notes.html"
+    mine.write_text("<!DOCTYPE html>\n<p>mine</p>")
+    (archive.parent / "link.html").symlink_to(archive.parent / "report.html")
+    for name, found in (("notes.html", "another file"), ("link.html", "a symbolic link")):
+        with pytest.raises(UsageError, match=f"expected no file, or a page of Lastkey, found {found}"):
+            archive_report.run(options(archive, output=str(archive.parent / name)), Silent())
+    assert mine.read_text() == "<!DOCTYPE html>\n<p>mine</p>"
+    assert not (archive.parent / "report.html").exists()
 
 
 def test_the_history_counts_what_retention_left_as_runs_does(tmp_path, capsys):

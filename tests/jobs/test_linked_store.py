@@ -1,0 +1,89 @@
+"""A store with a part of it on another disk, behind a symbolic link, and a copy of that store by `cp -a`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
+from tests.builders.logs import write_partition
+from tests.builders.trees import files_of, tree
+
+pytestmark = pytest.mark.slow
+
+
+class Place:
+    """An archive of two partitions, a store with two generations of each, and another disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.archive, self.store, self.copy = root, root / "archive", root / "store", root / "copy"
+        for name in ("t-0", "u-0"):
+            write_partition(self.archive / name, "a=1 b=1||a=2||b=3||")
+        for _ in range(2):
+            assert self.compact(self.store) == DONE
+
+    def compact(self, store: Path) -> int:
+        words = ["compact", str(self.archive), "--store", str(store), "--topics", "*", "--cleanup-policy", "compact"]
+        return main([*words, "--engine", "threads", "--force", "--sealed", "--json"])
+
+    def move(self, path: str) -> Path:
+        """Move a part of the store to another disk, link it, and copy the store as `cp -a` does."""
+        disk = self.root / "disk2"
+        disk.mkdir()
+        moved = (self.store / path).rename(disk / "moved")
+        (self.store / path).symlink_to(moved)
+        shutil.copytree(self.store, self.copy, symlinks=True)
+        return moved
+
+    def restored(self, store: Path, name: str) -> dict[str, bytes]:
+        assert main(["restore", "--store", str(store), "--output", str(self.root / name)]) == DONE
+        return files_of(self.root / name)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    before = place.restored(place.store, "before")
+    moved = place.move("segments/t-0")
+    files = tree(moved)
+    capsys.readouterr()
+    assert place.compact(place.copy) == PROBLEMS
+    report = json.loads(capsys.readouterr().out)
+    states = {partition["topic"]: partition["status"] for partition in report["partitions"]}
+    assert states == {"t": "set_aside", "u": "cleaned"}
+    problem = report["partitions"][0]["problem"]
+    assert (problem["path"], problem["found"]) == ("segments/t-0", "a symbolic link")
+    assert main(["vacuum", "--store", str(place.copy), "--grace-hours", "0"]) == DONE
+    said = capsys.readouterr().out
+    assert "segments/t-0: a symbolic link; left alone" in said and "u-0" in said
+    assert main(["rollback", "--store", str(place.copy), "--generation", "1", "--topics", "t"]) == USAGE
+    assert "segments/t-0: expected a folder of the store, found a symbolic link" in capsys.readouterr().err
+    assert tree(moved) == files
+    assert place.restored(place.store, "after") == before
+    assert place.restored(place.copy, "copied") == before
+    (place.store / "segments" / "t-0").unlink()
+    moved.rename(place.store / "segments" / "t-0")
+    assert place.compact(place.store) == DONE
+
+
+@pytest.mark.parametrize("path", ["state", "state/compaction_checkpoints", "segments"])
+def test_nothing_is_written_to_a_store_whose_own_folder_is_a_link(
+    place: Place, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also nothing about the run itself. What only reads follows the link."""
+    before = place.restored(place.store, "before")
+    place.move(path)
+    files = tree(place.root)
+    for words in (["vacuum"], ["rollback", "--generation", "1"]):
+        assert main([*words, "--store", str(place.copy)]) == USAGE
+    assert place.compact(place.copy) == USAGE
+    assert f"{path}: expected a folder of the store, found a symbolic link" in capsys.readouterr().err
+    assert tree(place.root) == files
+    assert place.restored(place.copy, "after") == before
