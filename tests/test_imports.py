@@ -105,7 +105,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.erased_keys": {"logformat.errors", "udfs.storage"},
     "udfs.read_back": _LOGS | {"udfs.storage"},
     "udfs.same_files": _TASK | {"udfs.read_back"},
-    "udfs.hole_kernels": {"logformat.jit"},
+    "udfs.hole_kernels": {"logformat.jit", "logformat.layout"},
     "udfs.holes": _LOGS | {"logformat.search", "udfs.hole_kernels", "udfs.storage", "udfs.problem", "udfs.segments"},
     "udfs.decode": {"logformat.jit", "logformat.primitives"},
     "udfs.dump_files": _FILES | _HOLES | {"logformat.listing", "logformat.dump", "udfs.decode"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastkey.logformat.jit import kernel
+from lastkey.logformat.layout import DELETE_HORIZON_MASK
 
 
 @kernel
@@ -18,7 +19,8 @@ def last_thinned(batches: np.ndarray, previous_last_offset: int, not_known: int)
         if batch.base_offset < 0:
             continue
         gap = before != not_known and batch.base_offset != before + 1
-        if gap or batch.records_count < batch.last_offset - batch.base_offset + 1:
+        cleaned = batch.magic >= 2 and batch.attributes & DELETE_HORIZON_MASK != 0
+        if gap or cleaned or batch.records_count < batch.last_offset - batch.base_offset + 1:
             last: int = batch.last_offset
             return last
     return -1

@@ -8,10 +8,14 @@ a batch holds a record for each of its offsets. Only a cleaner makes holes, and 
                                                      that was filled from a cleaned leader
   above, without                                     a file is missing, empty, or cut at a batch border: a gap
 
-"A cleaner's work" is a batch that holds fewer records than offsets, or begins above the end of the one before it. Above
-a hole, it shows that the cleaner has passed the hole. In the segment that ends at the hole, it shows that the cleaner
-may have removed the end of that segment too (Kafka before 4.0, and again from 4.4 on, does not keep the last batch of
-what it cleaned; KAFKA.md, "Versions").
+"A cleaner's work" is a batch that holds fewer records than offsets, begins above the end of the one before it, or has a
+delete horizon, which only a cleaner sets. Above a hole, it shows that the cleaner has passed the hole. In the segment
+that ends at the hole, it shows that the cleaner may have removed the end of that segment too (Kafka before 4.0, and
+again from 4.4 on, does not keep the last batch of what it cleaned; KAFKA.md, "Versions").
+
+Nothing else decides. If a cleaner removed whole batches at a border alone, and its checkpoint is lost, the bytes are
+those of a log without a file: sequences of producers that go on over the hole show only that these wrote nothing there,
+and sequences that jump show only that they did. So that is a gap too, and its message says that it may be none.
 
 A hole is a gap anywhere if a file shows that something was there: an index without its log, or an index whose last
 entry lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and
@@ -46,6 +50,10 @@ from lastkey.udfs.storage import cached_place, cached_root, opened, read_file
 NOT_KNOWN: Final = -2  # end of the batch before the first one read
 ACCEPT_HINT: Final = (
     'bring the missing file back; or --gaps accept (the setting gaps = "accept") if it is known to be lost'
+)
+_MAYBE_CLEANED: Final = (
+    "a file is missing; or, if this topic was ever compacted, a cleaner removed whole batches at this border and its "
+    "checkpoint is lost, which leaves the same bytes"
 )
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -101,7 +109,7 @@ def missing(hole: Hole, orphan: str | None, cleaned: Callable[[], bool], hint: s
         hole.after,
         f"a segment that begins at offset {hole.first}, where {hole.path} ends",
         f"one that begins at {hole.last + 1}, and no sign that a cleaner removed the offsets between",
-        hint,
+        f"{_MAYBE_CLEANED}: {hint}",
     )
 
 
@@ -113,7 +121,7 @@ def missing_below(first: int, last: int, orphan: str | None, epochs: str, hint: 
         epochs,
         f"a log from offset {first} on, where its first leader epoch begins, or a log start checkpoint",
         f"a first segment at {last + 1}",
-        hint,
+        f"if remote storage has the beginning, put its folder into the archive; else {hint}",
     )
 
 
@@ -142,9 +150,9 @@ def indexed_end(segment: ListedSegment, end_position: int, end_offset: int, next
 def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
     """Return the last offset of the last of BATCH[n] that shows a cleaner's work; -1 if none does.
 
-    Such a batch holds fewer records than offsets, or begins above the end of the one before it. previous_last_offset:
-    of the batch before the first one, or the segment's base - 1; NOT_KNOWN. A compressed batch of magic 0 or 1 shows
-    nothing, because its header does not say where it begins.
+    Such a batch holds fewer records than offsets, begins above the end of the one before it, or has a delete horizon.
+    previous_last_offset: of the batch before the first one, or the segment's base - 1; NOT_KNOWN. A compressed batch of
+    magic 0 or 1 shows nothing, because its header does not say where it begins.
     """
     return int(last_thinned(batches, previous_last_offset, NOT_KNOWN))
 
@@ -176,12 +184,17 @@ class GapFinder:
         first = segments[0].base_offset if segments else 0
         begins = [offset for offset, _ in traces.orphans[:1]]
         begins += [traces.first_epoch[0]] if traces.first_epoch is not None else []
+        begins += [0] if traces.begins_elsewhere else []
         low = max(min(begins, default=first), traces.log_start)
         if low >= first:
             return None
         orphan = next((path for _, path in _between(traces.orphans, low, first)), None)
         epochs = traces.first_epoch[1] if traces.first_epoch is not None else ""
         root = segments[0].root
+        if traces.begins_elsewhere and orphan is None:
+            expected, found = f"a segment at offset {low}", f"a first segment at {first}; the topic has tiered storage"
+            hint = f"put the folder of the remote storage into the archive; or ask for offsets from {first} on"
+            return gap(f"{root}/{segments[0].path}", expected, found, hint)
         return missing_below(low, first - 1, _shown(root, orphan), _shown(root, epochs) or "", self.hint)
 
     def behind(self, known: Behind, end: int, start: int, until: int, above: LogsAbove) -> Problem | None:

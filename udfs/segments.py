@@ -64,6 +64,7 @@ class Traces:
     orphans: tuple[tuple[int, str], ...] = ()  # indexes without their log
     snapshots: tuple[tuple[int, str], ...] = ()
     first_epoch: tuple[int, str] | None = None  # offset where the log began, path of the leader-epoch-checkpoint
+    begins_elsewhere: bool = False  # offsets from 0 up to the first segment are in remote storage
 
 
 @dataclass(frozen=True)

@@ -360,6 +360,12 @@ def copies_left_out(root: Root, path: str) -> tuple[str, ...]:
     return tuple(root.filesystem.left_out(root.full(path))) if root.is_tiered else ()
 
 
+def is_remote(root: Root, path: str) -> bool:
+    """Return whether a partition's folder is a view of remote segments, as Kafka's or Aiven's plugin uploads them."""
+    above = tiered.remote_partition(root.full(path).rpartition("/")[0]) if root.is_tiered else None
+    return above is not None and bool(above.topic_id)
+
+
 def notes_on_copies(root: Root, path: str) -> tuple[str, ...]:
     """Return what to say of the remote segments in a partition's folder."""
     return tuple(root.filesystem.notes(root.full(path))) if root.is_tiered else ()

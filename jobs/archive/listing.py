@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import is_locked
+from lastkey.jobs.archive.join import note_beginnings, one_log
 from lastkey.jobs.errors import MissingPathError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat import names
@@ -82,6 +83,13 @@ class ArchivedPartition:
         return bool(self.segments) or self.problem is not None
 
     @property
+    def begins_elsewhere(self) -> bool:
+        """True if the beginning of the log is in remote storage. Kafka writes a log start of 0 into its checkpoint for
+        topics with tiered storage alone (KAFKA.md, "Log directory").
+        """
+        return self.log_start_checkpoint == 0 and bool(self.segments) and self.segments[0].base_offset > 0
+
+    @property
     def traces(self) -> Traces:
         """Traces that tell a gap from a hole that a cleaner made."""
         epochs = self.side_files.get(names.LEADER_EPOCH_CHECKPOINT)
@@ -91,6 +99,7 @@ class ArchivedPartition:
             tuple(sorted(self.orphans.items())),
             tuple(sorted(self.snapshots.items())),
             (self.leader_epochs[0][1], epochs) if self.leader_epochs and epochs is not None else None,
+            self.begins_elsewhere,
         )
 
     def located(self, files: Mapping[int, str]) -> Iterator[SideFile]:
@@ -166,6 +175,7 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
             while archive.links:  # after all real folders, so that those keep their own names
                 archive.links.sort(key=lambda link: (link.depth, link.path, link.name))
                 _walk_link(archive, archive.links.pop(0), wanted, pool)
+        note_beginnings(archive.partitions.values())
     except _TieredError as found:
         archive = list_archive(root.as_tiered(), wanted)
         archive.notes.insert(0, f"{found}: segments of tiered storage; the archive is read as {archive.root.uri}")
@@ -198,6 +208,7 @@ def list_folder(root: Root, folder: str) -> Archive:
     found = _read_partition(root, parsed, folder, directory)
     if found.has_log:
         archive.partitions[found.key] = found
+        note_beginnings(archive.partitions.values())
     return archive
 
 
@@ -348,16 +359,7 @@ def _partitions(
             archive.without_segments.append(found)
             continue
         other = archive.partitions.get(found.key)
-        if other is not None:
-            problem = Problem(
-                "duplicate",
-                found.path,
-                NO_POSITION,
-                "one folder for each partition",
-                f"the same partition in {other.path}",
-            )
-            found.problem = problem
-        archive.partitions[found.key] = found
+        archive.partitions[found.key] = found if other is None else one_log(archive.root, other, found)
 
 
 def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _LogDirectory:

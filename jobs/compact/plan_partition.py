@@ -245,8 +245,8 @@ def _check_still_there(
                 f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
                 "no such file" if found is None else f"{found.size}",
                 state="gap" if gap else "diverged",
-                hint="bring the file back, or --reset (with --gaps accept if a hole is left) to start over from "
-                "what the archive holds"
+                hint=f"bring the file back{_from_remote(archived)}, or --reset (with --gaps accept if a hole is left) "
+                "to start over from what the archive holds"
                 if gap
                 else ANOTHER_LOG,
             )
@@ -334,13 +334,19 @@ def _archive_after(
                 f"offsets from {covered} on, where generation {checkpoint.generation} ends",
                 f"a first segment at {inputs[0].base_offset}",
                 state="gap",
-                hint=_forward(checkpoint) + "bring the missing segments back; or --gaps accept if they are known to be "
-                "lost, and the generation goes on with what comes next; or --reset to start over from what the archive "
-                "holds",
+                hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --gaps accept "
+                "if they are known to be lost, and the generation goes on with what comes next; or --reset to start "
+                "over from what the archive holds",
             )
         )
     shown = covered < checkpoint.next_offset
     return inputs, SegmentInput(straddling) if not shown and straddling is not None else None
+
+
+def _from_remote(archived: ArchivedPartition) -> str:
+    """Return the advice for segments that the broker deleted because remote storage has them."""
+    folder = "the folder of the remote storage, where they are, into the archive"
+    return f" (the topic has tiered storage: put {folder})" if archived.begins_elsewhere else ""
 
 
 def _forward(checkpoint: Checkpoint) -> str:

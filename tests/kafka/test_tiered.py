@@ -1,5 +1,7 @@
 """Tiered storage that a real broker wrote: verified, compacted as Kafka's cleaner does, loaded under a broker.
 
+The broker's own log directory, from which it has deleted uploaded segments, is read with and without the remote ones.
+
 A second upload of every segment is the broker's own too: without its metadata of remote segments it uploads them again.
 """
 
@@ -10,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from lastkey.logformat.side_files.checkpoints import read_leader_epochs, read_offset_checkpoint
 from tests.builders.trees import tree
 from tests.kafka_lab import CleanSpec, check_served, clean, dump, index_check, start_restored, without_segments
-from tests.kafka_lab.loading import partition_dirs
+from tests.kafka_lab.loading import partition_dirs, served_by_broker
+from tests.kafka_lab.oracle import alter_configs, list_offsets
 from tests.kafka_lab.tiered import TieredBroker
+from tests.kafka_lab.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
@@ -39,6 +44,32 @@ def broker(tmp_path_factory) -> TieredBroker:
     return broker
 
 
+@pytest.fixture(scope="module")
+def expired(broker, tmp_path_factory) -> TieredBroker:
+    """Return a stopped broker that has deleted its local copies of the oldest segments, which it had uploaded once."""
+    work = tmp_path_factory.mktemp("expired")
+    options = {"log.retention.check.interval.ms": 200, "log.initial.task.delay.ms": 100}
+    expired = TieredBroker(work / "broker", options)
+    with expired:
+        expired.upload(SPECS)
+        shutil.copytree(
+            expired.data, work / "whole", copy_function=shutil.copy2, ignore=shutil.ignore_patterns("*.lock")
+        )
+        for name in ("orders", "payments"):
+            alter_configs(expired.bootstrap, "TOPIC", name, {"local.retention.bytes": 2 * SEGMENT_BYTES})
+        wait_until(
+            lambda: all(first_base(expired.data / f"{n}-0") for n in ("orders", "payments")), "expiry", seconds=60
+        )
+        earliest = list_offsets(expired.bootstrap, {f"{n}-0": [-2, -4] for n in ("orders", "payments")})
+    for name, [(offset, *_), (local, *_)] in earliest.items():
+        assert (offset, local) == (0, first_base(expired.data / name))
+    return expired
+
+
+def first_base(folder: Path) -> int:
+    return min(int(path.stem) for path in folder.glob("*.log"))
+
+
 def run(*arguments: object) -> int:
     from lastkey.jobs.command import cli
 
@@ -49,15 +80,28 @@ def batches_and_records(folder: Path) -> list[str]:
     return without_segments(dump([folder])[folder])
 
 
-def restored(remote: Path, work: Path, now_ms: int, engine: str) -> Path:
+def restored(remote: Path, work: Path, now_ms: int, engine: str, sealed: tuple[str, ...] = ("--sealed",)) -> Path:
     """Verify, compact and restore an archive."""
+    work.mkdir(exist_ok=True)
     settings = work / "settings.toml"
     topic = f'"cleanup.policy" = "compact"\n"segment.bytes" = {SEGMENT_BYTES}\n"null.keys" = "drop"\n'
     settings.write_text(f"[defaults]\n{topic}")
     threads = ["--engine", "threads", "--quiet"]
     before = tree(remote)
-    assert run("verify", remote, "--sealed", *threads) == 0
-    common = ["--sealed", "--config", settings, "--now", now_ms, "--engine", engine, "--quiet"]
+    assert run("verify", remote, *sealed, *threads) == 0
+    common = [
+        *sealed,
+        "--force",
+        "--topics",
+        "orders,payments",
+        "--config",
+        settings,
+        "--now",
+        now_ms,
+        "--engine",
+        engine,
+        "--quiet",
+    ]
     assert run("compact", remote, "--store", work / "store", *common) == 0
     assert run("restore", "--store", work / "store", "--output", work / "out") == 0
     assert run("verify", "--store", work / "store", *threads) == 0
@@ -90,3 +134,59 @@ def test_copies_that_were_uploaded_again_are_left_out_and_said(broker, capsys):
     said = capsys.readouterr().out
     assert "after a change of leaders the others hold the same offsets" in said
     assert "the archive is read as tiered+" in said
+
+
+def copied(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target, copy_function=shutil.copy2)
+    return target
+
+
+def test_a_log_directory_without_its_remote_segments_begins_at_the_first_local_one(expired, tmp_path, capsys):
+    """So does a broker without tiered storage that loads the same files, or those that we restore."""
+    starts = read_offset_checkpoint((expired.data / "log-start-offset-checkpoint").read_bytes(), "checkpoint")
+    assert starts["orders", 0] == starts["payments", 0] == 0  # Kafka writes no such entry for other topics
+    data = copied(expired.data, tmp_path / "data")
+    now_ms = max(p.stat().st_mtime_ns for p in data.rglob("*.log")) // 1_000_000 + 1000
+    output = restored(data, tmp_path / "work", now_ms, "threads", ())
+    said = capsys.readouterr().out
+    parts = {name: data / name for name in ("orders-0", "payments-0")}
+    bases = {name: first_base(folder) for name, folder in parts.items()}
+    for name, base in bases.items():
+        note = f"note: {name}: offsets 0 to {base - 1} are in remote storage, which this archive lacks"
+        assert said.count(note) == 2  # verify and compact
+        epochs = (data / name / "leader-epoch-checkpoint").read_bytes()
+        assert read_leader_epochs(epochs, "epochs")[0] == (0, 0)
+    with served_by_broker(parts) as plain:
+        begins = list_offsets(plain.bootstrap, {name: [-2] for name in parts})
+    assert {name: offset for name, [(offset, *_)] in begins.items()} == bases
+    with start_restored(output) as served:
+        begins = list_offsets(served.bootstrap, {name: [-2] for name in parts})
+        assert check_served(served.bootstrap, partition_dirs([output]))[0] == []
+    assert {name: offset for name, [(offset, *_)] in begins.items()} == bases
+    assert run("verify", output, "--engine", "threads", "--quiet") == 0
+
+
+def test_with_its_remote_segments_it_is_the_log_before_anything_expired(expired, tmp_path, capsys):
+    """Compacted and restored as the whole log directory, also by runs before and after local segments expire."""
+    whole = partition_dirs([expired.data.parent.parent / "whole"])
+    now_ms = max(p.stat().st_mtime_ns for f in whole.values() for p in f.iterdir()) // 1_000_000 + 1000
+    archive = tmp_path / "archive"
+    copied(expired.remote, archive / "remote")
+    copied(expired.data.parent.parent / "whole", archive / "data")
+    (archive / "data/log-start-offset-checkpoint").unlink(missing_ok=True)
+    restored(archive, tmp_path / "work", now_ms, "threads", ())
+    shutil.rmtree(archive / "data")
+    copied(expired.data, archive / "data")
+    shutil.rmtree(tmp_path / "work/out")
+    capsys.readouterr()
+    again = restored(archive, tmp_path / "work", now_ms, "threads", ())
+    said = capsys.readouterr().out
+    assert "in remote storage, which" not in said
+    assert "orders-0: the log continues that of" in said
+    once = restored(archive, tmp_path / "once", now_ms, "threads", ())
+    for output in (once, again):  # of one run, and of two
+        list(clean(CleanSpec(folder, now_ms, segment_bytes=SEGMENT_BYTES) for folder in whole.values()))
+        for name, folder in whole.items():
+            assert batches_and_records(output / name) == batches_and_records(folder), name
+    with start_restored(once) as served:
+        assert check_served(served.bootstrap, partition_dirs([once]))[0] == []

@@ -14,11 +14,14 @@ from itertools import accumulate
 import numpy as np
 
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import DELETE_HORIZON_MASK
 from lastkey.udfs.segments import SideFile
 
 
 class Thinned:
-    """Detector of a cleaner's work in one segment's batches: fewer records than offsets, or offsets left out."""
+    """Detector of a cleaner's work in one segment's batches: fewer records than offsets, offsets left out, or a delete
+    horizon, which no producer sets.
+    """
 
     def __init__(self, base_offset: int) -> None:
         self.next_offset, self.last = base_offset, -1
@@ -29,9 +32,10 @@ class Thinned:
         """
         first, last = batches["base_offset"], batches["last_offset"]
         expected = np.append(self.next_offset, last[:-1] + 1)
-        left_out = (first >= 0) & ((first > expected) | (batches["records_count"] <= last - first))
-        if left_out.any():
-            self.last = int(last[left_out][-1])
+        horizon = (batches["magic"] >= 2) & (batches["attributes"] & DELETE_HORIZON_MASK != 0)
+        worked = (first >= 0) & ((first > expected) | (batches["records_count"] <= last - first) | horizon)
+        if worked.any():
+            self.last = int(last[worked][-1])
         self.next_offset = int(last[-1]) + 1
 
 
@@ -40,7 +44,8 @@ def gap_problems(
     segments: Sequence[tuple[str, int, int, int, bool]],
     orphans: Sequence[SideFile],
     *,
-    log_start_offset: int,
+    topic: str,
+    log_start_checkpoint: int | None,
     cleaned_until: int,
     first_epoch: tuple[str, int] | None = None,
 ) -> Iterator[LogFormatError | str]:
@@ -48,8 +53,10 @@ def gap_problems(
 
     segments: path, base offset, offset after the last batch, last offset at which a cleaner's work is seen (-1: none),
     and whether it could be read to its end; by base offset. orphans: indexes without a log. first_epoch: the
-    leader-epoch-checkpoint and the start offset of its first epoch.
+    leader-epoch-checkpoint and the start offset of its first epoch. A log start checkpoint of 0 shows that the topic
+    has tiered storage, which holds all below the first segment.
     """
+    log_start_offset = log_start_checkpoint or 0
     first, end = (segments[0][1], segments[-1][2]) if segments else (0, 0)
     bases = [base for _, base, _, _, _ in segments]
     ends = [0, *accumulate((after for _, _, after, _, _ in segments), max)]
@@ -58,6 +65,8 @@ def gap_problems(
         if not inside and not orphan.offset < first <= log_start_offset:
             where = "after the last segment" if orphan.offset >= end else "before one that is there"
             yield LogFormatError("gap", orphan.path, 0, "the .log of this index", f"none; its offsets lie {where}")
+    if log_start_checkpoint == 0:
+        first_epoch = None
     if first_epoch is not None and segments and max(first_epoch[1], log_start_offset) < first:
         yield LogFormatError(
             "gap",
@@ -65,7 +74,8 @@ def gap_problems(
             0,
             f"a segment at offset {first_epoch[1]}, where the first leader epoch begins",
             f"the first one at {first}",
-            hint="a file is missing: a broker that deletes the beginning of a log moves its first leader epoch too",
+            hint="a file is missing: a broker that deletes the beginning of a log moves its first leader epoch too; or "
+            "remote storage has the beginning: put its folder into the archive",
         )
     cleaned = []
     thinned_above = list(accumulate((thinned for _, _, _, thinned, _ in reversed(segments)), max))[::-1]
@@ -80,7 +90,9 @@ def gap_problems(
                 0,
                 f"a segment that begins at offset {low}, where {path} ends",
                 f"one that begins at {high}, and no sign that a cleaner removed the offsets between",
-                hint="a file is missing, empty or short",
+                hint="a file is missing, empty or short; or, if this topic was ever compacted, a cleaner removed whole "
+                "batches at this border and its checkpoint is lost, which leaves the same bytes: then "
+                f'gaps = "accept" below [topics."{topic}"] in the settings file (--config) makes it a note',
             )
         else:
             cleaned.append(f"{low} to {high - 1}")

@@ -211,7 +211,8 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
         plan.name,
         rows,
         plan.orphans,
-        log_start_offset=plan.log_start_offset or 0,
+        topic=plan.topic,
+        log_start_checkpoint=plan.log_start_offset,
         cleaned_until=plan.cleaner_checkpoint or 0,
         first_epoch=first_epoch,
     ):

@@ -125,8 +125,7 @@ def write_generation(
             _remove_segment(store, segment)
     side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
     epochs, note = _epochs(plan, analysis)
-    if n_gone or plan.expired_until or plan.known_epochs is not None:
-        epochs = checkpoints.truncate_from_start(epochs, log_start)
+    epochs = checkpoints.truncate_from_start(epochs, log_start)  # also where remote storage has what lies below
     side_files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
     if plan.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.topic_id, plan.name)

@@ -104,10 +104,12 @@ def _holes(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Iterator[_Hole]
 
 
 def _first_epoch(plan: PartitionPlan) -> tuple[tuple[int, int], ...]:
-    """Return ((epoch, offset),) at which the log began; () if a generation knows it, or knew. A broker that gives up
-    the beginning of a log moves this offset up, so it is never below the first segment.
+    """Return ((epoch, offset),) at which the log began; () if a generation knows it, or knew, or if the beginning is in
+    remote storage: Kafka writes a log start checkpoint of 0 for no other topic. A broker that gives up the beginning of
+    a log moves this offset up, so it is never below the first segment.
     """
-    return plan.leader_epochs[:1] if plan.leader_epochs and plan.known_until is None and not plan.anew else ()
+    told = plan.known_until is not None or plan.anew or plan.log_start_checkpoint == 0
+    return plan.leader_epochs[:1] if plan.leader_epochs and not told else ()
 
 
 def _behind_generation(plan: PartitionPlan, below: int) -> bool:
@@ -134,9 +136,11 @@ def _missing(
     """
     n = bisect_left(plan.orphans, hole.first, key=lambda orphan: orphan.offset)
     orphan = plan.orphans[n].path if n < len(plan.orphans) and plan.orphans[n].offset <= hole.last else None
+    line = f'gaps = "accept" below [topics."{plan.topic}"] in the settings file (--config)'
+    hint = f"{ACCEPT_HINT}; {line} accepts the gaps of this topic in every run"
     if hole.below < 0:
         epochs = f"{plan.segments[0].listed.path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
-        return missing_below(hole.first, hole.last, orphan, epochs, ACCEPT_HINT)
+        return missing_below(hole.first, hole.last, orphan, epochs, hint)
     scan, after = scans[hole.below], plan.segments[hole.below + 1].listed
     below = hole.last < plan.cleaned_until
     if _behind_generation(plan, hole.below) and not (orphan or scan.indexed_end or below):
@@ -150,7 +154,7 @@ def _missing(
     first = scan.last_offset + 1 if known and not orphan else hole.first
     thinned = thinned_above[hole.below + 1] >= 0 or scan.thinned_offset >= plan.cleaned_until
     between = Hole(first, hole.last, path, scan.end_position, known, after.path)
-    return missing(between, orphan, lambda: below or thinned, ACCEPT_HINT)
+    return missing(between, orphan, lambda: below or thinned, hint)
 
 
 def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> tuple[Problem | None, bool]:

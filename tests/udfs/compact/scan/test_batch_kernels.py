@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lastkey.logformat.layout import BATCH, CODEC_MASK, CONTROL_MASK, TRANSACTIONAL_MASK
+from lastkey.logformat.layout import BATCH, CODEC_MASK, CONTROL_MASK, DELETE_HORIZON_MASK, TRANSACTIONAL_MASK
 from lastkey.udfs.compact.scan import batch_kernels as k
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 
@@ -54,10 +54,12 @@ def test_facts_are_those_of_each_batch(seed: int) -> None:
 @pytest.mark.parametrize("before", [0, -7, NOT_KNOWN])
 def test_the_last_batch_that_shows_a_cleaners_work(seed: int, before: int) -> None:
     batches, expected, previous = _batches(seed), -1, before
+    batches["attributes"][seed :: seed + 9] |= DELETE_HORIZON_MASK
     for row in batches:
         base, last = int(row["base_offset"]), int(row["last_offset"])
         gap = previous != NOT_KNOWN and base != previous + 1
-        if base >= 0 and (gap or row["records_count"] < last - base + 1):
+        horizon = row["magic"] >= 2 and row["attributes"] & DELETE_HORIZON_MASK
+        if base >= 0 and (gap or row["records_count"] < last - base + 1 or horizon):
             expected = last
         previous = last
     assert thinned_offset(batches, before) == expected

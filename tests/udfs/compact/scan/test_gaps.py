@@ -16,7 +16,7 @@ from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
 from lastkey.jobs.compact.plan_partition import _check_nothing_came_back, inputs_from_archive
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.batches.segment import open_segment
-from lastkey.logformat.layout import BATCH
+from lastkey.logformat.layout import BATCH, DELETE_HORIZON_MASK
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import transaction_index
 from lastkey.udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan, PartitionResult
@@ -435,6 +435,80 @@ def test_work_below_the_checkpoint_excuses_nothing_above_it(part: Partition) -> 
     expect_gap(part, segment_file(ACTIVE, "log"))
 
 
+CONTINUES = "{pid=1} a=1 || %s || {pid=1} b=5 | {pid=1} c=6 || g=7 || h=8"
+LOST_FILES = {
+    "another producer's": CONTINUES % "{pid=2} w=1 | {pid=2} x=2 | {pid=2} y=3 | {pid=2} z=4",
+    "without a producer": CONTINUES % "w=1 | x=2 | y=3 | z=4",
+    "a sequence jumps": CONTINUES % "{pid=1} w=1 | {pid=1} x=2 | {pid=1} y=3 | {pid=1} z=4",
+    "a new producer": "{pid=1} a=1 || {pid=1} w=1 | {pid=1} x=2 || {pid=2} b=3 | {pid=2} c=4 || g=5 || h=6",
+    "several producers": "{pid=1} a=1 | {pid=2} v=1 || {pid=3} w=1 | {pid=3} x=2 || {pid=2} b=5 | {pid=1} c=6 || g=7",
+    "no sequences": "a=1 || w=1 | x=2 || b=3 || g=4 || h=5",
+}
+
+
+@pytest.mark.parametrize("text", LOST_FILES.values(), ids=LOST_FILES)
+def test_a_lost_file_of_single_records(tmp_path: Path, text: str) -> None:
+    """No batch shows a cleaner's work and no sequence shows a loss for certain, so a hole at a border is a gap."""
+    files = write_partition(tmp_path / "a/t-0", text)
+    for path in files_in(tmp_path / "a/t-0", f"{files.bases[1]:020d}.*"):
+        path.unlink()
+    problem = expect_gap(Partition(tmp_path / "a", tmp_path / "store"), segment_file(files.bases[2], "log"))
+    assert "if this topic was ever compacted, a cleaner removed whole batches at this border" in problem.hint
+    assert 'gaps = "accept" below [topics."t"] in the settings file (--config)' in problem.hint
+
+
+def test_a_cleaner_at_a_border_leaves_the_bytes_of_a_lost_file(tmp_path: Path) -> None:
+    """So nothing in the log decides, not even sequences: those of producer 1 continue over the hole."""
+    write_partition(tmp_path / "lost", LOST_FILES["another producer's"])
+    write_partition(tmp_path / "cleaned", "{pid=1} a=1 || {pid=1} b=5 | {pid=1} c=6 || g=7 || h=8", bases={1: 5})
+    left = {name: {p.name: p.read_bytes() for p in files_in(tmp_path / name)} for name in ("lost", "cleaned")}
+    del left["lost"][segment_file(1, "log")]
+    assert left["lost"] == left["cleaned"]
+
+
+HORIZON = "{pid=1 horizon=1700000000000}"
+
+
+@pytest.mark.parametrize(
+    ("text", "state_of_hole"),
+    [
+        (f"a=1 || b=5 | {HORIZON} c=- || g=7 || h=8", "fine"),
+        (f"a=1 || b=5 | c=6 || {HORIZON} g=- || h=8", "fine"),
+        (f"{HORIZON} a=- || b=5 | c=6 || g=7 || h=8", "fine"),
+        ("a=1 || b=5 | c=- || g=7 || h=8", "gap"),
+    ],
+)
+def test_a_delete_horizon_shows_a_cleaners_work(tmp_path: Path, text: str, state_of_hole: str) -> None:
+    """Only a cleaner sets one: it was at that batch, so it has passed the hole, or the end of the segment before it."""
+    write_partition(tmp_path / "a/t-0", text, bases={1: 5})
+    part = Partition(tmp_path / "a", tmp_path / "store")
+    assert state(part.plan()) == state_of_hole
+    assert bool(part.verify().problems) == (state_of_hole == "gap")
+
+
+def test_a_delete_horizon_below_the_segment_in_front_excuses_nothing(tmp_path: Path) -> None:
+    write_partition(tmp_path / "a/t-0", f"{HORIZON} a=- || b=1 || c=5 || g=6 || h=7", bases={2: 5})
+    expect_gap(Partition(tmp_path / "a", tmp_path / "store"), segment_file(5, "log"))
+
+
+def test_the_beginning_of_a_tiered_topic_is_in_remote_storage(part: Partition) -> None:
+    """Kafka writes a log start of 0 for topics with tiered storage alone; any other may be that of a lost segment."""
+    remove(part, 0)
+    expect_gap(part, "leader-epoch-checkpoint")
+    for start in (1, INNER - 1):  # by DeleteRecords, in the segment that is lost; or of a tiered topic with retention
+        checkpoint(part, "log-start-offset", start)
+        (part.folder / "leader-epoch-checkpoint").write_text(f"0\n1\n3 {start}\n")
+        problem = expect_gap(part, "leader-epoch-checkpoint")
+        assert "if remote storage has the beginning, put its folder into the archive" in problem.hint
+    checkpoint(part, "log-start-offset", 0)
+    (part.folder / "leader-epoch-checkpoint").write_text("0\n1\n3 0\n")
+    result = part.compact()
+    assert (result.status, result.gaps, result.log_start_offset) == ("cleaned", (), INNER)
+    assert not part.verify().problems
+    remove(part, 2 * INNER)  # above the first segment, all is as in any log
+    expect_gap(part, segment_file(ACTIVE, "log"))
+
+
 def test_a_hole_over_the_checkpoint(part: Partition) -> None:
     """The part from the checkpoint on is missing; a cleaner may have removed the part below it."""
     remove(part, INNER)
@@ -457,11 +531,13 @@ def test_thinned_offset_and_its_twin_of_verify() -> None:
             wrapper = draw.random() < 0.2
             row["base_offset"], row["last_offset"] = (-1 if wrapper else at), at + size - 1
             row["records_count"] = -1 if wrapper else size - int(draw.random() < 0.2)
+            row["magic"], row["attributes"] = draw.integers(0, 4), draw.choice([0, DELETE_HORIZON_MASK], p=[0.9, 0.1])
             at += size
         expected, before = -1, start - 1
         for row in batches:
             base, last = int(row["base_offset"]), int(row["last_offset"])
-            if base >= 0 and (base != before + 1 or row["records_count"] < last - base + 1):
+            horizon = row["magic"] >= 2 and row["attributes"] & DELETE_HORIZON_MASK
+            if base >= 0 and (base != before + 1 or row["records_count"] < last - base + 1 or horizon):
                 expected = last
             before = last
         assert thinned_offset(batches, start - 1) == expected
@@ -562,7 +638,9 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
         "compact": lines_run(lambda: check_gaps(plan, scans, 2 * n + 1, [])),
         "compact again": lines_run(lambda: check_gaps(again, scans, 2 * n + 1, [])),
         "what came back": lines_run(lambda: _check_nothing_came_back(archived, checkpoint, gaps)),
-        "verify": lines_run(lambda: list(gap_problems("t", facts, orphans, log_start_offset=0, cleaned_until=0))),
+        "verify": lines_run(
+            lambda: list(gap_problems("t", facts, orphans, topic="t", log_start_checkpoint=None, cleaned_until=0))
+        ),
     }
 
 
