@@ -42,7 +42,7 @@ _BYTES = _BASE | {
 }
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
-_TASK = {"udfs.storage", "udfs.problem", "udfs.segments", "udfs.attempt", "udfs.groups"}
+_TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.attempt", "udfs.groups"}
 _HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
 _RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
 _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
@@ -100,6 +100,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.storage": _BYTES | {"logformat.side_files", "logformat.tiered"},
     "udfs.groups": set(),
     "udfs.problem": {"logformat.errors"},
+    "udfs.held_back": set(),
     "udfs.segments": {"logformat.listing"},
     "udfs.attempt": {"logformat.errors", "udfs.problem"},
     "udfs.erased_keys": {"logformat.errors", "udfs.storage"},

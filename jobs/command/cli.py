@@ -116,7 +116,7 @@ limit_option = click.option(
 @click.option("--max-runtime", metavar="DURATION", help="Then stop, and commit what is finished: 90s, 30m, 1h30m.")
 @limit_option
 @click.option("--hmac-key", metavar="FILE", help="With --reset, after an erasure: the file that erase was given.")
-@click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due.")
+@click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due, each with its reason.")
 @engine_option("spark")
 @monitoring_options
 @shared

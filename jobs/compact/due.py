@@ -31,6 +31,7 @@ from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
+from lastkey.udfs.compact.scan.why_not_due import dirt_held_back
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch
 from lastkey.udfs.storage import exists, links_in, open_root
@@ -163,9 +164,22 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether retention may delete the first segment, as far as is known without reading it."""
     if not plan.settings.retention.has_limit or not plan.segments:
         return False
-    first = plan.segments[0]
-    row = next((row for row in manifest if row.base_offset == first.base_offset), None)
+    row = _first_row(plan, manifest)
     return row is None or may_expire(plan, row.size_bytes, row.max_timestamp_ms, row.mtime_ms)
+
+
+def _first_row(plan: PartitionPlan, manifest: Sequence[Segment]) -> Segment | None:
+    """Return the last generation's row of the plan's first segment."""
+    first = plan.segments[0].base_offset if plan.segments else -1
+    return next((row for row in manifest if row.base_offset == first), None)
+
+
+def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
+    """Return whether the archived segment at the end of the last generation may be another file now, by its listing."""
+    until = plan.known_until or 0
+    theirs = [s.listed for s in plan.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until]
+    known = [(row.size_bytes, row.mtime_ms) for row in manifest if theirs and row.base_offset == theirs[-1].base_offset]
+    return bool(theirs) and (theirs[-1].size, theirs[-1].mtime_ms) not in known
 
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
@@ -174,8 +188,11 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     """
     if plan.is_due_anyway or plan.erasing is not None or _may_expire(plan, manifest):
         return plan
+    if not plan.settings.compacts and _is_touched(plan, manifest):
+        return plan  # only the log itself shows if it is still the same one
     if not plan.settings.compacts:
-        return unread_result(plan)
+        row = _first_row(plan, manifest)
+        return unread_result(plan, *((row.size_bytes, row.max_timestamp_ms, row.mtime_ms) if row else (0, -1, -1)))
     if plan.force or plan.settings.max_compaction_lag_ms < 2**63 - 1 or not plan.segments:
         return plan
     n = len(plan.segments)
@@ -210,4 +227,6 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
             return plan
         if pace.due:
             return replace(plan, partial=not pace.rewrite_all, every=pace.every)
-    return not_due(plan, dirty, known_end(plan), cleanable)
+    paths = [s.listed.path for s in plan.segments]
+    held_back = dirt_held_back(plan, facts, paths, cleanable, log_end=end, active=active)
+    return not_due(plan, dirty, known_end(plan), cleanable, (held_back,))

@@ -23,6 +23,7 @@ from lastkey.jobs.compact.needed import Needed, summary_lines
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 
 _DONE: Final = {  # of a new generation: what was done, what a dry run would do
@@ -134,6 +135,7 @@ class CompactReport(JobReport):
             "generation": self.generations.get((r.topic, r.partition)),
             "anew": (r.topic, r.partition) in self.anew,
             "problem": asdict(r.problem) if r.problem else None,
+            "held_back": [one.to_json() for one in r.held_back],
             "first_dirty_offset_before": r.first_dirty_before,
             "first_dirty_offset": r.first_dirty_offset,
             "log_start_offset": r.log_start_offset,
@@ -249,6 +251,7 @@ class CompactReport(JobReport):
             most = max(r.dirty_ratio for r in rest)
             hidden = f"not due: {counted(len(rest), 'partition')}, at most {100 * most:.0f} % dirty; --all lists them"
             out.append(hidden)
+        out += labelled("not due", _held_back(rest, every=self.show_all))
         return out or ["no partition of a compacted topic in the archive"]
 
 
@@ -256,6 +259,22 @@ def _aside(r: PartitionResult) -> str:
     """Return the problem, with the partition's name if the path does not contain it."""
     named = r.problem is not None and r.name() in r.problem.path.split("/")
     return str(r.problem) if named else f"{r.name()}: {r.problem}"
+
+
+def _held_back(results: Iterable[PartitionResult], *, every: bool) -> list[str]:
+    """Return a line for each rule that holds partitions back, with the one that it has held back longest; or for every
+    rule of each partition.
+    """
+    by_rule: dict[tuple[str, str], list[tuple[str, HeldBack]]] = {}
+    for r in results:
+        for reason in r.held_back:
+            by_rule.setdefault((r.name() if every else "", reason.rule), []).append((r.name(), reason))
+    lines = []
+    for held in by_rule.values():
+        name, reason = min(held, key=lambda one: one[1].since_ms if one[1].since_ms >= 0 else 2**63)
+        more = f" (and {counted(len(held) - 1, 'more partition')} by this rule)" if len(held) > 1 else ""
+        lines.append((str(reason) if reason.path else f"{name}: {reason}") + more)
+    return lines
 
 
 def _expired(r: PartitionResult) -> str:

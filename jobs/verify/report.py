@@ -76,6 +76,7 @@ class VerifyReport(JobReport):
 
     def _partition(self, r: CheckResult) -> dict[str, Any]:
         out = asdict(r) | {"problems": [problem_json(p) for p in r.problems], "seconds": round(r.seconds, 4)}
+        out["held_back"] = r.held_back.to_json() if r.held_back else None
         out["generation"] = self.generations.get((r.topic, r.partition))
         return out
 
@@ -103,6 +104,7 @@ class VerifyReport(JobReport):
         if len(problems) > _TEXT_PROBLEMS:
             out.append(f"and {counted(len(problems) - _TEXT_PROBLEMS, 'more problem')}: --json lists all")
         out += labelled("note", [*self.notes, *(n for r in self.results for n in r.notes)])
+        out += labelled("held back", [r.held_back for r in self.results if r.held_back])
         out += labelled("not checked", self.all_not_checked)
         compared = self._total("compared_records")
         more = f", {compared:,} of them compared with their source" if compared else ""

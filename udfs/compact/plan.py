@@ -9,6 +9,7 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
+from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, OutputSegment, ReadFile, SegmentInput, SideFile
 
@@ -265,6 +266,7 @@ class PartitionResult:
     yields: str | None = None  # as in PartitionPlan, with this run in it
     archived_files: tuple[ReadFile, ...] = ()  # of the archive, as far as this run has read whole ones
     schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
+    held_back: tuple[HeldBack, ...] = ()  # the rules by which nothing is due
     splits: int = 1
     several_because: str = ""  # why several tasks did the work; "": one task did
     peak_memory_bytes: int = 0

@@ -11,6 +11,7 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.attempt import attempt
+from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.verify.transactions import (
@@ -77,6 +78,7 @@ class CheckResult:
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
+    held_back: HeldBack | None = None  # the oldest open transaction, behind which nothing is cleaned
     segments: int = 0
     batches: int = 0
     records: int = 0
@@ -92,6 +94,7 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
+    held_back: HeldBack | None = None
     facts: list[CheckedSegment] = field(default_factory=list)
     transactions: np.ndarray = field(default_factory=lambda: np.empty(0, TXN_ROW))
     log_end_offset: int = 0
@@ -116,6 +119,7 @@ def result_of(plan: CheckPlan, found: Findings, seconds: float, compared_records
         problems=tuple(found.problems),
         notes=tuple(found.notes),
         not_checked=tuple(found.not_checked),
+        held_back=found.held_back,
         segments=len(facts),
         batches=sum(f.batches for f in facts),
         records=sum(f.records for f in facts),

@@ -23,6 +23,7 @@ from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from lastkey.logformat.side_files.index_builder import IndexBuilder
+from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.storage import open_root, opened, read_file
@@ -65,6 +66,7 @@ def check_side(plan: CheckPlan, found: Findings) -> None:
     found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
     found.transactions = np.concatenate([np.empty(0, TXN_ROW), *rows])
     _check_markers(plan, found)
+    _state_open_transaction(plan, found)
     _check_txn_indexes(plan, found)
     _check_snapshots(plan, found)
     _check_text_files(plan, found)
@@ -250,6 +252,22 @@ def _check_markers(plan: CheckPlan, found: Findings) -> None:
     if len(first) > _MOST_LISTED:
         more = len(first) - _MOST_LISTED
         found.notes.append(f"{plan.name}: {more} more transactions without a marker are not listed")
+
+
+def _state_open_transaction(plan: CheckPlan, found: Findings) -> None:
+    """State the oldest open transaction if it begins below the active segment: it holds cleaning back."""
+    rows, bases = found.transactions, np.array([f.base_offset for f in found.facts], np.int64)
+    end = found.log_end_offset
+    opened = open_transactions(rows, np.array([end]), plan.log_start_offset or 0)
+    opened = opened[opened["first_offset"] < (end if plan.sealed else max(bases.tolist(), default=0))]
+    if plan.generation or not len(opened):
+        return
+    oldest = opened[np.argmin(opened["first_offset"])]
+    offset, producer_id = int(oldest["first_offset"]), int(oldest["producer_id"])
+    first = rows[(rows["base_offset"] == offset) & (rows["producer_id"] == producer_id)]
+    path = found.facts[int(np.searchsorted(bases, offset, "right")) - 1].path
+    since = int(first["max_timestamp"][0])
+    found.held_back = HeldBack("open_transaction", offset, path, since, producer_id=producer_id)
 
 
 def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:

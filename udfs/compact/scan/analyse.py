@@ -40,6 +40,7 @@ from lastkey.udfs.compact.scan.transactions import (
 )
 from lastkey.udfs.compact.scan.txn_trust import check_ends_known, note_undecided, with_index_entries
 from lastkey.udfs.compact.scan.what_expires import aging_sources, expired, facts_of, rules_of_time
+from lastkey.udfs.compact.scan.why_not_due import cleanable_now, retention_held_back
 from lastkey.udfs.segments import LastBatch
 
 
@@ -116,11 +117,21 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     undecided, witnesses = rows["base_offset"][lost], rows["base_offset"][shows]
     final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
     producers[-1] = final.entries()
-    cleanable, due = _cleanable(plan, scans, log_end, final)
+    cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows)
     dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
-    result = replace(not_due(plan, dirty, log_end, cleanable), notes=tuple(notes), last_batch=last_batch, gaps=gaps)
     sealed = plan.sealed and len(scans) == len(plan.segments) and not scans[-1].reached_end_offset
-    nothing = not (due or plan.is_due_anyway or any(expired(plan, facts_of(scans), sealed).values()))
+    facts = facts_of(scans)
+    by_rule = expired(plan, facts, sealed)
+    nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
+    if plan.erasing is None and (plan.settings.retention.has_limit or not plan.settings.compacts):
+        active = log_end if sealed else scans[-1].base_offset
+        paths = [s.path for s in scans]
+        stays = retention_held_back(plan, facts, paths, first=sum(by_rule.values()), active=active)
+        held_back += stays
+        notes += [str(one) for one in stays if one.in_future and not (nothing or due)]
+    result = replace(
+        not_due(plan, dirty, log_end, cleanable, held_back), notes=tuple(notes), last_batch=last_batch, gaps=gaps
+    )
     reason = NotDue(result) if nothing else None
     aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
@@ -233,35 +244,6 @@ def _loaded_producers(
     for scan in scans:
         state.apply(scan.producers)
     return state, ""
-
-
-def _cleanable(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, producers: ProducerState
-) -> tuple[CleanableRange, bool]:
-    facts = facts_of(scans)
-    settings = plan.settings
-    if not settings.compacts:
-        start = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
-        return CleanableRange(start, start, 0, 0), False
-    whole = len(scans) == len(plan.segments)
-    active = log_end if plan.sealed and whole else scans[-1].base_offset
-    dirty = (
-        plan.log_start_offset
-        if plan.force
-        else cleaner.first_dirty_offset(plan.clean_from, plan.log_start_offset, log_end)
-    )
-    cleanable = cleaner.cleanable_range(
-        facts,
-        first_dirty=dirty,
-        log_end_offset=log_end,
-        active_base_offset=active,
-        last_stable_offset=producers.last_stable_offset(log_end),
-        min_compaction_lag_ms=settings.min_compaction_lag_ms,
-        now_ms=plan.now_ms,
-    )
-    delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(cleanable, delay, plan.min_dirty_ratio, settings.min_dirty_bytes, plan.force)
-    return cleanable, due and cleanable.first_uncleanable_offset > scans[0].base_offset
 
 
 def _rules(

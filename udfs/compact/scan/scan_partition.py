@@ -7,15 +7,19 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
-from lastkey.udfs.compact.cleaner import CleanableRange
+from lastkey.udfs.compact.cleaner import CleanableRange, SegmentFacts
 from lastkey.udfs.compact.plan import ANOTHER_LOG, NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import may_take_any
 from lastkey.udfs.compact.scan.scan_segment import SegmentScan, scan_segment
 from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
+from lastkey.udfs.compact.scan.why_not_due import retention_held_back
+from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.holes import indexed_end
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import LastBatch
@@ -79,8 +83,10 @@ def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     if plan.settings.compacts or plan.is_due_anyway or plan.erasing is not None:
         return
     first = scan_one(plan, 0, buffer)
-    if not may_expire(plan, first.size, first.max_timestamp, plan.segments[0].listed.mtime_ms):
-        raise NotDue(unread_result(plan))
+    facts = first.size, first.max_timestamp, plan.segments[0].listed.mtime_ms
+    if not may_expire(plan, *facts):
+        _check_continues(plan, buffer)
+        raise NotDue(unread_result(plan, *facts))
 
 
 def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
@@ -101,7 +107,13 @@ def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, f
     )
 
 
-def not_due(plan: PartitionPlan, first_dirty: int, next_offset: int, cleanable: CleanableRange) -> PartitionResult:
+def not_due(
+    plan: PartitionPlan,
+    first_dirty: int,
+    next_offset: int,
+    cleanable: CleanableRange,
+    held_back: tuple[HeldBack, ...],
+) -> PartitionResult:
     """Return the result of a partition with which nothing is done now."""
     return PartitionResult(
         plan.topic,
@@ -114,13 +126,26 @@ def not_due(plan: PartitionPlan, first_dirty: int, next_offset: int, cleanable: 
         dirty_ratio=cleanable.ratio,
         clean_bytes=cleanable.clean_bytes,
         dirty_bytes=cleanable.cleanable_bytes,
+        held_back=held_back,
     )
 
 
-def unread_result(plan: PartitionPlan) -> PartitionResult:
-    """Return the result of a partition that is not compacted and loses nothing by retention."""
+def unread_result(
+    plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int
+) -> PartitionResult:
+    """Return the result of a partition that is not compacted and loses nothing by retention, as its first segment
+    shows.
+    """
     start = max(plan.checkpoint or 0, plan.log_start_offset)
-    return replace(not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0)), compacted=False)
+    bases, paths = [s.base_offset for s in plan.segments], [s.listed.path for s in plan.segments]
+    sizes = [first_size, *(s.listed.size for s in plan.segments[1:])][: len(bases)]
+    unknown = np.full(len(bases), -1, np.int64)
+    newest, times = unknown.copy(), unknown.copy()
+    newest[:1], times[:1] = first_max_timestamp, first_mtime_ms
+    facts = SegmentFacts(np.array(bases, np.int64), np.array(sizes, np.int64), newest, unknown, times)
+    held_back = retention_held_back(plan, facts, paths, active=MAX_OFFSET if plan.sealed else max(bases, default=0))
+    result = not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0), held_back)
+    return replace(result, compacted=False)
 
 
 def known_end(plan: PartitionPlan) -> int:
@@ -206,6 +231,31 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
     return scan.marked_batch
 
 
+def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
+    """Raise SetAside if the archive is another log than the last generation was made of. Reads one segment."""
+    until = plan.known_until or 0
+    theirs = [s for s in plan.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until and s.listed.size]
+    segment = theirs[-1] if theirs else plan.identity_segment
+    if segment is not None:
+        _check_last_batch(plan, scan_identity(replace(plan, identity_segment=segment), buffer))
+
+
+def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
+    known = plan.known_last_batch
+    if known.base_offset >= 0 and found != known:
+        raise SetAside(
+            Problem(
+                "changed",
+                plan.name,
+                NO_POSITION,
+                f"{known} before offset {plan.known_until}",
+                f"{found}",
+                hint=ANOTHER_LOG,
+                state="diverged",
+            )
+        )
+
+
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
     """Raise SetAside unless this is still the log that the last generation was made of. Return its last batch."""
     if plan.known_until is not None:
@@ -227,19 +277,7 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
             if not plan.is_ours(segment.listed) and scan.marked_batch.base_offset >= 0
         ]
         known = plan.known_last_batch
-        found = identity if plan.identity_segment is not None else (marked[-1] if marked else known)
-        if known.base_offset >= 0 and found != known:
-            raise SetAside(
-                Problem(
-                    "changed",
-                    plan.name,
-                    NO_POSITION,
-                    f"{known} before offset {plan.known_until}",
-                    f"{found}",
-                    hint=ANOTHER_LOG,
-                    state="diverged",
-                )
-            )
+        _check_last_batch(plan, identity if plan.identity_segment is not None else (marked[-1] if marked else known))
     last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
     if plan.known_until == log_end:
         return plan.known_last_batch

@@ -23,6 +23,7 @@ TXN_BATCH = np.dtype(
         ("base_offset", "i8"),
         ("last_offset", "i8"),
         ("producer_id", "i8"),
+        ("max_timestamp", "i8"),
         ("records_count", "i4"),
         ("producer_epoch", "i2"),
         ("control", "?"),
@@ -43,8 +44,9 @@ def transactional_batches(batches: np.ndarray) -> np.ndarray:
     attributes = batches["attributes"]
     rows = batches[(attributes & (TRANSACTIONAL_MASK | CONTROL_MASK)) != 0]
     out = np.empty(len(rows), TXN_BATCH)
-    for name in ("base_offset", "last_offset", "producer_id", "producer_epoch", "records_count", "control_type"):
-        out[name] = rows[name]
+    for name in TXN_BATCH.names or ():
+        if name != "control":
+            out[name] = rows[name]
     out["control"] = (rows["attributes"] & CONTROL_MASK) != 0
     return out
 

@@ -1,0 +1,166 @@
+"""The range that may be cleaned now, and if nothing is due, the rule that holds it back: without it, it would be due.
+
+`analyse` asks with the facts of a scan. The driver asks with those of a listing, which knows sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from lastkey.logformat.side_files.producer_state import ProducerState
+from lastkey.udfs.compact import cleaner
+from lastkey.udfs.compact.cleaner import CleanableRange, SegmentFacts
+from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.what_expires import facts_of
+from lastkey.udfs.held_back import HeldBack
+
+
+def cleanable_now(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, producers: ProducerState, rows: np.ndarray
+) -> tuple[CleanableRange, bool, tuple[HeldBack, ...]]:
+    """Return what may be cleaned, whether to clean it now, and if not, the rule that holds it back. rows: TXN_BATCH[n],
+    of the whole log.
+    """
+    facts, settings = facts_of(scans), plan.settings
+    if not settings.compacts:
+        start = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+        return CleanableRange(start, start, 0, 0), False, ()
+    whole = len(scans) == len(plan.segments)
+    active = log_end if plan.sealed and whole else scans[-1].base_offset
+    dirty = (
+        plan.log_start_offset
+        if plan.force
+        else cleaner.first_dirty_offset(plan.clean_from, plan.log_start_offset, log_end)
+    )
+    cleanable = cleaner.cleanable_range(
+        facts,
+        first_dirty=dirty,
+        log_end_offset=log_end,
+        active_base_offset=active,
+        last_stable_offset=producers.last_stable_offset(log_end),
+        min_compaction_lag_ms=settings.min_compaction_lag_ms,
+        now_ms=plan.now_ms,
+    )
+    delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
+    due = cleaner.is_due(cleanable, delay, plan.min_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    if due and cleanable.first_uncleanable_offset > scans[0].base_offset:
+        return cleanable, True, ()
+    paths = [s.path for s in scans]
+    opened = _oldest_open(producers, rows, facts.base_offset, paths)
+    held_back = _compaction_held_back(
+        plan, facts, paths, first_dirty=dirty, log_end=log_end, active=active, opened=opened
+    )
+    return cleanable, False, (held_back,)
+
+
+def _compaction_held_back(
+    plan: PartitionPlan,
+    segments: SegmentFacts,
+    paths: Sequence[str],
+    *,
+    first_dirty: int,
+    log_end: int,
+    active: int,
+    opened: HeldBack | None,
+) -> HeldBack:
+    """Return the rule that holds the compaction back.
+
+    paths: of the segments; active: base of the active segment, or the log end; opened: the oldest open transaction.
+    """
+    settings, bases = plan.settings, segments.base_offset
+    until = partial(
+        cleaner.cleanable_range, segments, first_dirty=first_dirty, log_end_offset=log_end,
+        active_base_offset=active, now_ms=plan.now_ms,
+    )  # fmt: skip
+    lag_ms = settings.min_compaction_lag_ms
+    free = until(last_stable_offset=log_end, min_compaction_lag_ms=0)
+    delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
+    due = cleaner.is_due(free, delay, plan.min_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    if due and len(bases) and free.first_uncleanable_offset > bases[0]:
+        stable = log_end if opened is None else opened.offset
+        by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
+        by_lag = until(last_stable_offset=log_end, min_compaction_lag_ms=lag_ms).first_uncleanable_offset
+        if opened is not None and by_txn <= by_lag:
+            return opened
+        at = _segment_at(bases, by_lag)
+        newest = int(segments.largest_timestamp()[at])
+        return HeldBack(
+            "min.compaction.lag.ms", int(bases[at]), paths[at], newest, newest + lag_ms, limit=lag_ms,
+            found=plan.now_ms - newest, now_ms=plan.now_ms,
+        )  # fmt: skip
+    return dirt_held_back(plan, segments, paths, free, log_end=log_end, active=active)
+
+
+def dirt_held_back(
+    plan: PartitionPlan,
+    segments: SegmentFacts,
+    paths: Sequence[str],
+    cleanable: CleanableRange,
+    *,
+    log_end: int,
+    active: int,
+) -> HeldBack:
+    """Return the rule that holds the compaction back where too little is dirty, or nothing."""
+    settings, bases = plan.settings, segments.base_offset
+    dirty = cleanable.first_dirty_offset
+    if not len(bases) or cleanable.cleanable_bytes <= 0 or cleanable.first_uncleanable_offset <= bases[0]:
+        if len(bases) < len(plan.segments) or segments.bytes_above:
+            end = log_end if plan.high_watermark is None else plan.high_watermark
+            return HeldBack("high_watermark", end, paths[-1] if paths else "")
+        if len(bases) and active < log_end and segments.size[-1]:
+            return HeldBack("active_segment", active, paths[-1], int(segments.first_timestamp[-1]))
+        return HeldBack("nothing_new", min(active, log_end))
+    at = _segment_at(bases, dirty)
+    where = dirty, paths[at], int(segments.first_timestamp[at])
+    if cleanable.ratio <= plan.min_dirty_ratio:
+        ratio = round(cleanable.ratio, 6)
+        return HeldBack("min.cleanable.dirty.ratio", *where, found=ratio, limit=plan.min_dirty_ratio)
+    if cleanable.cleanable_bytes < settings.min_dirty_bytes:
+        return HeldBack("min.dirty.bytes", *where, found=cleanable.cleanable_bytes, limit=settings.min_dirty_bytes)
+    return HeldBack("compaction.schedule", *where, found=cleanable.cleanable_bytes)
+
+
+def retention_held_back(
+    plan: PartitionPlan, segments: SegmentFacts, paths: Sequence[str], *, first: int = 0, active: int
+) -> tuple[HeldBack, ...]:
+    """Return the rules by which the segment `first` and all behind it stay, which retention has not deleted.
+
+    active: base of the active segment, or the log end.
+    """
+    limits, bases = plan.settings.retention, segments.base_offset
+    if not limits.has_limit:
+        return (HeldBack("no_retention"),)
+    if first >= len(bases) or bases[first] >= active:
+        return (HeldBack("active_segment", int(bases[first]), paths[first]),) if first < len(bases) else ()
+    where, out = (int(bases[first]), paths[first]), list[HeldBack]()
+    if limits.retention_ms >= 0:
+        newest, ms = int(segments.largest_timestamp()[first]), limits.retention_ms
+        age = plan.now_ms - newest
+        out.append(HeldBack("retention.ms", *where, newest, newest + ms, limit=ms, found=age, now_ms=plan.now_ms))
+    if limits.retention_bytes >= 0:
+        held = int(segments.size[first:].sum()) + segments.bytes_above
+        out.append(HeldBack("retention.bytes", *where, found=held, limit=limits.retention_bytes))
+    return tuple(out)
+
+
+def _oldest_open(
+    producers: ProducerState, rows: np.ndarray, bases: np.ndarray, paths: Sequence[str]
+) -> HeldBack | None:
+    """Return the open transaction that begins first; rows: TXN_BATCH[n]."""
+    entries = producers.entries()
+    entries = entries[entries["current_txn_first_offset"] >= 0]
+    if not len(entries):
+        return None
+    oldest = entries[np.argmin(entries["current_txn_first_offset"])]
+    offset, producer_id = int(oldest["current_txn_first_offset"]), int(oldest["producer_id"])
+    first = rows[(rows["base_offset"] == offset) & (rows["producer_id"] == producer_id)]
+    since = int(first["max_timestamp"][0]) if len(first) else -1
+    return HeldBack("open_transaction", offset, paths[_segment_at(bases, offset)], since, producer_id=producer_id)
+
+
+def _segment_at(bases: np.ndarray, offset: int) -> int:
+    return max(int(np.searchsorted(bases, offset, "right")) - 1, 0)
