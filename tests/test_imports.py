@@ -105,6 +105,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.attempt": {"logformat.errors", "udfs.problem"},
     "udfs.erased_keys": {"logformat.errors", "udfs.storage"},
     "udfs.read_back": _LOGS | {"udfs.storage"},
+    "udfs.last_records": _LOGS | {"udfs.storage"},
     "udfs.same_files": _TASK | {"udfs.read_back"},
     "udfs.hole_kernels": {"logformat.jit", "logformat.layout"},
     "udfs.holes": _LOGS | {"logformat.search", "udfs.hole_kernels", "udfs.storage", "udfs.problem", "udfs.segments"},
@@ -158,7 +159,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.compact": _JOB
     | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata", "logformat.primitives"},
     "jobs.verify": _JOB | {"udfs.verify"},
-    "jobs.restore": _JOB | {"jobs.compact", "udfs.convert"},
+    "jobs.restore": _JOB | {"jobs.compact", "udfs.convert", "udfs.last_records"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
     "jobs.live_cluster": {"jobs.errors", "jobs.command"},
     "jobs.policies": _SHELL | {"jobs.live_cluster", "udfs.cluster_metadata"},

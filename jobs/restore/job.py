@@ -40,7 +40,7 @@ from lastkey.jobs.restore.choose_generations import (
 from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import Made, check_checksum, checksum_of, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
-from lastkey.jobs.restore.report import RestoredPartition, RestoreReport
+from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import Key
@@ -50,8 +50,9 @@ from lastkey.logformat.io_limit import limited
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
+from lastkey.udfs.last_records import segment_end
 from lastkey.udfs.segments import cleaned_until, side_checksums
-from lastkey.udfs.storage import Root, normal_uri, open_root, same_kind, write_file
+from lastkey.udfs.storage import Root, normal_uri, open_root, read_file, same_kind, write_file
 
 _THREADS = 2 * (os.cpu_count() or 1)
 
@@ -132,6 +133,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
                 full.add_note(note)
             raise full from error
         raise
+    report.notes += advice(report.partitions)
     report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)
     report.notes += tables.notes
@@ -186,6 +188,7 @@ def _restore_partition(
     output = made.folder(target.name)
     indexes: dict[int, dict[str, bytes]] = {}  # of segments that a broker could not read: base -> kind -> bytes
     mtimes = {s.base_offset: s.mtime_ms for s in segments}
+    sizes: dict[int, int] = {}
     with timed(target.name):
         for segment in segments:
             source = store if segment.root == "store" else archives[target.archive_uri]
@@ -205,7 +208,8 @@ def _restore_partition(
             out.converted += newer
             out.segments += 1
             out.from_archive += segment.root == "archive"
-            out.bytes += one.size if newer else segment.size_bytes
+            sizes[segment.base_offset] = one.size if newer else segment.size_bytes
+            out.bytes += sizes[segment.base_offset]
             progress.advance(segment.size_bytes)
     checksums = side_checksums(s.side_files for s in segments)
     for name in side_files:
@@ -219,7 +223,30 @@ def _restore_partition(
             out.bytes += len(rebuilt)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)
+    out.has_topic_id = names.PARTITION_METADATA in side_files
+    _add_ends(out, sizes, output, target.name, formats.max_batch_bytes)
     return out
+
+
+def _add_ends(
+    out: RestoredPartition, sizes: Mapping[int, int], output: Root, folder: str, max_batch_bytes: int
+) -> None:
+    """Add the last visible record, and whether a segment ends in an empty batch, as the output has them; leave them
+    unknown if a log cannot be read. sizes: bytes of each `.log` by its base.
+    """
+    try:
+        last, of_transactions = -1, out.topic == TRANSACTION_STATE
+        for base, size_bytes in sorted(sizes.items(), reverse=True):
+            index = read_file(output, f"{folder}/{names.segment_file(base, names.INDEX)}", size_bytes)
+            log = f"{folder}/{names.segment_file(base, names.LOG)}"
+            end = segment_end(output, log, size_bytes, base, index, max_batch_bytes)
+            last = max(last, end.last_record)
+            out.ends_in_empty_batch |= end.ends_in_empty_batch and of_transactions
+            if last >= 0 and not of_transactions:
+                break
+        out.last_visible_offset = last if last >= out.log_start_offset else -1
+    except LogFormatError:
+        return
 
 
 def _holds_magic_3(segment: Segment) -> bool | None:

@@ -1,4 +1,4 @@
-"""Restored partitions without a record under a real broker: log start and log end are those of the archive."""
+"""Restored partitions under a real broker, also empty ones: log start, log end, last record as the report says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from tests.builders.archives import offset_checkpoint
 from tests.builders.logs import write_partition
 from tests.builders.place import Place
-from tests.kafka_lab import start_restored
+from tests.builders.restored import ENDS, restore_logs
+from tests.kafka_lab import consume, start_restored
+from tests.kafka_lab.loading import served_by_broker
 from tests.kafka_lab.oracle import list_offsets
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -34,3 +36,29 @@ def test_a_broker_begins_where_the_archive_ended(tmp_path: Path, capsys: pytest.
     with start_restored(output) as broker:
         found = list_offsets(broker.bootstrap, {name: [EARLIEST, LATEST] for name in expected})
     assert {name: [offset for offset, _, _ in answers] for name, answers in found.items()} == expected
+
+
+def test_the_last_record_is_where_a_consumer_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told, _ = restore_logs(tmp_path, capsys, ENDS)
+    with start_restored(tmp_path / "text") as broker:
+        for one in told["partitions"]:
+            lines = consume(broker.bootstrap, f"{one['topic']}-0", lines=True).lines
+            assert [int(line.split("\t")[1]) for line in lines[-1:]] == [one["last_visible_offset"]] * bool(lines)
+            assert bool(lines) == (one["last_visible_offset"] >= 0)
+            [(end, _, _)] = list_offsets(broker.bootstrap, {f"{one['topic']}-0": [LATEST]})[f"{one['topic']}-0"]
+            assert end == one["next_offset"]
+
+
+def test_a_folder_without_a_topic_id_becomes_stray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the note says; with the file that it asks for, the broker serves the log (`start_restored` puts it there)."""
+    told, _ = restore_logs(tmp_path, capsys, {"bare-0": "a=1 b=2"})
+    assert "-stray" in told["notes"][0]
+    output = tmp_path / "text" / "bare-0"
+    with served_by_broker({"bare-0": output}) as broker:
+        assert [one[0] for one in list_offsets(broker.bootstrap, {"bare-0": [LATEST]})["bare-0"]] == [2]
+        broker.stop()
+        (broker.data / "bare-0" / "partition.metadata").unlink()
+        broker.start()
+        assert [one[0] for one in list_offsets(broker.bootstrap, {"bare-0": [LATEST]})["bare-0"]] == [0]
+        [stray] = broker.data.glob("bare-0.*-stray")
+        assert (stray / f"{0:020d}.log").read_bytes() == (output / f"{0:020d}.log").read_bytes()

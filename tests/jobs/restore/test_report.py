@@ -1,0 +1,62 @@
+"""The report of a restore: the last visible record, topic ids, and what an old broker cannot load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders.restored import ENDS, restore_logs
+
+
+def test_the_last_visible_record_of_each_partition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told, said = restore_logs(tmp_path, capsys, ENDS)
+    assert {p["topic"]: (p["next_offset"], p["last_visible_offset"]) for p in told["partitions"]} == {
+        "aborted": (3, 0), "emptied": (6, 1), "marker": (2, 0), "nothing": (6, -1), "plain": (3, 2), "sparse": (10, 4),
+    }  # fmt: skip
+    rows = {line.split()[0]: line.split()[3] for line in said.splitlines() if "-0 " in line}
+    assert rows == {"aborted-0": "0", "emptied-0": "1", "marker-0": "0", "nothing-0": "none", "plain-0": "1",
+                    "sparse-0": "4"}  # fmt: skip
+    assert "\nlast record: the last that a consumer gets (read_uncommitted), if it is not at log end - 1\n" in said
+    assert said.rstrip().endswith("format the target with kafka-storage of the version that will run on it")
+    assert told["notes"] == []
+
+
+def test_a_log_whose_last_record_is_its_end_needs_no_explanation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "last record:" not in restore_logs(tmp_path, capsys, {"plain-0": ENDS["plain-0"]})[1]
+
+
+def test_partitions_without_a_topic_id_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told, said = restore_logs(tmp_path, capsys, {f"{kind}-{n}": "a=1" for kind in ("bare", "whole") for n in range(2)})
+    assert {f"{p['topic']}-{p['partition']}": p["has_topic_id"] for p in told["partitions"]} == {
+        "bare-0": False, "bare-1": False, "whole-0": True, "whole-1": True,
+    }  # fmt: skip
+    [note] = told["notes"]
+    assert note.startswith("2 partitions without a topic id: bare-0, bare-1: before a broker starts, write ")
+    assert f"note: {note}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "how", "is_named"),
+    [
+        ("__transaction_state-0", "a=1 | {last=3}", "--sealed", True),
+        (
+            "__transaction_state-0",
+            "a=1 | {last=3} || b=1 | c=2",
+            "--gaps=fail",
+            True,
+        ),  # the last segment stays as it is
+        ("__transaction_state-0", "{last=3} | a=1", "--sealed", False),
+        ("__consumer_offsets-0", "a=1 | {last=3}", "--sealed", False),
+    ],
+)
+def test_transaction_state_that_an_old_broker_cannot_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, how: str, is_named: bool
+) -> None:
+    """A coordinator reads one segment at a time, so each of them counts. By KAFKA.md other topics are not concerned."""
+    told, _ = restore_logs(tmp_path, capsys, {name: text}, how)
+    [one] = told["partitions"]
+    assert one["ends_in_empty_batch"] == is_named
+    assert [note.split(":")[0] for note in told["notes"]] == [name] * is_named
