@@ -24,7 +24,7 @@ from lastkey.jobs.command.options import ArchiveNeededOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import counted
-from lastkey.jobs.compact.needed import Answer, Facts, Kept, Needed, answer, needed, not_judged
+from lastkey.jobs.compact.needed import ANCHOR, Answer, Facts, Kept, Needed, answer, needed, not_judged
 from lastkey.jobs.errors import LostRunError, ManifestError, UsageError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.announcements import live
@@ -101,7 +101,9 @@ def _archive_needed(
     }
     unless_compared = ["not_compared"] if options.skip_crc else []
     kinds = (
-        (a.archived, kind) for a in report.answers for kind in [*(r.kind for r in a.reasons), *unless_compared][:1]
+        (a.archived, kind)
+        for a in report.answers
+        for kind in [*(r.kind for r in a.reasons if r.kind != ANCHOR), *unless_compared][:1]
     )
     return needed(of_archive, kinds)
 
@@ -173,7 +175,7 @@ def _at_work(archived: ArchivedPartition, label: str) -> Problem:
 
 def _read(options: ArchiveNeededOptions, stored: _Stored, report: ArchiveNeededReport, progress: Progress) -> None:
     """Read what may go, and the generations that replace it; whatever is not as the store says makes it needed."""
-    answers = [a for a in report.answers if a.not_needed]
+    answers = [a for a in report.answers if a.replaced]
     plans = [_files_plan(a, stored) for a in answers]
     sizes = [sum(file.size for file in (*p.stored, *p.archived)) for p in plans]
     progress.start("archive-needed", sum(sizes), BYTES)
@@ -188,7 +190,7 @@ def _files_plan(answer: Answer, stored: _Stored) -> FilesPlan:
     key, archived = answer.archived.key, answer.archived
     own = (KnownFile(s.path, s.size_bytes, s.checksum) for s in stored.manifests[key] if s.root == "store")
     read = {one.base_offset: one for one in stored.checkpoints[key].files_read}
-    listed = ((s, read[s.base_offset]) for s in answer.not_needed if s.base_offset in read)
+    listed = ((s, read[s.base_offset]) for s in answer.replaced if s.base_offset in read)
     known = tuple(KnownFile(s.path, s.size, file.checksum) for s, file in listed)
     return FilesPlan(archived.path, stored.state.root.uri, tuple(own), archived.root, known)
 

@@ -28,7 +28,7 @@ from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.lag import lag_of
-from lastkey.jobs.compact.needed import Facts, Kept, Needed, needed, reasons
+from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.report import CompactReport, estimated_as_magic_2
 from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
@@ -396,9 +396,9 @@ def _archive_needed(start: Start, state: State, missing: Collection[Key]) -> lis
 
 
 def _first_reason(start: Start, state: State, r: PartitionResult) -> str | None:
-    """Return the kind of the first reason why a partition still needs the archive."""
+    """Return the kind of the first reason why a partition still needs the archive; None if there is none."""
     try:
-        return next((reason.kind for reason in reasons(_facts(start, state, r))), None)
+        return next((reason.kind for reason in reasons(_facts(start, state, r)) if reason.kind != ANCHOR), None)
     except (LostRunError, ManifestError):  # of an older generation
         return "not_judged"
 

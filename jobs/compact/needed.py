@@ -1,13 +1,14 @@
 """Rule of which segments of an archived partition the store still needs: on values, without I/O.
 
-`archive-needed` shows all reasons, segment by segment; `compact` ends with a summary of the same rule. Everything from
-a first needed segment on is needed, so what is left of a log is always its end, without a hole. That segment is the
-lowest that any of these names:
+`archive-needed` shows all reasons, segment by segment; `compact` and `archive-needed` end with a summary of the same
+rule for the archive as a whole. Everything from a first needed segment on is needed, so what is left of a log is always
+its end, without a hole. That segment is the lowest that any of these names:
 
   - the first one, if too little is known of the partition, or its folder holds an entry that no job reads;
   - a segment whose file a generation of the store uses;
   - a gap that a generation passed over: what is missing may come back beside it;
-  - the last one, because the log goes on there, unless the run that read it was told that no writer is left (--sealed);
+  - the last one, because the log goes on there. If the run that read it was told that no writer is left (--sealed), it
+    is only an anchor: later runs recognise the log by it, but nobody needs it where the archive as a whole goes;
   - a file that no run has read from its first byte to its last, or whose size or checksum is not what that run saw;
   - what the next run would read (`inputs_from_generation` says so, as for that run), and a run after a rollback to any
     generation that the store still has.
@@ -44,12 +45,14 @@ WHY: Final = {  # why an archive, or a partition's segments from some offset on,
     "unread": "no run has read the whole file",
     "changed": "the file is not what the run read",
     "last": "it is the last segment of a log that may go on",
+    "anchor": "a later run recognises the log by it",
     "reads_on": "the next run reads on there",
     "rollback": "after a rollback a run would read on there",
     "not_compared": "not compared by this run; archive-needed compares every byte",
     "other_topics": "topics that were not selected",
     "nothing": "no partition was compacted",
 }
+ANCHOR: Final = "anchor"  # of the kinds, the only one that is no reason to keep the archive as a whole
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def needed(
     """Return the reasons why an archive as a whole is needed, the worst first.
 
     of_archive: names of entries, topics or partitions by kind of reason. of_partitions: each partition that is needed,
-    with the kind of its first reason.
+    with the kind of its first reason that is no anchor.
     """
     names = {kind: list(found) for kind, found in of_archive.items()}
     for archived, kind in of_partitions:
@@ -142,6 +145,12 @@ class Answer:
         return min((reason.segment for reason in self.reasons), default=len(self.archived.segments))
 
     @property
+    def replaced(self) -> Sequence[ListedSegment]:
+        """Segments that the store replaces, by offset: those that are not needed, and anchors behind them."""
+        until = min((r.segment for r in self.reasons if r.kind != ANCHOR), default=len(self.archived.segments))
+        return self.archived.segments[:until]
+
+    @property
     def needed(self) -> Sequence[ListedSegment]:
         """Segments that are needed, by offset."""
         return self.archived.segments[self.first_needed :]
@@ -164,19 +173,12 @@ class Answer:
         """Yield the files that may go, in the order in which to delete them: if that stops at any of them, no index is
         left without its log.
         """
-        segments = self.archived.segments
-        until = self.needed[0].base_offset if self.needed else None
-        snapshots = sorted((o, path) for o, path in self.archived.snapshots.items() if until is None or o < until)
+        until = self.needed[0].base_offset if self.needed else 0
+        snapshots = sorted((offset, path) for offset, path in self.archived.snapshots.items() if offset < until)
         for i, s in enumerate(self.not_needed):
-            end = segments[i + 1].base_offset if i + 1 < len(segments) else None
-            yield from (
-                path
-                for offset, path in snapshots
-                if (end is None or offset < end) and (i == 0 or offset >= s.base_offset)
-            )
+            end = self.archived.segments[i + 1].base_offset
+            yield from (path for offset, path in snapshots if offset < end and (i == 0 or offset >= s.base_offset))
             yield from (path for path in (s.index, s.time_index, s.txn_index) if path is not None)
-            if end is None:  # without a .log, they would show that it is missing
-                yield from sorted(self.archived.side_files.values())
             yield s.path
 
 
@@ -218,8 +220,7 @@ def _by_files(facts: Facts, current: Kept) -> Iterator[Reason]:
         return
     read = {one.base_offset: one.size for one in current.checkpoint.files_read}
     ended = _has_ended(facts, current)
-    if not ended:
-        yield Reason("last", len(bases) - 1)
+    yield Reason(ANCHOR if ended else "last", len(bases) - 1)
     for i, s in enumerate(archived.segments if ended else archived.segments[:-1]):
         if s.base_offset not in read:
             yield Reason("unread", i, s.path)
@@ -279,10 +280,10 @@ def _by_next_runs(facts: Facts, current: Kept, until: int) -> Iterator[Reason]:
         return
     found = []
     first = _first_read(archived, inputs)
-    anchor_alone = _has_ended(facts, current) and all(s.root == "store" for s in current.segments)
-    if first is not None and not anchor_alone:
+    if first is not None:
         message = f"generation {at.generation} ends at {at.next_offset}"
-        found.append(Reason("reads_on", bisect_left(bases, first), message))
+        anchor_alone = _has_ended(facts, current) and all(s.root == "store" for s in current.segments)
+        found.append(Reason(ANCHOR if anchor_alone else "reads_on", bisect_left(bases, first), message))
     for kept in facts.older():
         found += _used_or_missing(kept, bases, facts.gaps)
         if kept.checkpoint.chain == at.chain:  # else of another log, or given up by --reset: no run reads on from there
@@ -311,9 +312,7 @@ def _first_read(archived: ArchivedPartition, inputs: Inputs) -> int | None:
 
 
 def _reads_the_same(facts: Facts, current: Kept, inputs: Inputs, left: Sequence[ListedSegment]) -> bool:
-    """Return whether the next run would read the same segments if only these were `left`; no run follows if none is."""
-    if not left:
-        return True
+    """Return whether the next run would read the same segments if only these were `left`."""
     archived = replace(facts.archived, segments=list(left))
     try:
         then = inputs_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)

@@ -426,7 +426,7 @@ class World:
         made = Generation(
             p["generation"], report["run_id"], p["log_start_offset"], p["next_offset"], p["first_dirty_offset"],
             told.now_ms, self.archive, log, contents, in_archive, parent, before,
-            frozenset(row.record for row in given.values()), told.strategy, told.sealed,
+            frozenset(row.record for row in given.values()), told.strategy,
         )  # fmt: skip
         if wrong := list(wrongs(made, log, given, told)):
             raise Failed(

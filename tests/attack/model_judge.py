@@ -72,7 +72,6 @@ class Generation:
     before: Generation | None  # generation that was current before
     given: frozenset[Record] = field(default_factory=frozenset)
     strategy: str = "offset"
-    sealed: bool = False
 
     def line(self) -> Iterator[Generation]:
         """Yield this generation, and those that were current before."""

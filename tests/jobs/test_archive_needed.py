@@ -226,24 +226,36 @@ def test_a_gap_that_was_accepted_keeps_what_is_beside_and_above_it(lab, capsys):
     assert asked(lab, capsys, "--gaps", "accept")["needed_from"] > int(logs[3].stem)
 
 
-def test_a_sealed_log_may_go_as_a_whole_and_go_on_later(lab, capsys, tmp_path):
-    """The last segment is judged like the others; what comes behind the deleted log is compacted with the store."""
+def test_of_a_sealed_log_only_the_anchor_is_left_and_the_archive_as_a_whole_may_go(lab, capsys, tmp_path):
+    """Later runs recognise the log by its last segment, so that it stays. The store replaces it all the same."""
     write_partition(lab.archive / "t-0", "||".join(NIGHTS))
-    report = lab.run(START_MS + DAY, sealed=True, force=True)
-    assert report.archive_needed == []
-    (checkpoint,) = lab.state().checkpoints().values()
-    deleted = delete(lab, capsys)
-    assert (sum(name.endswith(".log") for name in deleted), _bases(lab.archive / "t-0")) == (len(NIGHTS), [])
-    assert main(["verify", "--store", str(lab.store), "--engine", "threads"]) == DONE
+    assert lab.run(START_MS + DAY, sealed=True, force=True).archive_needed == []
+    answer = archive_answer(lab, capsys)
+    last = _bases(lab.archive / "t-0")[-1]
+    (found,) = answer["partitions"]
+    kinds = {reason["kind"] for reason in found["because"]}
+    assert (answer["archive_needed_because"], kinds, found["needed_from"]) == ([], {"anchor"}, last)
+    flip(lab.archive / "t-0" / f"{last:020d}.log", 70)  # the anchor is compared too
+    assert archive_answer(lab, capsys, code=PROBLEMS)["archive_needed_because"][0]["kind"] == "changed"
+    flip(lab.archive / "t-0" / f"{last:020d}.log", 70)
+    delete(lab, capsys)
+    assert _bases(lab.archive / "t-0") == [last]
     whole = Lab(None, tmp_path / "other", lab.settings)
     write_partition(whole.archive / "t-0", "||".join([*NIGHTS, "a=9 | g=1", ""]))
     for path in (whole.archive / "t-0").iterdir():
-        if not path.stem.isdigit() or int(path.stem) >= checkpoint.next_offset:
+        if not path.stem.isdigit() or int(path.stem) > last:
             shutil.copy2(path, lab.archive / "t-0")
     for one in (lab, whole):
         one.run(START_MS + 2 * DAY)
     assert lab.state().states()["t", 0].state == "clean"
     assert restored(lab) == restored(whole)
+
+
+def archive_answer(lab: Lab, capsys: Any, code: int = DONE) -> dict[str, Any]:
+    """Return the whole answer."""
+    capsys.readouterr()
+    assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
 
 
 def test_nothing_is_written(lab, capsys):
