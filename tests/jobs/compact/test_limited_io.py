@@ -60,12 +60,12 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
 
 
 def test_a_restore_keeps_to_the_limit(archive, tmp_path):
-    """A reflink moves no bytes: only its checksum is read."""
+    """A reflink moves no bytes: only its checksum is read. The end of each log is read again, for the report."""
     _compact(archive, tmp_path / "store", engine="threads")
     with _sum() as spent:
         counted = lastkey.restore(tmp_path / "store", tmp_path / "counted", max_bytes_per_second=LIMIT)
     size = sum(p.bytes for p in counted.partitions)
-    assert size <= spent[0] <= 2 * size
+    assert size <= spent[0] <= 2 * size + 4096 * len(counted.partitions)
     report = lastkey.restore(tmp_path / "store", tmp_path / "restored", max_bytes_per_second=LIMIT // 4)
     assert report.seconds["total"] > 0.9 * spent[0] / (LIMIT // 4)
 
