@@ -406,13 +406,11 @@ def test_a_copy_of_a_store_is_vacuumed_and_the_original_stays(maker, tmp_path):
     assert tree(maker.store) == before
 
 
-MOUNTS = subprocess.run(["unshare", "-rm", "true"], check=False, capture_output=True).returncode == 0
-
-
-@pytest.mark.skipif(not MOUNTS, reason="needs to mount folders in a namespace of its own")
 @pytest.mark.parametrize("shared", ["segments", "segments/t-0"])
 def test_nothing_is_deleted_that_a_mount_shares_with_another_store(maker, tmp_path, shared):
     """The store as a whole may be mounted."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("this machine refuses a mount namespace of its own")
     old, _ = _two_generations(maker)
     copy, whole, before = tmp_path / "copy", tmp_path / "whole", tree(maker.store)
     shutil.copytree(maker.store, copy)

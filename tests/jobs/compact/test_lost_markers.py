@@ -1,4 +1,4 @@
-"""A marker that is lost between two transactions of a producer: nobody can tell how the first one ended.
+"""A marker that is lost between two transactions of a producer: the outcome of the first one is unknown.
 
 A replica that fetches behind the leader's cleaner gets data of a transaction whose marker the leader has removed
 meanwhile. A batch of another epoch shows it. Kafka's cleaner takes the outcome of the next marker, and so do consumers;
