@@ -142,11 +142,11 @@ def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _
         return replace(facts, problem=wrong)
     chain = stored.chains[key]
     try:
-        older = [] if options.current_only else [Kept.of(one) for one in older_generations(stored.state, chain)]
+        older = [Kept.of(one) for one in older_generations(stored.state, chain)]
     except ManifestError as error:
         problem = Problem("unreadable", str(error.fields["path"]), 0, "a manifest", "another", hint=error.hint)
         return replace(facts, problem=problem)
-    return replace(facts, sealed=chain[0].sealed, older=lambda: older)
+    return replace(facts, sealed=chain[0].sealed, older=lambda: older, rollbacks=not options.current_only)
 
 
 def _why_uncleanable(row: PartitionState | None) -> str:

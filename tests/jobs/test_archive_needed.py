@@ -85,10 +85,11 @@ def test_a_year_of_nights_ends_as_one_full_compaction_of_the_whole_archive(lab, 
     assert restored(lab) == restored(whole)
 
 
-def restored(lab: Lab) -> dict[int, Any]:
+def restored(lab: Lab, *options: str) -> dict[int, Any]:
     """Return the records of t-0 as restore gives them, by offset."""
     output = lab.root / "restored"
-    assert main(["restore", "--store", str(lab.store), "--output", str(output)]) == DONE
+    shutil.rmtree(output, ignore_errors=True)
+    assert main(["restore", "--store", str(lab.store), "--output", str(output), *options]) == DONE
     return {offset: row.record for offset, row in read_folder(output / "t-0").rows.items()}
 
 
@@ -125,6 +126,18 @@ def test_after_current_only_and_a_rollback_a_run_says_the_gap_and_going_forward_
     capsys.readouterr()
     night(lab, 5)
     assert lab.state().states()["t", 0].state == "clean"
+
+
+def test_current_only_keeps_the_files_of_older_generations(lab, capsys):
+    """The second segment is too young for the first run, whose generation uses the file of the archive."""
+    young = {"defaults": lab.settings["defaults"] | {"min.compaction.lag.ms": DAY}, "job": lab.settings["job"]}
+    write_partition(lab.archive / "t-0", f"a=1 | a=2 || a=3~{START_MS + DAY} b=1 || c=1")
+    lab.run(START_MS + DAY + 1, settings=young)
+    lab.run(START_MS + 3 * DAY)
+    before = restored(lab, "--generation", "1")
+    capsys.readouterr()
+    assert delete(lab, capsys, "--current-only")
+    assert restored(lab, "--generation", "1") == before
 
 
 def damaged_store(lab: Lab) -> None:
