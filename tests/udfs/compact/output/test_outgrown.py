@@ -76,7 +76,8 @@ def check_outgrown(done: Outcome, whole: Outcome, limit: int) -> None:
     for row, mine in zip(rows, batches, strict=True):
         assert row.size_bytes == sum(len(b.data) for b in mine)
         assert not row.cleaned or row.size_bytes <= limit or len(mine) == 1
-        assert row.records == sum(len(b.records) for b in mine)
+        if row.cleaned or all(b.magic == 2 or b.codec == 0 for b in mine):  # headers count a wrapper as one record
+            assert row.records == sum(len(b.records) for b in mine)
     for name in ("size_bytes", "records", "batches", "tombstones", "source_bytes", "source_records", "dead_records"):
         assert sum(getattr(row, name) for row in rows) == sum(getattr(row, name) for row in whole.result.segments), name
     check_side_files(done, batches)
