@@ -18,15 +18,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.errors import NotEmptyError, UsageError
 from lastkey.logformat.clouds import bucket_address
 from lastkey.logformat.locations import TIERED, canonical, first_of
 from lastkey.udfs.storage import Root, normal_uri
+
+if TYPE_CHECKING:
+    from lastkey.jobs.archive.listing import Archive  # which imports kernels; each command imports this module
 
 _DEFAULT_PORT = {"hdfs": ":8020"}
 _INODE = "inode"
