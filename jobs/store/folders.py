@@ -9,7 +9,15 @@ from typing import Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.store.paths import COMMITTED, ERASED_KEYS, PARTITIONS, parse_run_folder, partition_folder
+from lastkey.jobs.store.paths import (
+    COMMITTED,
+    ERASED_KEYS,
+    PARTITIONS,
+    TABLES,
+    parse_run_folder,
+    partition_folder,
+    table_folder,
+)
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.locations import text_entries
@@ -103,10 +111,14 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
 
 
 def check_no_links(root: Root) -> None:
-    """Raise LinkedFolderError if a folder of a store, or of one of its tables, is a symbolic link."""
-    own = [name for name in sorted(links_in(root, "")) if name in ("state", PARTITIONS, ERASED_KEYS)]
-    for path in (*own, *(f"state/{name}" for name in sorted(links_in(root, "state")))):
-        raise LinkedFolderError(path=f"{root.uri}/{path}")
+    """Raise LinkedFolderError if a folder of a store or anything in its folders of tables and erasures is a symbolic
+    link.
+    """
+    own = {name for name in links_in(root, "") if name in ("state", PARTITIONS, ERASED_KEYS)}
+    for folder in ("state", *map(table_folder, TABLES), ERASED_KEYS):
+        own |= {f"{folder}/{name}" for name in links_in(root, folder)}
+    if own:
+        raise LinkedFolderError(path=f"{root.uri}/{min(own)}")
 
 
 def check_not_lost(store: Root) -> None:

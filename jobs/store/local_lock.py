@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store.folders import check_no_links
 from lastkey.udfs.storage import Root
 
 LOCK_SECONDS: Final = 300.0
@@ -20,15 +21,17 @@ _MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 @contextlib.contextmanager
 def local_lock(root: Root, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold an exclusive lock on a store of a local disk; it ends with the process at the latest. Raise ConflictError if
-    another process keeps it for `seconds`. A thread that holds the lock gets it again at once.
+    another process keeps it for `seconds`, LinkedFolderError if a part of the store's state is a symbolic link. A
+    thread that holds the lock gets it again at once.
     """
     folder = Path(root.full("state"))
     held: set[Path] = _MINE.__dict__.setdefault("held", set())
     if folder in held:
         yield
         return
+    check_no_links(root)  # a repair for a command that only reads takes the lock too, and renames files
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with (folder / ".lock").open("a") as file:  # empties nothing, whatever has come there since
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -100,7 +100,11 @@ def make_folders(store: Root, commits: Sequence[Commit]) -> None:
 
 def say_committed(store: Root, folders: Sequence[str]) -> None:
     """Write the file `committed` into the folders of committed generations that lack it, but not through a link."""
-    folders = [each for each in folders if not (is_link(store, each) or is_link(store, each.rpartition("/")[0]))]
+    folders = [
+        each
+        for each in folders
+        if not any(is_link(store, path) for path in (each.rpartition("/")[0], each, f"{each}/{COMMITTED}"))
+    ]
     paths = [store.full(f"{folder}/{COMMITTED}") for folder in folders]
     infos = store.filesystem.get_file_info(paths) if paths else []
     write_committed(
