@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lastkey.jobs.errors import DamagedTableError, ManifestError
 from lastkey.jobs.store.folders import Run
-from lastkey.jobs.store.paths import generation_folder
+from lastkey.jobs.store.paths import generation_folder, partition_folder
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.segments import OutputSegment, ReadFile
@@ -302,6 +303,21 @@ def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segme
         if run in runs:
             manifests[run] = [row_of(Segment, row | segment) for segment in segments]
     return manifests
+
+
+def check_places(segments: Iterable[Segment], path: str, error: type[DamagedTableError | ManifestError]) -> None:
+    """Raise an error about a manifest or table, `path`, if a segment is neither a file of the archive nor below the
+    folder of its partition: a command would serve another's file as the store's.
+    """
+    for s in segments:
+        folder = partition_folder(*s.key)
+        own = [key_path for _, _, key_path, *_ in json.loads(s.key_files)] if s.key_files else []
+        own += [s.path] if s.root == "store" else []
+        for file in (s.path, *own):
+            known = s.root in ("store", "archive") and {"", ".", ".."}.isdisjoint(file.split("/"))
+            if not known or (file in own and not file.startswith(f"{folder}/")):
+                expected = f"a file of the archive, or of the store in {folder}"
+                raise error(path=path, expected=expected, found=f"{file} in {s.root}")
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:

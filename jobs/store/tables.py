@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, NoGenerationError, UsageError
+from lastkey.jobs.errors import ConflictError, DamagedTableError, NoGenerationError, UsageError
 from lastkey.jobs.store import rows, table
 from lastkey.jobs.store.exclusive import check_exclusive
 from lastkey.jobs.store.folders import Run, check_no_links
@@ -109,6 +109,7 @@ class State:
                 found.setdefault(run, []).append(row)
         absent = {generation_folder(*run[0], *run[1:]): run for run in older - found.keys()}
         found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}
+        self._check_places(found)
         return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
@@ -116,7 +117,13 @@ class State:
         found = self.checkpoint_rows()
         checkpoints = rows.from_checkpoints(found)
         runs = {(key, row.generation, row.run_id) for key, row in checkpoints.items()}
-        return checkpoints, {run[0]: segments for run, segments in rows.manifests_in(found, runs).items()}
+        manifests = {run[0]: segments for run, segments in rows.manifests_in(found, runs).items()}
+        self._check_places(manifests)
+        return checkpoints, manifests
+
+    def _check_places(self, found: Mapping[Any, Iterable[Segment]]) -> None:
+        for segments in found.values():
+            rows.check_places(segments, f"{self.root.uri}/{table_folder(CHECKPOINTS)}", DamagedTableError)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""

@@ -41,7 +41,10 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t
     run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
     return Commit(
         row(Checkpoint, **shared, next_offset=generation * 100),
-        [row(Segment, **shared, base_offset=i * 10, path=f"{i}.log") for i in reversed(range(segments))],
+        [
+            row(Segment, **shared, base_offset=i * 10, root="archive", path=f"{i}.log")
+            for i in reversed(range(segments))
+        ],
         row(RunRow, **shared, **run),
     )  # fmt: skip
 

@@ -116,3 +116,35 @@ def test_files_that_are_not_as_the_manifest_says(store: Root) -> None:
     assert (f"{folder}/manifest.json", None, 0) in list(manifests.other_files(store, commit))
     path.unlink()
     assert (f"{folder}/manifest.json", None, None) in list(manifests.other_files(store, commit))
+
+
+OTHER_PARTITION = f"segments/u-0/2-{run_id(2)}/0.log"
+
+
+@pytest.mark.parametrize(
+    ("row_of", "values"),
+    [
+        ("segments", {"root": "store", "path": f"../{OTHER_PARTITION}"}),
+        ("segments", {"root": "store", "path": f"segments/t-0/../../../{OTHER_PARTITION}"}),
+        ("segments", {"root": "store", "path": f"/{OTHER_PARTITION}"}),
+        ("segments", {"root": "store", "path": OTHER_PARTITION}),
+        ("segments", {"root": "archive", "path": "../other/t-0/0.log"}),
+        ("segments", {"root": "../other"}),
+        ("segments", {"topic": "u"}),
+        ("segments", {"key_files": f'[[0, 1, "../{OTHER_PARTITION}", 1, 0]]'}),
+        ("checkpoint", {"topic": "../t"}),
+        ("run", {"topic": "../t"}),
+        ("run", {"topic": "u"}),
+        ("run", {"run_id": "0/../../../../other"}),
+        ("run", {"back_to": 1, "back_to_run_id": "0/../../../../other"}),
+        ("checkpoint", {"back_to": 1, "back_to_run_id": "0/../../../../other"}),
+    ],
+)
+def test_a_manifest_that_names_files_of_others_is_refused(row_of: str, values: dict[str, object]) -> None:
+    """Its checksum is right. Restore would serve files from outside of the store, or another partition's."""
+    told = json.loads(to_json(_commit()))
+    of = told["generation"][row_of]
+    (of[0] if row_of == "segments" else of).update(values)
+    told["crc32c"] = manifests._checksum(told["generation"])
+    with pytest.raises(ManifestError, match="m: expected"):
+        from_json(json.dumps(told).encode(), "m")

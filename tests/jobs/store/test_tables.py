@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from lastkey.jobs.errors import ConflictError, MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.errors import ConflictError, DamagedTableError, MissingPathError, NoGenerationError, UsageError
 from lastkey.jobs.store import rows as store_rows
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.generations import open_store
@@ -69,6 +69,17 @@ def numbered(generation):
 
 
 # -- what is committed is read back
+
+
+@pytest.mark.parametrize("path", ["../other/segments/t-0/1-r1/0.log", "/t-0/0.log", "segments/u-0/1-r1/0.log"])
+def test_rows_that_name_files_of_others_are_refused(state, path):
+    """Whoever can write into a store cannot make restore serve other files, or another partition's, as the store's."""
+    made = make_commit(0, 1, "r1", segments=1)
+    other = dataclasses.replace(made.segments[0], root="store", path=path)
+    writing.commit_wave(state, [dataclasses.replace(made, segments=[other])])
+    for read in (state.current, lambda: state.manifests({made.key: (1, "r1")})):
+        with pytest.raises(DamagedTableError, match="of the store in segments/t-0, found"):
+            read()
 
 
 def test_commits_are_read_back(state):
