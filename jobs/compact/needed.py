@@ -206,21 +206,25 @@ def reasons(facts: Facts) -> Iterator[Reason]:
     if current is None:
         yield Reason("no_generation", 0)
         return
-    found = list(_by_files(facts, current))
+    read = {one.base_offset: one.size for one in current.checkpoint.files_read}
+    found = list(_by_files(facts, current, read))
     yield from found
     if facts.archived.segments:
-        yield from _by_next_runs(facts, current, min((r.segment for r in found), default=len(facts.archived.segments)))
+        until = min((r.segment for r in found), default=len(facts.archived.segments))
+        yield from _by_next_runs(facts, current, read, until)
 
 
-def _by_files(facts: Facts, current: Kept) -> Iterator[Reason]:
-    """Yield the reasons that follow from the files of the archive and of the current generation."""
+def _by_files(facts: Facts, current: Kept, read: Mapping[int, int]) -> Iterator[Reason]:
+    """Yield the reasons that follow from the files of the archive and of the current generation.
+
+    read: base offset -> size of each file that the generation's chain has read whole.
+    """
     archived = facts.archived
     bases = [s.base_offset for s in archived.segments]
     yield from _used_or_missing(current, bases, facts.gaps)
     if not bases:
         return
-    read = {one.base_offset: one.size for one in current.checkpoint.files_read}
-    ended = _has_ended(facts, current)
+    ended = _has_ended(facts, read)
     yield Reason(ANCHOR if ended else "last", len(bases) - 1)
     for i, s in enumerate(archived.segments if ended else archived.segments[:-1]):
         if s.base_offset not in read:
@@ -234,10 +238,9 @@ def _by_files(facts: Facts, current: Kept) -> Iterator[Reason]:
             break
 
 
-def _has_ended(facts: Facts, current: Kept) -> bool:
+def _has_ended(facts: Facts, read: Mapping[int, int]) -> bool:
     """Return whether no run finds more behind the last segment: it was read whole, and no writer was left."""
     last = facts.archived.segments[-1]
-    read = {one.base_offset: one.size for one in current.checkpoint.files_read}
     return facts.sealed and read.get(last.base_offset) == last.size
 
 
@@ -270,7 +273,7 @@ def _used_or_missing(kept: Kept, bases: Sequence[int], gaps: str) -> Iterator[Re
             yield Reason("gap", before, f"{gap.first} to {gap.last} in no segment of generation {row.generation}")
 
 
-def _by_next_runs(facts: Facts, current: Kept, until: int) -> Iterator[Reason]:
+def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: int) -> Iterator[Reason]:
     """Yield the reasons that follow from what later runs read. until: number of the first segment that is needed."""
     archived, at = facts.archived, current.checkpoint
     bases = [s.base_offset for s in archived.segments]
@@ -283,7 +286,7 @@ def _by_next_runs(facts: Facts, current: Kept, until: int) -> Iterator[Reason]:
     first = _first_read(archived, inputs)
     if first is not None:
         message = f"generation {at.generation} ends at {at.next_offset}"
-        anchor_alone = _has_ended(facts, current) and all(s.root == "store" for s in current.segments)
+        anchor_alone = _has_ended(facts, read) and all(s.root == "store" for s in current.segments)
         found.append(Reason(ANCHOR if anchor_alone else "reads_on", bisect_left(bases, first), message))
     for kept in facts.older():
         found += _used_or_missing(kept, bases, facts.gaps)
