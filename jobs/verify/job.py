@@ -19,7 +19,6 @@ from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import tells_io
 from lastkey.jobs.errors import ManifestError, MissingPathError
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.coverage import read_by
 from lastkey.jobs.store.generations import generation_of, lost_runs, manifests_of, nobody_has, open_store, runs_at
 from lastkey.jobs.store.manifests import read_manifest
 from lastkey.jobs.store.paths import MANIFEST, RUNS, table_folder
@@ -152,7 +151,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
                 uri,
                 options.config.job.chunk_bytes,
                 options.config.job.task_memory_bytes,
-                read_by(checkpoints[key]),
+                checkpoints[key],
             )
         )
     at = time.perf_counter()

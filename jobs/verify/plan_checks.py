@@ -8,8 +8,8 @@ from typing import Any
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.store.coverage import Ranges, without
-from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.coverage import Ranges, read_by, without
+from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
@@ -62,10 +62,10 @@ def plan_generation(
     archive_uri: str,
     chunk_bytes: int,
     task_memory_bytes: int,
-    read: Ranges,
+    current: Checkpoint,
 ) -> GenerationPlan:
-    """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone; read:
-    the offsets that the current generation's chain has read.
+    """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone;
+    current: the partition's checkpoint, with the offsets that its chain has read, and that retention has deleted.
     """
     settings: dict[str, Any] = json.loads(run.settings)
     erases = settings.get("erases", False)
@@ -110,7 +110,7 @@ def plan_generation(
         max_batch_bytes=settings["max_decompressed_batch_bytes"],
         chunk_bytes=chunk_bytes,
     )
-    start_before = previous.log_start_offset if previous is not None and before is not None else 0
+    start_before = _start_before(run, previous if before is not None else None, current)
     gone, parent = _parent(run, before, start_before, archived, store.uri, archive_uri, manifest)
     parent_known = run.parent_run_id is None or run.anew or before is not None
     return GenerationPlan(
@@ -140,10 +140,20 @@ def plan_generation(
         parent=parent,
         parent_log_start_offset=start_before,
         parent_gone=gone,
-        parent_problem=_unlisted(archive, archived, gone, read),
+        parent_problem=_unlisted(archive, archived, gone, read_by(current)),
         parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
         task_memory_bytes=task_memory_bytes,
     )
+
+
+def _start_before(run: RunRow, previous: RunRow | None, current: Checkpoint) -> int:
+    """Return the log start before the run. If the run's parent is unknown, retention of earlier runs tells it."""
+    if previous is not None:
+        return previous.log_start_offset
+    if run.parent_run_id is None or run.anew:
+        return 0
+    first: list[int] = [one[1] for one in json.loads(run.expired or "[]")]
+    return min(current.expired_until, run.log_start_offset, *first)
 
 
 def _log_starts(archived: ArchivedPartition) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.sample import sample_of
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, MissingPathError
+from lastkey.jobs.store.manifests import read_manifest, write_manifests
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify.job import run
 from lastkey.jobs.verify.report import VerifyReport
 from lastkey.logformat.names import segment_file
-from tests.builders.archives import Lab, offset_checkpoint
+from tests.builders.archives import COMPACT, Lab, offset_checkpoint
 from tests.builders.damage import NOW_MS, Partition, build, flip
 from tests.builders.logs import START_MS, write_partition
 
@@ -171,7 +173,7 @@ def test_a_beginning_that_only_the_store_still_has_is_no_problem_of_the_store(st
 
 
 def test_a_beginning_that_nobody_has_read_is_a_problem(stored: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lastkey.jobs.verify.job.read_by", lambda _: [])
+    monkeypatch.setattr("lastkey.jobs.verify.plan_checks.read_by", lambda _: [])
     stored.log(0).unlink()
     report = run(VerifyOptions(store=str(stored.store), archive_moved=str(stored.root)), Silent())
     assert report.exit_code == PROBLEMS
@@ -288,6 +290,30 @@ def test_what_a_tombstone_below_the_log_start_deleted_is_read_by_nobody(tmp_path
         report = run(VerifyOptions(store=str(lab.store)), Silent())
         assert report.problems == []
     assert b"k" in {r.key for b in lab.batches(_rows(lab)) for r in b.records}
+
+
+def test_retention_of_a_generation_that_is_gone_took_what_the_archive_still_holds(tmp_path: Path) -> None:
+    """Vacuum and rebuild-state leave only the second run's checkpoint to tell what retention of the first run deleted.
+    Records that no retention deleted are missing.
+    """
+    job = {"engine": "threads"}
+    lab = Lab(None, tmp_path, {"job": job})
+    expiring = {"cleanup.policy": "compact,delete", "retention.bytes": 0}
+    for n, (text, policy) in enumerate((("k=1 | x=1 || y=1 ||", expiring), ("k=1 | x=1 || y=1 || z=1 ||", {}))):
+        shutil.rmtree(lab.archive / "t-0", ignore_errors=True)
+        write_partition(lab.archive / "t-0", text)
+        lab.run(START_MS + n, settings={"defaults": COMPACT | policy, "job": job})
+    of_store = ["--store", str(lab.store)]
+    assert main(["vacuum", *of_store, "--grace-hours", "0"]) == DONE
+    folder = f"segments/t-0/{lab.folder().name}"
+    for told, missing in ((True, []), (False, [0, 1, 2])):
+        if not told:
+            commit = read_manifest(lab.state().root, folder)
+            write_manifests(lab.state().root, [replace(commit, checkpoint=replace(commit.checkpoint, expired_until=0))])
+        shutil.rmtree(lab.store / "state")
+        assert main(["rebuild-state", *of_store]) == DONE
+        report = run(VerifyOptions(store=str(lab.store)), Silent())
+        assert ([p.base_offset for p in report.problems], report.all_not_checked) == (missing, [])
 
 
 def _rows(lab: Lab) -> list[Segment]:
