@@ -28,7 +28,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.errors import ConflictError, ManifestError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.folders import LinkedFolderError
-from lastkey.jobs.store.paths import COMMITTED, MANIFEST, parse_run_folder, partition_folder
+from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
 from lastkey.logformat import names
 from lastkey.udfs.storage import Root, flush, flush_all, is_link, make_folder, put_file, sizes_in
@@ -63,7 +63,10 @@ def from_json(data: bytes, path: str) -> Commit:
         rows.to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
         rows.to_arrow(Segment, commit.segments)
         rows.to_checkpoints([commit])
-        _check_places(commit, path)
+        keys = {(commit.run.topic, commit.run.partition), *(segment.key for segment in commit.segments)}
+        if foreign := keys - {commit.key}:
+            raise ManifestError(path=path, expected=f"rows of {commit.key}", found=f"rows of {min(foreign)}")
+        rows.check_places([commit.checkpoint, commit.run, *commit.segments], path, ManifestError)
         return commit
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error
@@ -209,21 +212,6 @@ def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
     if commit.run.topic_id is not None:
         yield f"{folder}/{names.PARTITION_METADATA}", None
     yield f"{commit.folder}/{MANIFEST}", None
-
-
-def _check_places(commit: Commit, path: str) -> None:
-    """Raise ManifestError, or ValueError for a partition that cannot be, if a manifest names another partition, another
-    folder than a run's, or a file of others. Its checksum says nothing about that.
-    """
-    run, folder = commit.run, partition_folder(*commit.key)
-    for key in ((run.topic, run.partition), *(segment.key for segment in commit.segments)):
-        if key != commit.key:
-            raise ManifestError(path=path, expected=f"rows of {folder}", found=f"one of {key[0]}-{key[1]}")
-    for made in (commit.folder, commit.checkpoint.folder, run.folder):
-        parent, _, name = made.rpartition("/")
-        if parent != folder or parse_run_folder(name) is None:
-            raise ManifestError(path=path, expected=f"the folder of a run in {folder}", found=made)
-    rows.check_places(commit.segments, path, ManifestError)
 
 
 def _checksum(generation: object) -> int:

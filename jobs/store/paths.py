@@ -54,7 +54,8 @@ COMMITTED: Final = "committed"  # beside it, written after the commit
 # The run id may have two suffixes: the attempt, which is part of the run id in a committed folder
 # (jobs.spark.attempts.folder_of_this_attempt, jobs.compact.waves), and one for the folder in which a generation's
 # segments and key files wait (udfs.compact.split.key_files)
-_RUN_FOLDER: Final = re.compile(r"(?P<generation>[1-9][0-9]{0,18})-(?P<run_id>[0-9a-f]{32}(\.[0-9]{1,19}){0,2})")
+RUN_FOLDER: Final = r"[1-9][0-9]{0,18}-[0-9a-f]{32}(?:\.[0-9]{1,19}){0,2}"
+_RUN_FOLDER: Final = re.compile(RUN_FOLDER)
 
 
 def table_folder(table: str) -> str:
@@ -74,8 +75,8 @@ def generation_folder(topic: str, partition: int, generation: int, run_id: str) 
 
 def parse_run_folder(name: str) -> tuple[int, str] | None:
     """Return (generation, run id) from the name of a run's folder; None for any other name."""
-    found = _RUN_FOLDER.fullmatch(name)
-    return None if found is None else (int(found["generation"]), found["run_id"])
+    generation, _, run_id = name.partition("-")
+    return None if _RUN_FOLDER.fullmatch(name) is None else (int(generation), run_id)
 
 
 def run_id_of(folder: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +19,9 @@ import pyarrow.compute as pc
 
 from lastkey.jobs.errors import DamagedTableError, ManifestError
 from lastkey.jobs.store.folders import Run
-from lastkey.jobs.store.paths import generation_folder, partition_folder
+from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
+from lastkey.logformat.names import MAX_TOPIC
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.segments import OutputSegment, ReadFile
 
@@ -82,6 +84,11 @@ class Checkpoint(OfGeneration):
         return generation_folder(self.topic, self.partition, self.generation, self.run_id)
 
     @property
+    def places(self) -> str:
+        """The names of its folders, for `check_places`."""
+        return _run_places(self, self.generation)
+
+    @property
     def files_read(self) -> list[ReadFile]:
         """Files of the archive that its chain has read whole, as they were then; None are known of older versions."""
         return [ReadFile(*one) for one in json.loads(self.archived_files or "[]")]
@@ -90,6 +97,11 @@ class Checkpoint(OfGeneration):
 @dataclass(frozen=True)
 class Segment(OutputSegment, OfGeneration):
     """Row of `log_segments`, the manifest. The rows of a generation are those with its (generation, run_id)."""
+
+    @property
+    def places(self) -> str:
+        """The paths of its files, for `check_places`."""
+        return f"{self.root} {self.path} {self.key_files or ''}"
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,11 @@ class RunRow:
         return _folder(self, self.generation_after)
 
     @property
+    def places(self) -> str:
+        """The names of its folders, for `check_places`."""
+        return _run_places(self, self.generation_after)
+
+    @property
     def sealed(self) -> bool:
         """True if the run read the archive as one that no writer extends any more (--sealed)."""
         return bool(json.loads(self.settings).get("sealed"))
@@ -215,6 +232,13 @@ class _Dataclass(Protocol):
 
 Row = TypeVar("Row", bound=_Dataclass)
 _SCHEMAS: dict[type[Any], pa.Schema] = {}  # by kind of row: type hints are read slowly
+_STORED = rf"{PARTITIONS}/(?P=topic)-(?P=partition)/{RUN_FOLDER}/[0-9A-Za-z_-]+(?:\.[0-9A-Za-z_-]+)*"
+_PLACES = re.compile(  # the partition and what a row names: (generations and runs) or (root, path, key files)
+    rf"(?P<topic>(?!\.\.?-[0-9]+ )[a-zA-Z0-9._-]{{1,{MAX_TOPIC}}})-(?P<partition>[0-9]+) "
+    rf"(?:run {RUN_FOLDER} {RUN_FOLDER}"
+    rf"|(?:store {_STORED}|archive (?:(?!\.\.?/)[^/]*/)*(?P=topic)-0*(?P=partition)/[0-9]{{20}}\.log) "
+    rf'(?:\[(?:\[-?[0-9]+, -?[0-9]+, "{_STORED}", [0-9]+, [0-9]+\](?:, )?)*\])?)'
+)
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -237,6 +261,10 @@ def histories(checkpoints: Mapping[Key, Checkpoint], runs: Iterable[RunRow]) -> 
                 chain.append(row)
                 number, run_id = row.generation_before, row.parent_run_id or ""
     return chains
+
+
+def _run_places(row: Checkpoint | RunRow, generation: int) -> str:
+    return f"run {generation}-{row.run_id} {row.back_to or generation}-{row.back_to_run_id or row.run_id}"
 
 
 def _folder(row: Checkpoint | RunRow, generation: int) -> str:
@@ -305,19 +333,16 @@ def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segme
     return manifests
 
 
-def check_places(segments: Iterable[Segment], path: str, error: type[DamagedTableError | ManifestError]) -> None:
-    """Raise an error about a manifest or table, `path`, if a segment is neither a file of the archive nor below the
-    folder of its partition: a command would serve another's file as the store's.
+def check_places(
+    rows: Iterable[Checkpoint | RunRow | Segment], path: str, error: type[DamagedTableError | ManifestError]
+) -> None:
+    """Raise an error about a manifest or table, `path`, if a row names anything but runs and files of its partition: a
+    command would serve another partition's file, or a file outside of the store and the archive.
     """
-    for s in segments:
-        folder = partition_folder(*s.key)
-        own = [key_path for _, _, key_path, *_ in json.loads(s.key_files)] if s.key_files else []
-        own += [s.path] if s.root == "store" else []
-        for file in (s.path, *own):
-            known = s.root in ("store", "archive") and {"", ".", ".."}.isdisjoint(file.split("/"))
-            if not known or (file in own and not file.startswith(f"{folder}/")):
-                expected = f"a file of the archive, or of the store in {folder}"
-                raise error(path=path, expected=expected, found=f"{file} in {s.root}")
+    for row in rows:
+        named = f"{row.topic}-{row.partition} {row.places}"
+        if _PLACES.fullmatch(named) is None:
+            raise error(path=path, expected="each row to name runs and files of its own partition", found=named)
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:

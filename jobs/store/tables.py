@@ -16,7 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import chain
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -71,7 +72,7 @@ class State:
 
     def checkpoints(self) -> dict[Key, Checkpoint]:
         """Return every partition's current generation."""
-        return rows.from_checkpoints(self.checkpoint_rows())
+        return self._checkpoints_in(self.checkpoint_rows())
 
     def states(self) -> dict[Key, PartitionState]:
         """Return the state of every partition."""
@@ -100,30 +101,38 @@ class State:
         """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the history,
         else from the manifests in their folders. Runs that are in none, or whose manifest is damaged, are left out.
         """
-        found = rows.manifests_in(self.checkpoint_rows(), set(runs))
+        found = self._manifests_in(self.checkpoint_rows(), set(runs))
         older = set(runs) - found.keys()
         history = self.rows(SEGMENTS, rows.arrow_schema(Segment)) if older else rows.to_arrow(Segment, ())
         of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in older}), pa.string()))
-        for row in rows.from_arrow(Segment, history.filter(of_runs)):
+        of_history = rows.from_arrow(Segment, history.filter(of_runs))
+        self._check_places(of_history, SEGMENTS)
+        for row in of_history:
             if (run := (row.key, row.generation, row.run_id)) in older:  # a run has the same id in all its partitions
                 found.setdefault(run, []).append(row)
         absent = {generation_folder(*run[0], *run[1:]): run for run in older - found.keys()}
         found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}
-        self._check_places(found)
         return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
         """Return the checkpoints and the manifests that they name: a run begins with them."""
         found = self.checkpoint_rows()
-        checkpoints = rows.from_checkpoints(found)
+        checkpoints = self._checkpoints_in(found)
         runs = {(key, row.generation, row.run_id) for key, row in checkpoints.items()}
-        manifests = {run[0]: segments for run, segments in rows.manifests_in(found, runs).items()}
-        self._check_places(manifests)
-        return checkpoints, manifests
+        return checkpoints, {run[0]: segments for run, segments in self._manifests_in(found, runs).items()}
 
-    def _check_places(self, found: Mapping[Any, Iterable[Segment]]) -> None:
-        for segments in found.values():
-            rows.check_places(segments, f"{self.root.uri}/{table_folder(CHECKPOINTS)}", DamagedTableError)
+    def _checkpoints_in(self, found: pa.Table) -> dict[Key, Checkpoint]:
+        checkpoints = rows.from_checkpoints(found)
+        self._check_places(checkpoints.values(), CHECKPOINTS)
+        return checkpoints
+
+    def _manifests_in(self, found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
+        manifests = rows.manifests_in(found, runs)
+        self._check_places(chain.from_iterable(manifests.values()), CHECKPOINTS)
+        return manifests
+
+    def _check_places(self, named: Iterable[Checkpoint | RunRow | Segment], name: str) -> None:
+        rows.check_places(named, f"{self.root.uri}/{table_folder(name)}", DamagedTableError)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
@@ -132,7 +141,9 @@ class State:
         runs = self.rows(RUNS, rows.arrow_schema(RunRow))
         if names is not None:
             runs = runs.filter(pc.is_in(runs["topic"], pa.array(sorted(names), pa.string())))
-        return rows.histories(checkpoints, rows.from_arrow(RunRow, runs))
+        histories = rows.histories(checkpoints, rows.from_arrow(RunRow, runs))
+        self._check_places(chain.from_iterable(histories.values()), RUNS)
+        return histories
 
     # -- changing
 

@@ -38,11 +38,12 @@ def run_id(generation, other=0):
 def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t"):
     """Return the commit of generation `generation` of one partition, planned on the one before."""
     shared = {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
+    folder = f"{topic}-{partition}"
     run = {"generation_before": generation - 1, "generation_after": generation, "parent_run_id": parent}
     return Commit(
         row(Checkpoint, **shared, next_offset=generation * 100),
         [
-            row(Segment, **shared, base_offset=i * 10, root="archive", path=f"{i}.log")
+            row(Segment, **shared, base_offset=i * 10, root="archive", path=f"{folder}/{segment_file(i * 10, 'log')}")
             for i in reversed(range(segments))
         ],
         row(RunRow, **shared, **run),

@@ -25,10 +25,11 @@ from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
 from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
 from lastkey.jobs.store.tables import open_state
 from tests.builders.limits import within
-from tests.builders.stores import make_commit, manifest_of, partition_state_of, row
+from tests.builders.stores import make_commit, manifest_of, partition_state_of, row, run_id
 
 ROOT = Path(__file__).resolve().parents[3]
 CLEAN, DIRTY = "clean", "dirty"
+R1, R2, R3, R4, OURS, THEIRS, KILLED, DEAD, NEXT = (run_id(n) for n in range(1, 10))
 
 
 def test_rows_and_columns_agree():
@@ -64,22 +65,76 @@ def with_state(commit, state=CLEAN):
 
 
 def numbered(generation):
-    """Return the commit of a generation by its run r1, r2, ..."""
-    return make_commit(0, generation, f"r{generation}", f"r{generation - 1}" if generation > 1 else None)
+    """Return the commit of a generation by the run of its number."""
+    return make_commit(0, generation, run_id(generation), run_id(generation - 1) if generation > 1 else None)
 
 
 # -- what is committed is read back
 
 
-@pytest.mark.parametrize("path", ["../other/segments/t-0/1-r1/0.log", "/t-0/0.log", "segments/u-0/1-r1/0.log"])
-def test_rows_that_name_files_of_others_are_refused(state, path):
+LOG = "00000000000000000000.log"
+OF_OTHER = f"{R1}/../../u-0/1-{R1}"  # a run id that leads to another partition's folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("segments", {"root": "store", "path": f"../other/segments/t-0/1-{R1}/{LOG}"}),
+        ("segments", {"root": "store", "path": f"segments/t-0/1-{R1}/../../u-0/1-{R1}/{LOG}"}),
+        ("segments", {"root": "store", "path": f"/t-0/{LOG}"}),
+        ("segments", {"root": "store", "path": f"segments/u-0/1-{R1}/{LOG}"}),
+        ("segments", {"root": "archive", "path": f"u-0/{LOG}"}),
+        ("segments", {"root": "archive", "path": f"t-1/{LOG}"}),
+        ("segments", {"root": "archive", "path": f"../other/t-0/{LOG}"}),
+        ("segments", {"root": "archive", "path": "t-0/0.log"}),
+        ("segments", {"root": "other"}),
+        ("segments", {"key_files": f'[[0, 1, "segments/u-0/1-{R1}/keys", 1, 0]]'}),
+        ("segments", {"key_files": "no JSON"}),
+        ("checkpoint", {"run_id": OF_OTHER}),
+        ("checkpoint", {"run_id": "r1"}),
+        ("checkpoint", {"back_to": 1, "back_to_run_id": OF_OTHER}),
+        ("run", {"back_to": 1, "back_to_run_id": OF_OTHER}),
+    ],
+)
+def test_rows_that_name_files_of_others_are_refused(state, kind, values):
     """Whoever can write into a store cannot make restore serve other files, or another partition's, as the store's."""
-    made = make_commit(0, 1, "r1", segments=1)
-    other = dataclasses.replace(made.segments[0], root="store", path=path)
-    writing.commit_wave(state, [dataclasses.replace(made, segments=[other])])
-    for read in (state.current, lambda: state.manifests({made.key: (1, "r1")})):
-        with pytest.raises(DamagedTableError, match="of the store in segments/t-0, found"):
+    made = make_commit(0, 1, R1, segments=1)
+    first = made.segments[0] if kind == "segments" else getattr(made, kind)
+    changed = dataclasses.replace(first, **values)
+    writing.commit_wave(state, [dataclasses.replace(made, **{kind: [changed] if kind == "segments" else changed})])
+    reads = {
+        "segments": (state.current, lambda: state.manifests({made.key: (1, R1)})),
+        "checkpoint": (state.current, state.checkpoints, state.histories),
+        "run": (state.histories,),
+    }
+    for read in reads[kind]:
+        with pytest.raises(DamagedTableError, match="runs and files of its own partition, found"):
             read()
+
+
+@pytest.mark.parametrize("topic", ["../t", ".", "..", "", "t t", "t" * 250])
+def test_rows_of_topics_that_cannot_be_are_refused(topic):
+    checkpoint = dataclasses.replace(make_commit(0, 1, R1).checkpoint, topic=topic)
+    with pytest.raises(DamagedTableError, match="runs and files of its own partition, found"):
+        store_rows.check_places([checkpoint], "table", DamagedTableError)
+
+
+def test_rows_of_the_history_that_name_files_of_others_are_refused(state):
+    """The rows of an older generation are not in the table of the current one."""
+    made = make_commit(0, 1, R1, segments=1)
+    other = dataclasses.replace(made.segments[0], path=f"u-0/{LOG}")
+    writing.commit_wave(state, [dataclasses.replace(made, segments=[other])])
+    writing.commit_wave(state, [make_commit(0, 2, R2, R1)])
+    with pytest.raises(DamagedTableError, match="log_segments: expected"):
+        state.manifests({made.key: (1, R1)})
+
+
+@pytest.mark.parametrize("path", [f"t-00/{LOG}", f"disk 1//t-0/{LOG}", f"..a/t-0/{LOG}", f"/t-0/{LOG}"])
+def test_folders_of_an_archive_may_have_any_names(state, path):
+    made = make_commit(0, 1, R1, segments=1)
+    segment = dataclasses.replace(made.segments[0], path=path)
+    writing.commit_wave(state, [dataclasses.replace(made, segments=[segment])])
+    assert state.current()[1][made.key] == [segment]
 
 
 def test_commits_are_read_back(state):
@@ -87,16 +142,16 @@ def test_commits_are_read_back(state):
     assert state.current() == ({}, {})
     assert state.states() == {}
     assert state.histories() == {}
-    first = [make_commit(0, 1, "r1"), make_commit(1, 1, "r1", segments=0)]
+    first = [make_commit(0, 1, R1), make_commit(1, 1, R1, segments=0)]
     writing.commit_wave(state, first)
     assert state.exists()
-    second = make_commit(0, 2, "r2", "r1", segments=1)
-    writing.commit_wave(state, [second, make_commit(2, 1, "r2")])
+    second = make_commit(0, 2, R2, R1, segments=1)
+    writing.commit_wave(state, [second, make_commit(2, 1, R2)])
     writing.commit_wave(state, [])  # nothing to say
 
     checkpoints, manifests = state.current()
     assert {key: (row.generation, row.run_id) for key, row in checkpoints.items()} == {
-        ("t", 0): (2, "r2"), ("t", 1): (1, "r1"), ("t", 2): (1, "r2"),
+        ("t", 0): (2, R2), ("t", 1): (1, R1), ("t", 2): (1, R2),
     }  # fmt: skip
     assert checkpoints["t", 0] == second.checkpoint
     assert manifests["t", 0] == second.segments
@@ -108,23 +163,23 @@ def test_commits_are_read_back(state):
     assert state.histories()["t", 0][0] == second.run
     assert state.histories(["other"]) == {}
     with pytest.raises(NoGenerationError, match="its folder has no manifest"):
-        state.manifests({("t", 0): (3, "r3")})
+        state.manifests({("t", 0): (3, R3)})
 
 
 def test_the_same_wave_again_changes_nothing(state):
     """As where the caller never heard that it was committed."""
-    wave = [make_commit(0, 1, "r1"), make_commit(1, 1, "r1")]
+    wave = [make_commit(0, 1, R1), make_commit(1, 1, R1)]
     writing.commit_wave(state, wave)
     version = state.version()
     writing.commit_wave(state, wave)
     assert state.version() == version
     assert len(manifest_of(state, "t", 0)) == 2
-    assert [run.run_id for run in state.histories()["t", 0]] == ["r1"]
+    assert [run.run_id for run in state.histories()["t", 0]] == [R1]
 
 
 def test_what_is_current_needs_no_history(state, store):
     """Manifests lie beside the checkpoints: lost history takes older generations alone."""
-    first, second = make_commit(0, 1, "r1"), with_state(make_commit(0, 2, "r2", "r1"))
+    first, second = make_commit(0, 1, R1), with_state(make_commit(0, 2, R2, R1))
     writing.commit_wave(state, [first])
     writing.commit_wave(state, [second])
     for name in (SEGMENTS, RUNS):
@@ -138,10 +193,10 @@ def test_what_is_current_needs_no_history(state, store):
 
 
 def test_a_generation_after_a_reset_keeps_the_one_before_in_its_history(state):
-    anew = make_commit(0, 2, "r2", "r1")
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    anew = make_commit(0, 2, R2, R1)
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     writing.commit_wave(state, [dataclasses.replace(anew, run=dataclasses.replace(anew.run, anew=True))])
-    assert [(run.run_id, run.anew) for run in state.histories()["t", 0]] == [("r2", True), ("r1", False)]
+    assert [(run.run_id, run.anew) for run in state.histories()["t", 0]] == [(R2, True), (R1, False)]
     assert state.histories().keys() == {("t", 0)}
 
 
@@ -161,40 +216,40 @@ def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
 
 
 def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
-    writing.commit_wave(state, [make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     before, version = state.checkpoints(), state.version()
     for late in (
-        make_commit(1, 1, "r2"),  # planned before r1 committed
-        make_commit(1, 2, "r2", "other"),  # the same generation number, of another run
-        make_commit(1, 3, "r2", "r1"),  # generations ahead
+        make_commit(1, 1, R2),  # planned before r1 committed
+        make_commit(1, 2, R2, THEIRS),  # the same generation number, of another run
+        make_commit(1, 3, R2, R1),  # generations ahead
     ):
         with pytest.raises(ConflictError, match="t-1: expected generation") as raised:
-            writing.commit_wave(state, [make_commit(0, 2, "r2", "r1"), make_commit(5, 1, "r2"), late])
+            writing.commit_wave(state, [make_commit(0, 2, R2, R1), make_commit(5, 1, R2), late])
         assert raised.value.exit_code == 4
         assert raised.value.fields["partitions"] == [["t", 1]]
         assert state.checkpoints() == before
     with pytest.raises(ConflictError, match="no generation"):
-        writing.commit_wave(state, [make_commit(7, 2, "r2", "r1")])
+        writing.commit_wave(state, [make_commit(7, 2, R2, R1)])
     assert state.version() == version
-    assert [run.run_id for run in state.histories()["t", 0]] == ["r1"]  # rows of runs that died belong to nobody
+    assert [run.run_id for run in state.histories()["t", 0]] == [R1]  # rows of runs that died belong to nobody
     assert len(manifest_of(state, "t", 0, 1)) == 2
 
 
 def test_a_run_that_died_left_rows_under_the_same_number(state):
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     with pytest.raises(ConflictError):
-        writing.commit_wave(state, [make_commit(0, 2, "dead", "r0", segments=5)])
-    writing.commit_wave(state, [make_commit(0, 2, "r2", "r1", segments=3)])
-    writing.commit_wave(state, [make_commit(0, 3, "r3", "r2")])
+        writing.commit_wave(state, [make_commit(0, 2, DEAD, run_id(0), segments=5)])
+    writing.commit_wave(state, [make_commit(0, 2, R2, R1, segments=3)])
+    writing.commit_wave(state, [make_commit(0, 3, R3, R2)])
     assert len(manifest_of(state, "t", 0, 2)) == 3
-    assert [run.run_id for run in state.histories()["t", 0]] == ["r3", "r2", "r1"]
-    assert [len(rows) for rows in state.segments_of([(("t", 0), 2, "dead")]).values()] == [5]
+    assert [run.run_id for run in state.histories()["t", 0]] == [R3, R2, R1]
+    assert [len(rows) for rows in state.segments_of([(("t", 0), 2, DEAD)]).values()] == [5]
 
 
 def test_a_run_that_is_current_in_one_partition_and_old_in_another_counts_once_in_each(state):
-    writing.commit_wave(state, [make_commit(0, 1, "r1"), make_commit(1, 1, "r1", segments=3)])
-    writing.commit_wave(state, [make_commit(0, 2, "r2", "r1")])
-    made = state.segments_of([(("t", 0), 1, "r1"), (("t", 1), 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1, segments=3)])
+    writing.commit_wave(state, [make_commit(0, 2, R2, R1)])
+    made = state.segments_of([(("t", 0), 1, R1), (("t", 1), 1, R1)])
     assert {run[0]: [row.base_offset for row in rows] for run, rows in made.items()} == {
         ("t", 0): [0, 10], ("t", 1): [0, 10, 20],
     }  # fmt: skip
@@ -207,64 +262,64 @@ def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
     def look():
         seen.append((state.version(), runs_of(state)))
         if len(seen) == 1:
-            writing.commit_wave(other, [make_commit(1, 1, "theirs")])
+            writing.commit_wave(other, [make_commit(1, 1, THEIRS)])
 
-    writing.commit_wave(state, [make_commit(0, 1, "ours")], look)
-    assert seen == [(-1, {}), (0, {1: "theirs"})]
+    writing.commit_wave(state, [make_commit(0, 1, OURS)], look)
+    assert seen == [(-1, {}), (0, {1: THEIRS})]
     assert state.version() == 1
-    assert runs_of(state) == {0: "ours", 1: "theirs"}
+    assert runs_of(state) == {0: OURS, 1: THEIRS}
 
     def gone():
         raise FileNotFoundError("0.log")
 
     with pytest.raises(FileNotFoundError):
-        writing.commit_wave(state, [make_commit(0, 2, "r2", "ours")], gone)
-    assert runs_of(state) == {0: "ours", 1: "theirs"}
+        writing.commit_wave(state, [make_commit(0, 2, R2, OURS)], gone)
+    assert runs_of(state) == {0: OURS, 1: THEIRS}
 
 
 def test_whoever_is_second_plans_again_and_conflicts_where_its_partition_has_moved(state, store):
-    writing.commit_wave(state, [make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     other = open_state(str(store))
 
     def overtaken():
-        if runs_of(other)[0] == "r1":
-            writing.commit_wave(other, [make_commit(0, 2, "theirs", "r1")])
+        if runs_of(other)[0] == R1:
+            writing.commit_wave(other, [make_commit(0, 2, THEIRS, R1)])
 
-    found = re.escape("t-0: expected generation 1 (run r1), found generation 2 (run theirs)")
+    found = re.escape(f"t-0: expected generation 1 (run {R1}), found generation 2 (run {THEIRS})")
     with pytest.raises(ConflictError, match=found) as raised:
-        writing.commit_wave(state, [make_commit(0, 2, "ours", "r1"), make_commit(1, 2, "ours", "r1")], overtaken)
+        writing.commit_wave(state, [make_commit(0, 2, OURS, R1), make_commit(1, 2, OURS, R1)], overtaken)
     assert raised.value.fields["partitions"] == [["t", 0]]
-    assert runs_of(state) == {0: "theirs", 1: "r1"}
+    assert runs_of(state) == {0: THEIRS, 1: R1}
 
 
 # -- vacuum beside a run
 
 
 def test_a_run_whose_folder_was_named_by_a_vacuum_cannot_commit(state, store):
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     run = open_state(str(store))
     run.current()  # where it begins
-    assert writing.announce_deletions(state, ["segments/t-0/2-r2", "segments/u-0/1-x"], state.version())
-    writing.commit_wave(state, [make_commit(1, 1, "r1")])  # a mark is not for those whose folders it does not name
-    found = "segments/t-0/2-r2: expected the files that this run wrote, found a vacuum"
+    assert writing.announce_deletions(state, [f"segments/t-0/2-{R2}", "segments/u-0/1-x"], state.version())
+    writing.commit_wave(state, [make_commit(1, 1, R1)])  # a mark is not for those whose folders it does not name
+    found = f"segments/t-0/2-{R2}: expected the files that this run wrote, found a vacuum"
     with pytest.raises(ConflictError, match=found):
-        writing.commit_wave(run, [make_commit(0, 2, "r2", "r1"), make_commit(5, 1, "r2")])
-    assert runs_of(state) == {0: "r1", 1: "r1"}
+        writing.commit_wave(run, [make_commit(0, 2, R2, R1), make_commit(5, 1, R2)])
+    assert runs_of(state) == {0: R1, 1: R1}
     later = open_state(str(store))
     later.current()
-    writing.commit_wave(later, [make_commit(0, 2, "r2", "r1")])  # it began after the vacuum: its files are younger
-    assert runs_of(state) == {0: "r2", 1: "r1"}
+    writing.commit_wave(later, [make_commit(0, 2, R2, R1)])  # it began after the vacuum: its files are younger
+    assert runs_of(state) == {0: R2, 1: R1}
 
 
 def test_a_mark_is_put_right_behind_the_version_by_which_it_was_chosen(state, store):
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     seen = state.version()
-    writing.commit_wave(open_state(str(store)), [make_commit(0, 2, "r2", "r1")])
-    assert not writing.announce_deletions(state, ["segments/t-0/2-r2"], seen)
+    writing.commit_wave(open_state(str(store)), [make_commit(0, 2, R2, R1)])
+    assert not writing.announce_deletions(state, [f"segments/t-0/2-{R2}"], seen)
     assert state.version() == seen + 1
-    assert writing.announce_deletions(state, ["segments/t-0/9-r9"], seen + 1)
+    assert writing.announce_deletions(state, [f"segments/t-0/9-{run_id(9)}"], seen + 1)
     assert state.version() == seen + 2
-    assert runs_of(state) == {0: "r2"}
+    assert runs_of(state) == {0: R2}
 
 
 # -- how partitions stand
@@ -286,14 +341,14 @@ def test_states_are_one_row_a_partition(state):
 
 def test_a_partition_that_stood_before_gets_its_first_generation(state):
     writing.set_states(state, [row(PartitionState, topic="t", partition=0, state="uncleanable", generation=-1)])
-    commit = with_state(make_commit(0, 1, "r1"))
+    commit = with_state(make_commit(0, 1, R1))
     writing.commit_wave(state, [commit])
-    assert runs_of(state) == {0: "r1"}
+    assert runs_of(state) == {0: R1}
     assert state.states() == {("t", 0): commit.partition_state}
 
 
 def test_how_a_partition_stands_is_committed_with_it_and_stays_what_it_was_made_of(state):
-    commit = with_state(make_commit(0, 1, "r1"))
+    commit = with_state(make_commit(0, 1, R1))
     writing.commit_wave(state, [commit])
     dirty = row(PartitionState, topic="t", partition=0, state=DIRTY, generation=1)
     writing.set_states(state, [dirty])
@@ -303,8 +358,8 @@ def test_how_a_partition_stands_is_committed_with_it_and_stays_what_it_was_made_
 
 
 def test_who_has_not_seen_the_newest_generation_says_nothing_of_it(state, store):
-    writing.commit_wave(state, [make_commit(0, 1, "r1"), make_commit(1, 1, "r1")])
-    writing.commit_wave(state, [with_state(make_commit(0, 2, "theirs", "r1"))])
+    writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
+    writing.commit_wave(state, [with_state(make_commit(0, 2, THEIRS, R1))])
     version = state.version()
     late = [row(PartitionState, topic="t", partition=p, state="gap", generation=1) for p in (0, 1)]
     writing.set_states(state, late)
@@ -322,7 +377,7 @@ def test_cleaner_state_is_a_copy_that_is_written_where_it_differs(state, store):
     writing.write_states(state)
     assert copied()[1] == {}
     writing.set_states(state, [row(PartitionState, topic="t", partition=p, state=DIRTY) for p in range(2)])
-    writing.commit_wave(state, [with_state(make_commit(1, 1, "r1"))])
+    writing.commit_wave(state, [with_state(make_commit(1, 1, R1))])
     writing.write_states(state)
     number, rows = copied()
     assert rows == state.states()
@@ -336,10 +391,10 @@ def test_a_vacuum_of_the_tables_takes_nothing_that_is_needed(state):
         writing.commit_wave(state, [numbered(generation)])
     assert writing.vacuum_state(state, dry_run=True) == 0  # all of it is young
     assert writing.vacuum_state(state) == 0
-    assert runs_of(state) == {0: "r3"}
+    assert runs_of(state) == {0: R3}
     assert [len(manifest_of(state, "t", 0, generation)) for generation in (1, 2, 3)] == [2, 2, 2]
-    writing.commit_wave(state, [make_commit(0, 4, "r4", "r3")])
-    assert runs_of(state) == {0: "r4"}
+    writing.commit_wave(state, [make_commit(0, 4, R4, R3)])
+    assert runs_of(state) == {0: R4}
 
 
 # -- several processes
@@ -350,7 +405,7 @@ import os, signal, sys
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.tables import open_state
-from tests.builders.stores import make_commit
+from tests.builders.stores import make_commit, run_id
 """
 
 
@@ -411,12 +466,12 @@ def test_two_processes_race_for_a_partition(state, store):
     """Each commits generation after generation, of a partition of both and of one of its own; each commit has one
     winner, and none is lost.
     """
-    writing.commit_wave(state, [make_commit(p, 1, "r1") for p in range(3)])
+    writing.commit_wave(state, [make_commit(p, 1, R1) for p in range(3)])
     code = """
 won = []
 for i in range(12):
     now = state.checkpoints()
-    run, planned = f"{NAME}{i}", {p: now["t", p] for p in (0, NAME)}
+    run, planned = run_id(i, NAME), {p: now["t", p] for p in (0, NAME)}
     wave = [make_commit(p, at.generation + 1, run, at.run_id) for p, at in planned.items()]
     try:
         writing.commit_wave(state, wave)
@@ -431,21 +486,21 @@ print(*won)
     won = [process.communicate(timeout=240)[0].split() for process in children]
     assert [process.returncode for process in children] == [0, 0]
     checkpoints, manifests = state.current()
-    assert {run.run_id for run in state.histories()["t", 0]} == {"r1", *won[0], *won[1]}
+    assert {run.run_id for run in state.histories()["t", 0]} == {R1, *won[0], *won[1]}
     for partition, wins in ((0, won[0] + won[1]), (1, won[0]), (2, won[1])):
         assert checkpoints["t", partition].generation == 1 + len(wins)
         assert len(state.histories()["t", partition]) == 1 + len(wins)
         assert len(manifests["t", partition]) == 2
     assert len(won[0]) + len(won[1]) >= 12  # a conflict is another's commit
     for name, wins in enumerate(won, 1):
-        assert [run.run_id for run in reversed(state.histories()["t", name])] == ["r1", *wins]
+        assert [run.run_id for run in reversed(state.histories()["t", name])] == [R1, *wins]
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_at_any_commit_leaves_a_whole_generation(state, store, exit_code, when, nth):
     """The first and the second are those of the history, the third is the switch."""
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     code = """
 real, calls = table._commit, []
 def commit(*args):
@@ -456,18 +511,18 @@ def commit(*args):
     if len(calls) == NTH:
         os.kill(os.getpid(), signal.SIGKILL)
 table._commit = commit
-writing.commit_wave(state, [make_commit(0, 2, "killed", "r1", segments=7)])
+writing.commit_wave(state, [make_commit(0, 2, run_id(7), run_id(1), segments=7)])
 """
     with within(120):
         assert exit_code(store, code.replace("NTH", str(nth)).replace("WHEN", repr(when))) == -signal.SIGKILL
     new = (when, nth) == ("after", 3)
-    assert runs_of(state) == {0: "killed" if new else "r1"}
+    assert runs_of(state) == {0: KILLED if new else R1}
     assert len(manifest_of(state, "t", 0)) == (7 if new else 2)
-    assert [run.run_id for run in state.histories()["t", 0]] == (["killed", "r1"] if new else ["r1"])
+    assert [run.run_id for run in state.histories()["t", 0]] == ([KILLED, R1] if new else [R1])
     at = state.checkpoints()["t", 0]
-    writing.commit_wave(state, [make_commit(0, at.generation + 1, "next", at.run_id, segments=3)])
+    writing.commit_wave(state, [make_commit(0, at.generation + 1, NEXT, at.run_id, segments=3)])
     assert len(manifest_of(state, "t", 0)) == 3
-    assert [run.run_id for run in state.histories()["t", 0]] == (["next", "killed", "r1"] if new else ["next", "r1"])
+    assert [run.run_id for run in state.histories()["t", 0]] == ([NEXT, KILLED, R1] if new else [NEXT, R1])
 
 
 def test_the_lock_excludes_other_processes(store):
@@ -479,11 +534,11 @@ def test_the_lock_excludes_other_processes(store):
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(ConflictError, match="another process that holds it"), state.lock(0.1):
             pass
-        writing.commit_wave(state, [make_commit(0, 1, "r1")])
+        writing.commit_wave(state, [make_commit(0, 1, R1)])
         go(holder)
         assert holder.wait(60) == 0
     with state.lock(0.1):
-        assert runs_of(state) == {0: "r1"}
+        assert runs_of(state) == {0: R1}
 
 
 # -- stores of other versions
@@ -491,7 +546,7 @@ def test_the_lock_excludes_other_processes(store):
 
 @pytest.mark.parametrize("other", [2, 4])
 def test_another_format_is_refused_by_who_reads_and_by_who_was_about_to_commit(state, store, monkeypatch, other):
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     state.current()
     with monkeypatch.context() as patch:  # a version that is to come takes the store over
         patch.setattr(store_rows, "FORMAT", other)
@@ -502,7 +557,7 @@ def test_another_format_is_refused_by_who_reads_and_by_who_was_about_to_commit(s
     for ask in (
         open_state(str(store)).current,
         open_state(str(store)).states,
-        lambda: writing.commit_wave(state, [make_commit(0, 2, "r2", "r1")]),
+        lambda: writing.commit_wave(state, [make_commit(0, 2, R2, R1)]),
         lambda: writing.set_states(state, [late]),
         lambda: writing.announce_deletions(state, ["x"], before),
     ):
@@ -513,11 +568,11 @@ def test_another_format_is_refused_by_who_reads_and_by_who_was_about_to_commit(s
 
 def test_another_delta_protocol_is_refused(state, store):
     """Something else, which can write deletion vectors, has been at it."""
-    writing.commit_wave(state, [make_commit(0, 1, "r1")])
+    writing.commit_wave(state, [make_commit(0, 1, R1)])
     DeltaTable(store / "state" / CHECKPOINTS).alter.add_feature(
         TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
     )
-    for ask in (state.current, lambda: writing.commit_wave(state, [make_commit(0, 2, "r2", "r1")])):
+    for ask in (state.current, lambda: writing.commit_wave(state, [make_commit(0, 2, R2, R1)])):
         with pytest.raises(UsageError, match="expected Delta's protocol 1/2, found 3/7"):
             ask()
 
@@ -528,8 +583,8 @@ def test_another_delta_protocol_is_refused(state, store):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_reads_all_four_tables(state, store, spark):
-    second = with_state(make_commit(0, 2, "r2", "r1"))
-    writing.commit_wave(state, [make_commit(0, 1, "r1"), with_state(make_commit(1, 1, "r1", segments=0))])
+    second = with_state(make_commit(0, 2, R2, R1))
+    writing.commit_wave(state, [make_commit(0, 1, R1), with_state(make_commit(1, 1, R1, segments=0))])
     writing.commit_wave(state, [second])
     writing.set_states(state, [row(PartitionState, topic="t", partition=7, state=DIRTY, generation=-1)])
     writing.write_states(state)
@@ -540,7 +595,7 @@ def test_spark_reads_all_four_tables(state, store, spark):
     def ordered(rows):
         return sorted(rows, key=dataclasses.astuple)
 
-    made = [(("t", 0), 1, "r1"), (("t", 1), 1, "r1"), (("t", 0), 2, "r2")]
+    made = [(("t", 0), 1, R1), (("t", 1), 1, R1), (("t", 0), 2, R2)]
     segments = [s for rows in state.segments_of(made).values() for s in rows]
     assert ordered(from_arrow(Segment, read(SEGMENTS))) == ordered(segments)
     runs = [run for chain in state.histories().values() for run in chain]
