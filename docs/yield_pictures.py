@@ -17,12 +17,12 @@ import numpy as np
 
 from docs.make_pictures import HERE, THEMES, WIDTH, Colours, Drawing
 from lastkey.jobs.store.tables import open_state
-from lastkey.udfs.yields.schedule import Policy
 from tests.bench.bench_yields import begun, run_job
-from tests.bench.simulate_yields import DRAWS, PRICES, RECORD, SEED, SEGMENTS, broker, simulate
+from tests.bench.simulate_yields import DRAWS, RATIOS, SEED, broker, ours
 
 Curve = Sequence[tuple[float, float]]  # space for each live byte, I/O for each new byte; rising by space
 SHOWN = ("skewed", "uniform")
+MIN_YIELD = 0.2
 MOST_SPACE, LEAST_IO, MOST_IO = 1.5, 2.0, 50.0
 DASHES = ("6 4", "2 3", "")  # of the curves, in order
 
@@ -41,15 +41,11 @@ def curves(keys: int = 100_000) -> dict[str, dict[str, Curve]]:
     """Return the curves, by their names, for each kind of updates."""
     out: dict[str, dict[str, Curve]] = {}
     for name in SHOWN:
-        ours = []
-        for price in PRICES:
-            policy = Policy(price=price, segment_bytes=keys * RECORD // SEGMENTS)
-            found = simulate(DRAWS[name](np.random.default_rng(SEED), keys), keys, policy)
-            ours.append((found.space, found.io))
+        by_yield = [ours(DRAWS[name], keys, ratio, MIN_YIELD) for ratio in RATIOS]
         out[name] = {
             "the broker's rule, checked": [(space, io) for space, io in broker(DRAWS[name], keys).tolist()],
             "Kafka's cleaner": [(space, io) for space, io in broker(DRAWS[name], keys, kafka=True).tolist()],
-            "by yield": sorted(ours),
+            "by yield": sorted((found.space, found.io) for found in by_yield),
         }
     return out
 
@@ -59,7 +55,7 @@ def aged_segments(keys: int = 50_000, nights: int = 20) -> list[AgedSegment]:
     draw = DRAWS["skewed"](np.random.default_rng(SEED), keys)
     last, end = np.arange(keys), keys  # the offset of each key's last record
     with tempfile.TemporaryDirectory() as folder:
-        store, given = Path(folder) / "store", {"compaction.schedule": "yield", "compaction.dead.byte.price": 2.0}
+        store, given = Path(folder) / "store", {"compaction.schedule": "yield", "min.cleanable.dirty.ratio": 0.0}
         log, _, settings = begun(Path(folder), keys, 80, given)
         for night in range(1, nights + 1):
             new = draw()

@@ -9,8 +9,7 @@ import numpy as np
 
 Rule = Literal[
     "open_transaction", "min.compaction.lag.ms", "high_watermark", "active_segment", "nothing_new",
-    "min.cleanable.dirty.ratio", "min.dirty.bytes", "compaction.schedule", "retention.ms", "retention.bytes",
-    "no_retention",
+    "min.cleanable.dirty.ratio", "min.dirty.bytes", "retention.ms", "retention.bytes", "no_retention",
 ]  # fmt: skip
 _TEXTS: Final[dict[Rule, str]] = {
     "open_transaction": "producer {producer_id} has had a transaction open since offset {offset}{begun}; nothing from "
@@ -24,8 +23,6 @@ _TEXTS: Final[dict[Rule, str]] = {
     "min.cleanable.dirty.ratio": "min.cleanable.dirty.ratio {limit}: {found} of the bytes are dirty, from offset "
     "{offset} on{begun}",
     "min.dirty.bytes": "min.dirty.bytes {limit}: {found} bytes are dirty, from offset {offset} on{begun}",
-    "compaction.schedule": "compaction.schedule: a run by yield does not pay for the {found} bytes from offset "
-    "{offset} on{begun} yet",
     "retention.ms": "retention.ms {limit}: the newest timestamp is {since}{future}; nothing from offset {offset} on "
     "is deleted before {until}",
     "retention.bytes": "retention.bytes {limit}: the log has {found} bytes from offset {offset} on",

@@ -10,7 +10,6 @@ Each setting is declared once, below: name, type, default, allowed values. `conf
 
 from __future__ import annotations
 
-import math
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -68,12 +67,6 @@ def _ratio(value: object) -> float:
     return float(value)
 
 
-def _positive(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise _BadValueError("a number above 0")
-    return float(value)
-
-
 def _policy(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     allowed = 'a list of "compact" and "delete", such as "compact,delete"'
@@ -116,8 +109,7 @@ class TopicSettings:
     compaction_strategy: str = "offset"
     compaction_strategy_header: str = ""
     compaction_schedule: str = "full"
-    compaction_min_yield: float = 0.0
-    compaction_dead_byte_price: float = 0.5
+    compaction_min_yield: float = 0.2
     compaction_full_ms: int = 30 * 86_400_000
     null_keys: str = "fail"
     gaps: str = "fail"
@@ -181,7 +173,6 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "compaction.strategy.header": _text,
     "compaction.schedule": _one_of(SCHEDULES),
     "compaction.min.yield": _ratio,
-    "compaction.dead.byte.price": _positive,
     "compaction.full.ms": _integer(0, MAX_LONG),
     "null.keys": _one_of(NULL_KEYS),
     "gaps": _one_of(GAPS),

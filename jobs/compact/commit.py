@@ -65,7 +65,6 @@ def commit_of(
         now_ms=now_ms,
         gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
         chain=made_of.chain if made_of else run_id,
-        yields=r.yields,
         archived_files=_files_read(r, archived, made_of),
         erased=erased,
         **_expired(r, made_of),

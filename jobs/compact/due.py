@@ -21,7 +21,7 @@ from lastkey.jobs.compact.plan_partition import (
     plan_partition,
 )
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.compact.schedule import paced, scheduled, whole_if_overdue, with_shares
+from lastkey.jobs.compact.schedule import scheduled, whole_if_overdue, with_shares
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -138,7 +138,6 @@ def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoint
         "known_gaps": (),
         "expired_until": 0,
         "applied_until": None,
-        "yields": None,
         "anew": plan.known_until is not None or plan.anew,
     }
     return replace(plan, **inputs, partial=False)
@@ -184,7 +183,7 @@ def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
     """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable. Else
-    return the plan, with how a run by yield had better go.
+    return the plan.
     """
     if plan.is_due_anyway or plan.erasing is not None or _may_expire(plan, manifest):
         return plan
@@ -221,12 +220,8 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
         min_compaction_lag_ms=0,
         now_ms=plan.now_ms,
     )
-    if is_due(cleanable, 0, plan.min_dirty_ratio, plan.settings.min_dirty_bytes, False):
-        pace = paced(plan, cleanable)
-        if pace is None:
-            return plan
-        if pace.due:
-            return replace(plan, partial=not pace.rewrite_all, every=pace.every)
+    if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
+        return plan
     paths = [s.listed.path for s in plan.segments]
     held_back = dirt_held_back(plan, facts, paths, cleanable, log_end=end, active=active)
     return not_due(plan, dirty, known_end(plan), cleanable, (held_back,))

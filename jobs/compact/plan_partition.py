@@ -63,7 +63,6 @@ class Inputs(TypedDict, total=False):
     expired_until: int
     anew: bool
     applied_until: int | None
-    yields: str | None
 
 
 @dataclass(frozen=True)

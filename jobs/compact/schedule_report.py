@@ -37,7 +37,7 @@ class ScheduleReport(CompactReport):
 
 
 _KEPT = ("archive", "store", "now_ms", "exit_code", "problems", "notes", "engine", "seconds")
-_HEAD = ("offset", "size", "records", "dead", "share", "age", "why")
+_HEAD = ("offset", "size", "records", "dead", "share", "why")
 
 
 def _partition(r: PartitionResult) -> dict[str, Any]:
@@ -79,4 +79,4 @@ def _summary(r: PartitionResult) -> str:
 def _row(s: ScheduledSegment) -> tuple[str, ...]:
     share = f"{100 * s.dead_records / max(s.records, 1):.0f} %"
     counts = count(s.records), count(s.dead_records), share
-    return str(s.base_offset), size(s.size_bytes), *counts, f"{s.age:.0f}", s.reason
+    return str(s.base_offset), size(s.size_bytes), *counts, s.reason

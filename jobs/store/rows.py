@@ -67,7 +67,6 @@ class Checkpoint(OfGeneration):
     back_to_run_id: str | None = None
     chain: str = ""  # the run that began its chain from the archive alone: the first one, or a --reset
     read: str = "[]"  # JSON [[first, until], ...]: the offsets that this chain has read (jobs.store.coverage)
-    yields: str | None = None  # deaths of records by age, which runs by yield learn from (udfs.yields.yield_table)
     archived_files: str | None = (
         None  # JSON [[base offset, bytes, CRC-32C], ...]: the archive's that its chain has read
     )

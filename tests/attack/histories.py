@@ -23,8 +23,6 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from lastkey.jobs.command import cli, job_modules
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store.tables import open_state
@@ -56,7 +54,7 @@ _BY_YIELD: Final = """
 "cleanup.policy" = "compact"
 "compaction.schedule" = "yield"
 "compaction.min.yield" = 0.3
-"compaction.dead.byte.price" = 1e9
+"min.cleanable.dirty.ratio" = 0.0
 "index.interval.bytes" = 0
 [job]
 "engine" = "threads"
@@ -651,9 +649,7 @@ def warm() -> None:
     import pandas  # noqa: F401 - pyarrow imports it with the first table
 
     from tests.attack import readers
-    from tests.builders.nights import keep_by_yield
 
-    keep_by_yield(pytest.MonkeyPatch())  # for good: this process does nothing else
     for module in job_modules.JOBS.values():
         importlib.import_module(module)
     import pyarrow as pa

@@ -399,7 +399,6 @@ class World:
             "retention.ms": told.retention_ms,
             "retention.bytes": told.retention_bytes,
             "compaction.schedule": "yield" if self.by_yield and rng.random() < 0.9 else "full",
-            "compaction.dead.byte.price": rng.choice((0.01, 1.0, 1e9)),
             "compaction.min.yield": rng.choice((0.0, 0.0, 0.5)),
             "compaction.full.ms": rng.choice((DAY_MS, *(1 << 62,) * 5)),
             **({"compaction.strategy.header": "v"} if told.strategy == "header" else {}),

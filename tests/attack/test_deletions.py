@@ -15,7 +15,6 @@ from lastkey.jobs.compact import needed
 from tests.attack.deletions import Deleting
 from tests.attack.model import Case, Tally, failure, shrunk
 from tests.attack.summary import again, chosen, tell
-from tests.builders.nights import keep_by_yield
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
 
@@ -23,11 +22,6 @@ FIRST = (8, 3)  # of seed 1 these delete much in little time: CI plays them
 FEW = len(FIRST)
 MOST_FAILURES = 3
 SHRINK_SECONDS = 60.0
-
-
-@pytest.fixture(autouse=True)
-def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_by_yield(monkeypatch)
 
 
 def test_what_is_not_needed_is_not_missed(request: pytest.FixtureRequest, tmp_path: Path) -> None:

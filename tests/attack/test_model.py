@@ -21,15 +21,9 @@ from tests.attack import model
 from tests.attack.histories import Said
 from tests.attack.model import KNOWN, Case, Tally, failure, shrunk
 from tests.attack.summary import again, chosen, tell
-from tests.builders.nights import keep_by_yield
 from tests.reference.log import decode_log, with_timestamps
 
 pytestmark = [pytest.mark.attack, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_by_yield(monkeypatch)
 
 
 FEW = 9  # sequences: each kind of step is among them

@@ -12,6 +12,7 @@ keys; and one with --force. `--keys 10000000 --value-bytes 1000 --segment-bytes 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -21,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,7 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from lastkey.udfs.yields.schedule import Policy
-from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, BrokersRule, simulate
+from tests.bench.simulate_yields import DRAWS, RECORD, SEED, SEGMENTS, Rule, simulate
 
 START_MS, DAY = 1_700_000_000_000, 86_400_000
 BATCH_BYTES = 50_000
@@ -135,13 +134,17 @@ def timed(
 
 
 def seconds_of_nights(
-    root: Path, engine: str, keys: int, value_bytes: int, segment_bytes: int, n: int, price: float
+    root: Path, engine: str, keys: int, value_bytes: int, segment_bytes: int, n: int, min_yield: float
 ) -> None:
     """Print what whole runs cost on an engine: first ones, nights, and one with --force."""
     log, per, rng = Log(root, value_bytes), segment_bytes // (value_bytes + 32), np.random.default_rng(SEED)
     size = sum(log.append(np.arange(at, min(at + per, keys))) for at in range(0, keys, per))
     print(f"{engine}: {size / 1e9:.2f} GB", flush=True)
-    by_yield = ['"compaction.schedule" = "yield"', f'"compaction.dead.byte.price" = {price}']
+    by_yield = [
+        '"compaction.schedule" = "yield"',
+        f'"compaction.min.yield" = {min_yield}',
+        '"min.cleanable.dirty.ratio" = 0.0',
+    ]
 
     def run(what: str, lines: Sequence[str], store: Path, night: int, *options: str) -> tuple[float, float]:
         seconds, result = timed(log, store, night, engine, lines, *options)
@@ -180,10 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nights", type=int, default=60)
     parser.add_argument("--value-bytes", type=int, default=80)
     parser.add_argument("--draws", nargs="+", choices=DRAWS, default=["skewed", "uniform"])
-    parser.add_argument(
-        "--prices", nargs="+", type=float, default=[10.0, 1.0, 0.5], help="with --seconds: the last one"
-    )
-    parser.add_argument("--ratios", nargs="+", type=float, default=[0.2])
+    parser.add_argument("--min-yield", type=float, default=0.2)
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.08, 0.16])
     parser.add_argument("--seconds", action="store_true")
     parser.add_argument("--engines", nargs="+", default=["threads", "spark"])
     parser.add_argument("--segment-bytes", type=int, default=1 << 30)
@@ -193,26 +194,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with tempfile.TemporaryDirectory() as root:
                 size = given.segment_bytes
                 seconds_of_nights(
-                    Path(root), engine, given.keys, given.value_bytes, size, given.nights, given.prices[-1]
+                    Path(root), engine, given.keys, given.value_bytes, size, given.nights, given.min_yield
                 )
         return
     print("| updates | rule | job: I/O | space | simulated: I/O | space | job / simulated |")
     print("|---|---|---|---|---|---|---|")
     for draw in given.draws:
-        rules: list[tuple[str, dict[str, Any], Policy]] = [
-            (f"price {price:g}", {"compaction.schedule": "yield", "compaction.dead.byte.price": price}, Policy(price))
-            for price in given.prices
-        ]
-        rules += [
-            (f"ratio {ratio:g}", {"min.cleanable.dirty.ratio": ratio}, BrokersRule(min_dirty_ratio=ratio))
-            for ratio in given.ratios
-        ]
-        for name, settings, policy in rules:
+        for ratio, min_yield in itertools.product(given.ratios, (given.min_yield, None)):
+            schedule = {"compaction.schedule": "yield", "compaction.min.yield": min_yield} if min_yield else {}
+            settings = {"min.cleanable.dirty.ratio": ratio} | schedule
             with tempfile.TemporaryDirectory() as root:
                 io, space = nights(Path(root), draw, given.keys, given.value_bytes, given.nights, settings)
-            small = replace(policy, segment_bytes=given.keys * RECORD // SEGMENTS)
-            said = simulate(DRAWS[draw](np.random.default_rng(SEED), given.keys), given.keys, small, given.nights)
-            share = io / said.io
+            rule = Rule(ratio, min_yield, given.keys * RECORD // SEGMENTS)
+            said = simulate(DRAWS[draw](np.random.default_rng(SEED), given.keys), given.keys, rule, given.nights)
+            name, share = f"{'yield' if min_yield else 'full'}, ratio {ratio:g}", io / said.io
             print(
                 f"| {draw} | {name} | {io:.2f} | {space:.3f} | {said.io:.2f} | {said.space:.3f} | {share:.3f} |",
                 flush=True,

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.store.rows import Segment
 from lastkey.udfs.segments import cleaned_until
-from lastkey.udfs.yields.schedule import Pace
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS, write_partition
 from tests.reference.log import Batch, decode_log
@@ -23,16 +20,11 @@ KEY = ("t", 0)
 DAY = 86_400_000
 BY_YIELD: dict[str, Any] = {
     "cleanup.policy": "compact", "compaction.schedule": "yield", "compaction.min.yield": 0.3, "index.interval.bytes": 0,
-    "compaction.dead.byte.price": 1e9,
+    "min.cleanable.dirty.ratio": 0.0,
 }  # fmt: skip
 SETTINGS = BY_YIELD | {"delete.retention.ms": 3 * DAY}
 COLD = " ".join(f"c{n}=1" for n in range(20))
 NIGHTS = (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=-")
-
-
-def keep_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no run wait, or clean everything because that is cheaper: for logs as small as those of tests it is."""
-    monkeypatch.setattr("lastkey.jobs.compact.schedule.pace_of", lambda *_: Pace(True, False, 1))
 
 
 @dataclass
@@ -122,11 +114,9 @@ def run_nights(root: Path, nights: Sequence[str] = NIGHTS, topic: str = "t", act
     active: the last segment in the end. The settings are of the topic by its name.
     """
     lab = Lab(None, root, {"topics": {topic: BY_YIELD | settings}, "job": {"engine": "threads"}})
-    with pytest.MonkeyPatch.context() as patch:
-        keep_by_yield(patch)
-        for night in range(1, len(nights) + 1):
-            shutil.rmtree(lab.archive / f"{topic}-0", ignore_errors=True)
-            write_partition(lab.archive / f"{topic}-0", "||".join([*nights[:night], active * (night == len(nights))]))
-            report = lab.run(START_MS + night * DAY)
-            assert report.exit_code == 0, report.to_text()
+    for night in range(1, len(nights) + 1):
+        shutil.rmtree(lab.archive / f"{topic}-0", ignore_errors=True)
+        write_partition(lab.archive / f"{topic}-0", "||".join([*nights[:night], active * (night == len(nights))]))
+        report = lab.run(START_MS + night * DAY)
+        assert report.exit_code == 0, report.to_text()
     return lab

@@ -51,8 +51,7 @@ class CleanSettings:
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
     compaction_schedule: Schedule = "full"
-    compaction_min_yield: float = 0.0  # smallest share of dead records for which a segment is rewritten
-    compaction_dead_byte_price: float = 0.5  # bytes of I/O that it is worth to be rid of a dead byte one run earlier
+    compaction_min_yield: float = 0.2  # share of dead records from which a segment is rewritten
     compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans everything to the next
 
     @property
@@ -146,8 +145,6 @@ class PartitionPlan:
     partial: bool = False  # clean what is new, and the older segments that pay; False: everything
     applied_until: int | None = None  # `cleaned_until` of the last generation: below `checkpoint` after partial runs
     secret_ms: int = 0  # --now of the run that drew the secret
-    yields: str | None = None  # what runs by yield have learned (`yield_table.to_text`)
-    every: int = 1  # runs' worth of new records that a run by yield takes at once
     io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
     erasing: Erasing | None = None  # erase, and do not compact
     max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
@@ -181,11 +178,6 @@ class PartitionPlan:
     def clean_from(self) -> int | None:
         """First dirty offset of this run; None: nothing was cleaned before."""
         return self.checkpoint if self.partial or self.applied_until is None else self.applied_until
-
-    @property
-    def min_dirty_ratio(self) -> float:
-        """Dirty ratio from which the partition is due. By yield, whatever is new is."""
-        return 0.0 if self.by_yield else self.settings.min_cleanable_dirty_ratio
 
     def is_ours(self, file: ListedSegment | SideFile) -> bool:
         """Return whether a file lies in the store, not in the archive."""
@@ -222,7 +214,6 @@ class ScheduledSegment:
     size_bytes: int
     records: int
     dead_records: int  # as filters show
-    age: float  # in runs' worth of new records
     reason: str  # kept, must, yield or merged (`schedule.REASONS`)
 
 
@@ -263,7 +254,6 @@ class PartitionResult:
     bytes_after: int = 0
     recompressed_bytes: int = 0  # part of bytes_after; an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
-    yields: str | None = None  # as in PartitionPlan, with this run in it
     archived_files: tuple[ReadFile, ...] = ()  # of the archive, as far as this run has read whole ones
     schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
     held_back: tuple[HeldBack, ...] = ()  # the rules by which nothing is due

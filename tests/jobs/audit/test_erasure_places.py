@@ -29,7 +29,7 @@ from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.audit.rows import hashed_keys
 from lastkey.udfs.storage import exists, open_root
 from tests.builders.logs import START_MS, write_partition
-from tests.builders.nights import Nights, keep_by_yield
+from tests.builders.nights import Nights
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.reference.log import GZIP, data_batch, decode_log
 
@@ -38,11 +38,6 @@ pytestmark = pytest.mark.slow  # whole runs
 KEY = b"person-1"
 OTHERS = [b"hot-%d" % n for n in range(4)] + [b"cold-%d" % n for n in range(20)]
 DEAD = "9-" + "d" * 32
-
-
-@pytest.fixture(autouse=True)
-def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_by_yield(monkeypatch)
 
 
 def searched(
@@ -156,9 +151,7 @@ def _check_hashes(rows: list[dict[str, Any]], records: list[Any], store: Path, w
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a store and an archive that never held KEY."""
     root = tmp_path_factory.mktemp("clean")
-    with pytest.MonkeyPatch.context() as patch:
-        keep_by_yield(patch)
-        nights_of(root, 1)
+    nights_of(root, 1)
     store = root / "store"
     for path in (store / "segments" / "t-0" / DEAD).glob("*.keys"):
         path.unlink()  # which is a problem of its own

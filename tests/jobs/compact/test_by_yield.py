@@ -16,14 +16,9 @@ from lastkey.udfs.segments import cleaned_until
 from tests.builders.archives import Lab
 from tests.builders.limits import limit_logs
 from tests.builders.logs import START_MS
-from tests.builders.nights import COLD, DAY, KEY, Kept, Nights, keep_by_yield, last_records
+from tests.builders.nights import COLD, DAY, KEY, Kept, Nights, last_records
 
 pytestmark = pytest.mark.slow  # whole runs
-
-
-@pytest.fixture(autouse=True)
-def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_by_yield(monkeypatch)
 
 
 def _drawn(rng: random.Random, cold: int, night: int) -> str:
@@ -172,11 +167,9 @@ def _naive(analysis: Any, applied: Any, chosen: Any, before: Any, number: int) -
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     """Keep four nights by yield, and the segment of a fifth one."""
     nights = Nights(tmp_path_factory.mktemp("nights") / "now")
-    with pytest.MonkeyPatch.context() as patch:
-        keep_by_yield(patch)
-        for text in (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=3"):
-            nights.grow(text)
-            nights.run()
+    for text in (COLD, "h1=1 h2=1 c1=2", "h1=2 h2=2 c2=2", "h1=3 h2=3 c1=3"):
+        nights.grow(text)
+        nights.run()
     nights.grow("h1=4 h2=4 c4=4 c5=4 c6=4 c7=4 c8=4 c9=4")
     return Kept(nights, tmp_path_factory.mktemp("nights") / "kept")
 

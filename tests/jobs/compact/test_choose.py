@@ -14,7 +14,7 @@ from lastkey.jobs.compact.schedule import with_shares
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
-from lastkey.udfs.segments import SegmentInput
+from lastkey.udfs.segments import OutputSegment, SegmentInput
 from tests.builders.folders import Archived, plan_of
 from tests.reference.cleaner import Settings
 
@@ -103,22 +103,36 @@ def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
     assert replace(grown, partial=True).least_bytes == 7
 
 
-def test_a_budget_goes_where_it_gains_most_and_to_whole_runs_that_it_suffices_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _row(size: int, superseded: int) -> OutputSegment:
+    """Return a segment of 100 records."""
+    return OutputSegment(
+        0, "store", "t-0/0.log", size, 9, 8, 1, 100, 0, 0, 0, "none", 0, size, 100, True, 0, 0, 0,
+        superseded=superseded,
+    )  # fmt: skip
+
+
+def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for() -> None:
     """In equal parts, 25 bytes for each, it would suffice for nothing."""
-    wishes = {0: (10.0, 60.0, 60.0), 1: (30.0, 60.0, 60.0), 2: (1.0, 10.0, 10.0), 3: (0.0, 0.0, 0.0)}
-    monkeypatch.setattr("lastkey.jobs.compact.schedule.wish_before", lambda plan: wishes[plan.partition])
+    dead = {
+        0: (20, 30),
+        1: (20, 90),
+        2: (3, 25),
+        3: (0, 0),
+    }  # bytes of the segment that is worth it, and its dead share
     full = 30 * 86_400_000
-    plans = [replace(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1) for n in wishes]
+    plans = [replace(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1, checkpoint=9) for n in dead]
+    plans = [
+        replace(p, segments=tuple(replace(s, row=_row(*of)) for s in p.segments))
+        for p, of in zip(plans, dead.values(), strict=True)
+    ]
 
     def shares(*, io_budget: int, **overdue: int) -> list[int | None]:
         due = [replace(p, secret_ms=overdue.get(f"p{p.partition}", 1)) for p in plans]
         return [p.io_budget_bytes for p in with_shares(io_budget, due)]
 
     assert shares(io_budget=100) == [40, 60, 0, 0]
-    assert shares(io_budget=110) == [50, 60, 0, 0]
-    assert shares(io_budget=170) == [70, 70, 20, 10]
+    assert shares(io_budget=109) == [49, 60, 0, 0]
+    assert shares(io_budget=169) == [70, 70, 19, 10]
     assert shares(io_budget=100, p3=0) == [0, 20, 0, 80]  # 20 bytes, read twice, written, and read back
     assert shares(io_budget=70, p3=0) == [10, 60, 0, 0]
     assert all(p.io_budget_bytes is None for p in with_shares(None, plans))

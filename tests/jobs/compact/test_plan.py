@@ -12,17 +12,11 @@ import pytest
 
 from lastkey.jobs.command.cli import main
 from lastkey.udfs.compact.plan import PartitionResult
-from lastkey.udfs.yields.yield_table import from_text, no_yields
 from tests.builders.logs import START_MS
-from tests.builders.nights import DAY, KEY, SETTINGS, Kept, Nights, keep_by_yield
+from tests.builders.nights import DAY, SETTINGS, Kept, Nights
 from tests.builders.trees import tree
 
 KEYS, HOT = 1500, 30
-
-
-@pytest.fixture
-def always_by_yield(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_by_yield(monkeypatch)
 
 
 def _night(rng: np.random.Generator, n: int = 75, *, hot: float = 0.9) -> str:
@@ -39,7 +33,10 @@ def _batches(names: Sequence[int]) -> str:
 
 def _begun(root: Path, nights: int = 6, *, hot: float = 0.9, **settings: Any) -> tuple[Nights, np.random.Generator]:
     made, rng = Nights(root), np.random.default_rng(1)
-    made.settings = {name: SETTINGS[name] for name in ("cleanup.policy", "compaction.schedule", "index.interval.bytes")}
+    made.settings = {
+        name: SETTINGS[name]
+        for name in ("cleanup.policy", "compaction.schedule", "index.interval.bytes", "min.cleanable.dirty.ratio")
+    }
     made.settings |= {"segment.bytes": 60_000, "compaction.full.ms": 1000 * DAY} | settings
     order = rng.permutation(KEYS).tolist()
     for at in range(0, KEYS, 150):
@@ -74,17 +71,17 @@ def _result(nights: Nights, **options: Any) -> PartitionResult:
 
 
 @pytest.fixture(scope="module")
-def with_a_price(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+def six_nights(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     root = tmp_path_factory.mktemp("plan")
-    return Kept(_begun(root / "now", **{"compaction.dead.byte.price": 20.0})[0], root / "kept")
+    return Kept(_begun(root / "now", **{"compaction.min.yield": 0.1})[0], root / "kept")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--min-yield", "0.2"), ("--io-budget", "100000")])
 def test_compact_rewrites_what_plan_has_shown(
-    with_a_price: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+    six_nights: Kept, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    nights = with_a_price.again()
+    nights = six_nights.again()
     before = tree(nights.lab().store)
     planned = _plan(nights, capsys, *options)
     assert tree(nights.lab().store) == before
@@ -110,94 +107,7 @@ def test_compact_rewrites_what_plan_has_shown(
 
 
 @pytest.mark.slow
-def test_ages_are_offsets_in_runs_worth(tmp_path: Path, always_by_yield: None) -> None:
-    nights, _ = _begun(tmp_path, nights=3, **{"compaction.dead.byte.price": 1e-6})
-    at = nights.lab().state().checkpoints()[KEY]
-    assert from_text(at.yields).run_offsets == 75
-    result = _result(nights)
-    assert [s.reason for s in result.schedule] == ["kept"] * len(result.schedule)
-    assert [s.age for s in result.schedule[-3:]] == [3, 2, 1]
-    assert result.schedule[0].age == round((KEYS + 3 * 75 - 75) / 75 - 0.5) + 1
-
-
-@pytest.mark.slow
-def test_runs_learn_that_young_records_die(tmp_path: Path, always_by_yield: None) -> None:
-    nights, _ = _begun(tmp_path, **{"compaction.dead.byte.price": 1e-6})
-    yields = from_text(nights.lab().state().checkpoints()[KEY].yields)
-    share = yields.deaths / np.maximum(yields.records, 1)
-    assert share[0] > 0.3, "most of a night's records are of hot keys, and die in the next one"
-    assert share[10:].max() < 0.05
-    assert yields.new_survivors < 0.7 * yields.new_records
-    nights.settings["compaction.schedule"] = "full"
-    nights.run(force=True)
-    nights.settings["compaction.schedule"] = "yield"
-    assert nights.lab().state().checkpoints()[KEY].yields is not None
-
-
-@pytest.mark.slow
-def test_a_full_run_learns_as_a_run_by_yield_does(tmp_path: Path, always_by_yield: None) -> None:
-    """The same night, cleaned in both ways; the filters' errors are the difference."""
-    learned = []
-    kept = Kept(_begun(tmp_path / "now", nights=2, **{"compaction.dead.byte.price": 1e-6})[0], tmp_path / "kept")
-    for force in (False, True):
-        nights = kept.again()
-        _result(nights, force=force)
-        learned.append(from_text(nights.lab().state().checkpoints()[KEY].yields))
-    assert learned[0].records == pytest.approx(learned[1].records, abs=3)
-    assert learned[0].deaths == pytest.approx(learned[1].deaths, abs=3)
-
-
-def _table(**values: str) -> str:
-    names = ("records", "deaths", "new_records", "new_survivors", "run_offsets")
-    return "{" + ", ".join(f'"{name}": {values.get(name, "[9]" if name in names[:2] else "9")}' for name in names) + "}"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "no JSON", "[1]", '{"records": 3}', '{"records": [1], "deaths": ["x"]}', _table(records="[[9]]"),
-        *(_table(**{name: value}) for name in ("new_records", "run_offsets") for value in ("NaN", "Infinity", "-9")),
-        _table(records="[NaN]"), _table(deaths="[-9]"), _table(run_offsets="1e-300"),
-    ],
-)  # fmt: skip
-def test_a_damaged_table_of_yields_is_as_none(text: str) -> None:
-    found, none = from_text(text), no_yields()
-    assert from_text(_table()).run_offsets == 9
-    assert (found.records == none.records).all()
-    assert found.run_offsets == 0
-
-
-def test_a_small_first_run_is_no_measure_of_a_runs_worth(tmp_path: Path, always_by_yield: None) -> None:
-    nights = Nights(tmp_path)
-    for text in (_batches(range(200)), "k1=1", _batches(range(100)), _batches(range(50))):
-        nights.grow(text)
-        nights.run()
-        nights.checked()
-    assert from_text(nights.lab().state().checkpoints()[KEY].yields).run_offsets == 100
-
-
-@pytest.mark.slow
-def test_where_all_records_die_alike_a_run_waits_or_cleans_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nights, rng = _begun(tmp_path, hot=0.0)
-    seen = set()
-    for _ in range(6):
-        planned = _plan(nights, capsys)
-        result = _result(nights)
-        seen.add(planned["run"])
-        assert (result.status == "not_due") == (planned["status"] == "not_due")
-        assert bool(result.schedule) == (planned["run"] == "yield")
-        nights.checked()
-        nights.grow(_night(rng, 225, hot=0.0))
-    assert None in seen
-    assert "full" in seen
-    waiting = _result(nights, force=True)
-    assert waiting.status == "cleaned"
-
-
-@pytest.mark.slow
-def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path, always_by_yield: None) -> None:
+def test_a_budget_puts_off_the_run_that_cleans_everything(tmp_path: Path) -> None:
     nights, _ = _begun(tmp_path, nights=2, **{"compaction.full.ms": 0})
     for budget in (1000, 0):
         assert _result(nights, io_budget=budget).schedule

@@ -39,7 +39,6 @@ from lastkey.udfs.storage import open_root, write_file
 from tests.builders.archives import COMPACT, offset_checkpoint
 from tests.builders.erasures import NOW, SECRET, Erasures, made, places_of, records_of, table_of, vacuumed, verified
 from tests.builders.logs import START_MS, log_text, write_partition
-from tests.builders.nights import keep_by_yield
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.trees import tree
 from tests.reference.log import decode_log
@@ -357,9 +356,8 @@ def test_below_the_log_start_and_above_the_high_watermark(tmp_path: Path) -> Non
     assert [r.offset for r in world.current() if r.key == b"ann"] == [4]
 
 
-def test_by_yield_nothing_hashed_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_by_yield_nothing_hashed_stays(tmp_path: Path) -> None:
     """Key files and filters pass into no new generation, and go with the old ones."""
-    keep_by_yield(monkeypatch)
     world = made(tmp_path, "ann=1 bob=1", "cem=1", defaults={"compaction.schedule": "yield"})
     for n in range(3):
         world.grow(f"ann={n + 2} k{n}=1", roll=False)

@@ -77,7 +77,6 @@ class Tally:
     """Counters of `decide_kernels`, and recompressed bytes."""
 
     counters: np.ndarray = field(default_factory=lambda: np.zeros(N_COUNTERS, np.int64))
-    kept: dict[int, int] = field(default_factory=dict)  # records by number of the source, where one task cleans all
     recompressed_bytes: int = 0
     erased: np.ndarray | None = None  # int64[n, 2]: ranges of offsets that an erasure removed, first and last
 

@@ -27,7 +27,7 @@ from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
 from lastkey.udfs.compact.clean.pending_keys import PendingKeys, known_from, pending_of, read_keys, write_keys
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
-from lastkey.udfs.compact.one_task.what_pays import learned, schedule_of, superseded_by_filters
+from lastkey.udfs.compact.one_task.what_pays import schedule_of, superseded_by_filters
 from lastkey.udfs.compact.plan import PartitionPlan, ScheduledSegment
 from lastkey.udfs.compact.scan.analyse import Analysis, groups_of
 from lastkey.udfs.segments import OutputSegment
@@ -44,7 +44,6 @@ class Cleaned:
     analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
     segments: list[OutputSegment]  # in order
     keys: PendingKeys | None = None  # of what was new
-    yields: str | None = None  # as in PartitionPlan
     schedule: tuple[ScheduledSegment, ...] = ()
     bytes_read: int = 0  # of filters and key files, and of segments that an erasure searched in vain
     bytes_written: int = 0  # of key files
@@ -69,9 +68,8 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     )
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
-    schedule = tuple(schedule_of(plan, analysis, rows, superseded, pending))
+    schedule = tuple(schedule_of(plan, analysis, rows, superseded))
     chosen = [] if plan.only_schedule else [one.number for one in schedule if one.reason != "kept"]
-    left = {n: rows[n].records - dead for n, dead in superseded.items()}
     kept = None
     if fresh and len(chosen) < len(older) and not plan.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
@@ -83,7 +81,6 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
         replace(analysis, replaced=frozenset([*fresh, *chosen]), superseded=superseded),
         [*rewritten, *written],
         kept,
-        learned(plan, analysis, rows, left, len(keys)),
         schedule,
         filter_bytes + before.bytes_read,
         0 if kept is None else keys.nbytes,

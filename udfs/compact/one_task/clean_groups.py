@@ -17,7 +17,7 @@ from lastkey.udfs.compact.output.place_segments import begin_at, can_begin_at
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
-from lastkey.udfs.compact.verdicts import NULL_KEYS, RECORDS_KEPT
+from lastkey.udfs.compact.verdicts import NULL_KEYS
 from lastkey.udfs.segments import OutputSegment
 
 
@@ -72,13 +72,12 @@ def clean_groups(
     for numbers in reversed(groups):
         stack = PieceStack(plan.limits.task_memory_bytes // 4)
         for number in reversed(numbers):
-            rules, before = rules_of(number), int(tally.counters[RECORDS_KEPT])
+            rules = rules_of(number)
             for piece, chunk in clean_backwards(
                 analysis.sources[number], rules, loader, mark_last, tally, buffer, stack.room
             ):
                 write_held(meanwhile)  # its memory serves this group
                 stack.push(number, piece, chunk)
-            tally.kept[number] = int(tally.counters[RECORDS_KEPT]) - before
         group = analysis.group(numbers)
         if fails and tally.counters[NULL_KEYS]:
             continue  # this partition will not be committed; go on only to count

@@ -20,7 +20,6 @@ from lastkey.udfs.compact.memory import peak_memory
 from lastkey.udfs.compact.one_task.by_yield import Cleaned, KeysLost, clean_by_yield, marker
 from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
 from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
-from lastkey.udfs.compact.one_task.what_pays import learned
 from lastkey.udfs.compact.output.generation import remove_folder, write_generation
 from lastkey.udfs.compact.output.result import result_of
 from lastkey.udfs.compact.plan import MOST_RANGES, NotDue, PartitionPlan, PartitionResult
@@ -75,8 +74,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         elif plan.partial and analysis.compacts:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
-            segments = clean_everything(plan, analysis, tally, buffer, clock)
-            cleaned = Cleaned(analysis, segments, yields=_learned_by_cleaning(plan, analysis, tally))
+            cleaned = Cleaned(analysis, clean_everything(plan, analysis, tally, buffer, clock))
     check_null_keys(plan, tally)
     analysis = cleaned.analysis
     with clock.phase("write"):
@@ -86,21 +84,10 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         result,
         bytes_read=result.bytes_read + cleaned.bytes_read,
         bytes_written=result.bytes_written + cleaned.bytes_written,
-        yields=cleaned.yields or plan.yields,
         schedule=cleaned.schedule,
         erased_offsets=() if tally.erased is None else tuple(map(tuple, tally.erased[:MOST_RANGES].tolist())),
         status="scheduled" if plan.only_schedule else result.status,
     )
-
-
-def _learned_by_cleaning(plan: PartitionPlan, analysis: Analysis, tally: Tally) -> str | None:
-    """Return the table of yields after a run that cleaned everything: it has counted what is left of each segment."""
-    if not plan.by_yield or not analysis.compacts:
-        return plan.yields
-    dirty, sources = plan.checkpoint or 0, analysis.sources
-    rows = {n: row for n in tally.kept if (row := sources[n].segment.row) is not None and row.base_offset < dirty}
-    fresh = sum(kept for n, kept in tally.kept.items() if sources[n].base_offset >= dirty)
-    return learned(plan, analysis, rows, tally.kept, fresh)
 
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:

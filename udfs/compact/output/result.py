@@ -63,7 +63,6 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
         bytes_before=before,
         bytes_after=sum(s.size_bytes for s in out),
         recompressed_bytes=tally.recompressed_bytes,
-        yields=plan.yields,
         archived_files=tuple(_read_whole(plan, analysis)),
     )
 

@@ -46,7 +46,7 @@ def cleanable_now(
         now_ms=plan.now_ms,
     )
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(cleanable, delay, plan.min_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
     if due and cleanable.first_uncleanable_offset > scans[0].base_offset:
         return cleanable, True, ()
     paths = [s.path for s in scans]
@@ -79,7 +79,7 @@ def _compaction_held_back(
     lag_ms = settings.min_compaction_lag_ms
     free = until(last_stable_offset=log_end, min_compaction_lag_ms=0)
     delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(free, delay, plan.min_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
     if due and len(bases) and free.first_uncleanable_offset > bases[0]:
         stable = log_end if opened is None else opened.offset
         by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
@@ -116,12 +116,10 @@ def dirt_held_back(
         return HeldBack("nothing_new", min(active, log_end))
     at = _segment_at(bases, dirty)
     where = dirty, paths[at], int(segments.first_timestamp[at])
-    if cleanable.ratio <= plan.min_dirty_ratio:
-        ratio = round(cleanable.ratio, 6)
-        return HeldBack("min.cleanable.dirty.ratio", *where, found=ratio, limit=plan.min_dirty_ratio)
-    if cleanable.cleanable_bytes < settings.min_dirty_bytes:
-        return HeldBack("min.dirty.bytes", *where, found=cleanable.cleanable_bytes, limit=settings.min_dirty_bytes)
-    return HeldBack("compaction.schedule", *where, found=cleanable.cleanable_bytes)
+    limit = settings.min_cleanable_dirty_ratio
+    if cleanable.ratio <= limit:
+        return HeldBack("min.cleanable.dirty.ratio", *where, found=round(cleanable.ratio, 6), limit=limit)
+    return HeldBack("min.dirty.bytes", *where, found=cleanable.cleanable_bytes, limit=settings.min_dirty_bytes)
 
 
 def retention_held_back(
