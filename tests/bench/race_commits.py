@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -29,16 +28,16 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import ConflictError, StorageError, UnsureCommitError
 from lastkey.jobs.store import commit_file, table, writing
-from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment, arrow_schema
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
 from lastkey.jobs.store.tables import CHECKPOINTS, State, open_state
 from tests.builders.s3_proxy import COMMITS, LOSE, every, s3_proxy
 from tests.builders.s3_server import environment
+from tests.builders.stores import row
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "t"
@@ -214,17 +213,14 @@ def _commit(now: Checkpoint | None, partition: int, number: int) -> Commit:
     shared = {"topic": TOPIC, "partition": partition, "run_id": f"w{number}-{uuid.uuid4().hex[:8]}"}
     folder = f"segments/{TOPIC}-{partition}/{before + 1}-{shared['run_id']}"
     return Commit(
-        _row(Checkpoint, **shared, generation=before + 1),
-        [_row(Segment, **shared, generation=before + 1, base_offset=i, path=f"{folder}/{i}.log") for i in range(2)],
-        _row(RunRow, **shared, generation_before=before, generation_after=before + 1, parent_run_id=parent,
+        row(Checkpoint, **shared, generation=before + 1),
+        [
+            row(Segment, **shared, generation=before + 1, base_offset=i, root="store", path=f"{folder}/{i}.log")
+            for i in range(2)
+        ],
+        row(RunRow, **shared, generation_before=before, generation_after=before + 1, parent_run_id=parent,
              started_ms=time.time_ns() // 1_000_000),  # else the history lets it go as old
     )  # fmt: skip
-
-
-def _row(kind: Any, **values: object) -> Any:
-    empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
-    given = {f.name for f in dataclasses.fields(kind) if f.init}
-    return kind(**{f.name: values.get(f.name, empty[f.type]) for f in arrow_schema(kind) if f.name in given})
 
 
 @contextlib.contextmanager
