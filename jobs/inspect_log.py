@@ -15,11 +15,12 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import list_folder
-from lastkey.jobs.archive.places import Place, check_apart, check_empty
+from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.options import InspectOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import JobReport, counted, size
+from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from lastkey.jobs.spark.engine import chosen_engine, each, local_cores
 from lastkey.jobs.topics import EVERY_TOPIC

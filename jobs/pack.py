@@ -122,7 +122,7 @@ def run(options: PackOptions, progress: Progress) -> PackReport:
             **{str(file.relative_to(ours)): file for file in ours.rglob("*") if file.is_file()},
         }
         progress.start("packing", len(files), "file")
-        with whole_file(path) as part:
+        with whole_file(path, PACK, "OUTPUT") as part:
             _write(part, files, ours, progress)
             report.packed_bytes = part.tell()
         report.files, report.unpacked_bytes = len(files), sum(file.stat().st_size for file in files.values())

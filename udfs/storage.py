@@ -21,7 +21,7 @@ from lastkey.logformat.errors import readable
 from lastkey.logformat.google_folders import GoogleFolders
 from lastkey.logformat.io_counts import Counted
 from lastkey.logformat.io_limit import paid
-from lastkey.logformat.locations import TIERED, canonical, file_system, refuse_secrets, text_entries
+from lastkey.logformat.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
 from lastkey.logformat.regular_files import odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.tiered import objects as tiered
@@ -302,6 +302,28 @@ def links_in(root: Root, folder: str) -> set[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(root.full(folder)) as entries:
         return {entry.name for entry in entries if entry.is_symlink()}
     return set()
+
+
+def links_below(root: Root) -> Iterator[str]:
+    """Yield the path of each symbolic link below a local folder, however deep."""
+    for folder, folders, files in os.walk(root.base) if root.is_local else ():
+        paths = (os.path.join(folder, name) for name in (*folders, *files))  # noqa: PTH118 - of very many
+        yield from (path.removeprefix(f"{root.base}/") for path in paths if os.path.islink(path))  # noqa: PTH114
+
+
+def occupied_by(root: Root) -> str:
+    """Return what is in the way of a new folder; "" if nothing is there, or an empty folder. A listing of pyarrow has
+    neither links to nothing nor names that are not UTF-8.
+    """
+    found = _info(root, "")
+    if found.type == pafs.FileType.File:
+        return "a file"
+    if found.type != pafs.FileType.Directory:
+        return (root.is_local and regular_files.kind_of_path(root.base)) or ""
+    if listed := root.filesystem.get_file_info(pafs.FileSelector(root.base)):
+        return first_of(listed)
+    names = [os.fsencode(name) for name in os.listdir(root.base)] if root.is_local else []  # noqa: PTH208
+    return f"{names[0].decode(errors='replace')} and {len(names) - 1} more" if names else ""
 
 
 def delete_folder(root: Root, path: str) -> None:

@@ -21,12 +21,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from pyarrow import fs as pafs
-
-from lastkey.jobs.errors import NotEmptyError, UsageError
+from lastkey.jobs.errors import UsageError
 from lastkey.logformat.clouds import bucket_address
-from lastkey.logformat.locations import TIERED, canonical, first_of
-from lastkey.udfs.storage import Root, normal_uri
+from lastkey.logformat.locations import TIERED, canonical
+from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
     from lastkey.jobs.archive.listing import Archive  # which imports kernels; each command imports this module
@@ -81,17 +79,6 @@ def check_outside(written: Place, archive: Archive) -> None:
             continue
         if (stat.st_dev, stat.st_ino) in above:
             raise _nested(written, written, Place("the archive's folder", root.full(folder)))
-
-
-def check_empty(root: Root) -> None:
-    """Raise NotEmptyError if a folder to write into holds something, or is a file."""
-    found = root.filesystem.get_file_info(root.base)
-    if found.type == pafs.FileType.File:
-        raise NotEmptyError(path=root.uri, found="a file")
-    if found.type == pafs.FileType.Directory:
-        inside = root.filesystem.get_file_info(pafs.FileSelector(root.base))
-        if inside:
-            raise NotEmptyError(path=root.uri, found=first_of(inside))
 
 
 def local_path(uri: str) -> str | None:

@@ -17,7 +17,7 @@ from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditErasureOptions
-from lastkey.jobs.command.whole_file import NEW, check_file
+from lastkey.jobs.command.whole_file import NEW, check_file, whole_file
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.erasures import read_key
 from lastkey.udfs.audit.findings import findings_of
@@ -130,7 +130,8 @@ def write_proof(
         result = "found" if report.findings else "unknown" if sought.problems else "not found"
         proof.write("footer", rows=dict(proof.counts), summary=summary, result=result)
     if signer is not None:
-        Path(f"{path}.sig").write_bytes(signer.sign(proof.last_line))
+        with whole_file(Path(f"{path}.sig"), NEW, "--proof") as file:
+            file.write(signer.sign(proof.last_line))
     report.notes.append(f"proof: {path}" + (f", signed in {path}.sig" if signer else ", not signed"))
     report.details["proof"] = {
         "path": str(path), "sha256": proof.digest.decode(), "lines": proof.counts.total(), "result": result,

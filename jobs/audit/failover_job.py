@@ -106,7 +106,7 @@ def _ask(
         known.unpersist()
     _fill(audit.report, options, pair, answers, lost_rows)
     if plan is not None:
-        write_page(plan, plan_of(answers, pair.in_b))
+        write_page(plan, plan_of(answers, pair.in_b), "--plan", PLAN)
 
 
 def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:

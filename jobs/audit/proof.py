@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from lastkey.jobs.command.whole_file import whole_file
+from lastkey.jobs.command.whole_file import NEW, whole_file
 
 FORMAT: Final = 1
 _START: Final = b"0" * 64
@@ -50,7 +50,7 @@ class ProofWriter:
 @contextmanager
 def new_proof(path: Path) -> Iterator[ProofWriter]:
     """Yield a writer of a file that its owner alone can read, for it names keys; it gets its name when it is whole."""
-    with whole_file(path, 0o600) as file:
+    with whole_file(path, NEW, "--proof", 0o600) as file:
         yield ProofWriter(file)
 
 

@@ -78,7 +78,8 @@ class Ending:
             success = ended_ms / 1000 if exit_code == DONE else _last_success(path, labels)
             figures = self.report.figures() if self.report is not None else {}
             run = RunMetrics(labels, self.started_ms, ended_ms, exit_code, success, figures)
-            with whole_file(path) as part:  # the collector reads *.prom alone, and so not the part
+            # the collector reads *.prom alone, and so not the part
+            with whole_file(path, METRICS, "--metrics-file") as part:
                 part.write(openmetrics([run]).encode())
         except OSError as error:
             return f"--metrics-file {path}: not written: {error.strerror or error}"

@@ -51,6 +51,7 @@ _STOP_SECONDS: Final = 1.0  # for a JVM to end after its context: one that exits
 _OF_THE_MACHINE: Final = {
     errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENODEV,
     errno.ENXIO, errno.ENOLCK, errno.ENOTCONN, errno.EREMOTEIO, errno.EFBIG, errno.EMLINK, errno.EEXIST, errno.ENOTDIR,
+    errno.ENAMETOOLONG, errno.ELOOP,
 }  # fmt: skip
 _NUMBER: Final = re.compile(r"\(os error (\d+)\)|\[[Ee]rrno (\d+)\]")  # as Rust and Arrow write it
 # Arrow's messages about local files that have no number, found by failing each operation below it in turn

@@ -1,7 +1,9 @@
-"""Files that a user names: what they may replace, and how they get their name, only when they are whole.
+"""Files and folders that a user names for writing: what they may replace, and how a file gets its name, when it is
+whole.
 
 A user can misspell a name, and an archive is often the only copy. So a command replaces only a file of the kind that it
-writes, or an empty one. It never writes through a symbolic link: the target may belong to another program.
+writes, or an empty one, and writes only to an empty folder. It never writes through a symbolic link: the target may
+belong to another program. It never writes to a local store or partition, whether or not the command was told of it.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import IO, Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.errors import JobError, UsageError
+from lastkey.jobs.errors import JobError, NotEmptyError, UsageError
+from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.access_error import AccessError
-from lastkey.udfs.storage import is_link, open_file, open_root
+from lastkey.udfs.storage import Root, is_link, occupied_by, open_file, open_root
 
 _HEAD_BYTES: Final = 256 << 10
 _PLAN_LINE: Final = re.compile(rb'"?[^",\n]+"?,\d+,\d+\r?\n?')
@@ -61,6 +64,7 @@ def check_file(
         check_apart(Place(option, uri), Place("the store", store), *archives_of(store))
     check_apart(Place(option, uri), *(Place("the archive", archive) for archive in archives if archive))
     root, name = open_root(uri.rpartition("/")[0] or "/"), uri.rpartition("/")[2]
+    check_not_inside(option, root, name)
     info = root.filesystem.get_file_info(root.full(name))
     if is_link(root, name):
         found = "a symbolic link"
@@ -81,6 +85,15 @@ def check_file(
         )
 
 
+def check_empty(root: Root) -> None:
+    """Raise NotEmptyError unless a folder to write into is empty or absent, UsageError if it lies in a store or a
+    partition.
+    """
+    check_not_inside("--output", root)
+    if found := occupied_by(root):
+        raise NotEmptyError(path=root.uri, found=found)
+
+
 def archives_of(store: str) -> list[Place]:
     """Return the archives that a store's generations were made of; none if its tables cannot be read, which is the
     command's to report.
@@ -94,11 +107,15 @@ def archives_of(store: str) -> list[Place]:
 
 
 @contextmanager
-def whole_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """Yield a new file that gets its name when it is complete, and is gone if it never is. mode: by default all may
-    read it, so it must hold nothing of a log.
+def whole_file(path: Path, kind: Kind | None = None, option: str = "", mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Yield a new file that gets its name when it is complete, and is gone if it never is. Raise UsageError if the name
+    then belongs to anything but a file of this kind (`check_file`; None: it is our own), or if its folder is missing.
+    mode: by default all may read it, so it must hold nothing of a log.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    except FileNotFoundError:
+        raise UsageError(message=f"{option}: {path}: expected a folder {path.parent}, found none") from None
     part = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -106,6 +123,8 @@ def whole_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
             stream.flush()
             os.fsync(descriptor)
         part.chmod(mode)
+        if kind is not None:
+            check_file(option, str(path), kind)  # again: a run takes a while
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

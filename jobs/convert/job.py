@@ -21,11 +21,12 @@ from pathlib import Path
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
-from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
+from lastkey.jobs.archive.places import Place, check_apart, check_outside
 from lastkey.jobs.command.options import ConvertOptions, RestoreOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
 from lastkey.jobs.errors import ConvertFullError, NotEmptyError, UsageError
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
@@ -40,7 +41,7 @@ from lastkey.udfs.convert.convert_segments import ConvertTask, Copy, convert_seg
 from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, exists, make_folders, normal_uri, open_root, write_file
+from lastkey.udfs.storage import Root, exists, file_size, links_below, make_folders, normal_uri, open_root, write_file
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 
@@ -75,8 +76,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
         raise UsageError(message="convert needs either ARCHIVE or --store STORE")
     output = normal_uri(options.output)
     root = open_root(output)
-    if not exists(root, MARK):
-        check_empty(root)
+    _check_begun(root)
     plan = _of_archive(options, output) if options.store is None else _of_store(options, options.store, output)
     report = ConvertReport(plan.source, output, options.to, notes=plan.notes, found=plan.problems)
     report.seconds["list"] = time.perf_counter() - started
@@ -101,13 +101,20 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
 
 def _begin(output: Root, options: ConvertOptions, plan: _Plan) -> None:
     """Mark the output as unfinished. Raise NotEmptyError if it holds anything but the beginning of this conversion."""
-    if not exists(output, MARK):
-        check_empty(output)  # again: planning takes a while
+    _check_begun(output)  # again: planning takes a while
     files = [(one.folder, one.segments, one.copies, _settings(options, one.topic)) for one in plan.partitions]
     digest = hashlib.sha256(repr((files, plan.copies, plan.files)).encode()).hexdigest()
     if not mark(output, f"{plan.source} to {options.to}, not finished; SHA-256 of what is planned: {digest}\n"):
         found = f"{MARK} of another conversion, or of this one before its source or settings changed"
         raise NotEmptyError(path=output.uri, found=found)
+
+
+def _check_begun(output: Root) -> None:
+    """Raise NotEmptyError unless the output is empty, or was begun by a conversion and holds no symbolic link."""
+    if file_size(output, MARK) is None:
+        check_empty(output)
+    elif (link := next(links_below(output), None)) is not None:
+        raise NotEmptyError(path=output.uri, found=f"{link}: a symbolic link")
 
 
 def _of_archive(options: ConvertOptions, output: str) -> _Plan:

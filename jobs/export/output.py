@@ -17,9 +17,11 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.errors import NotEmptyError
+from lastkey.jobs.store.folders import check_not_inside
+from lastkey.logformat.control_characters import visible
 from lastkey.logformat.locations import as_hadoop_names_it, first_of
 from lastkey.logformat.names import is_topic
-from lastkey.udfs.storage import Root, delete_folder, exists, make_folders, read_file, write_file
+from lastkey.udfs.storage import Root, delete_folder, exists, links_below, make_folders, read_file, write_file
 
 MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"
 _PART: Final = f"{MARK}.part"
@@ -39,8 +41,14 @@ class Output:
         base = f"file://{self.root.base}" if self.root.is_local else as_hadoop_names_it(self.root.uri)
         return f"{base}/{topic}"
 
+    def _check_no_links(self) -> None:
+        check_not_inside("--output", self.root)
+        if (link := next(links_below(self.root), None)) is not None:
+            raise NotEmptyError(path=self.root.uri, found=f"{visible(link)}: a symbolic link")
+
     def begin(self, topics: Sequence[str]) -> None:
         """Take the folder. Raise NotEmptyError if it holds anything but this export, unfinished."""
+        self._check_no_links()
         found = self.root.filesystem.get_file_info(self.root.base)
         if found.type == pafs.FileType.File:
             raise NotEmptyError(path=self.root.uri, found="a file")
@@ -52,6 +60,7 @@ class Output:
 
     def go_on(self) -> None:
         """Take the folder of --latest, new or from an earlier run. Raise NotEmptyError if it holds anything else."""
+        self._check_no_links()
         mark, there = self.read(), self.root.filesystem.get_file_info(self.root.base)
         if mark.get("state") == LATEST and mark["request"] == self.request:
             return

@@ -26,9 +26,10 @@ from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import session_of
 from lastkey.jobs.spark.tasks import cores_of
+from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.locations import as_hadoop_names_it
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
-from lastkey.udfs.storage import exists, normal_uri, open_root
+from lastkey.udfs.storage import exists, is_link, normal_uri, open_root
 
 _FORMATS = ("parquet", "csv", "json")
 _ASKED = ("offset", "timestamp")
@@ -83,7 +84,8 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
     kinds = _format(source, "--queries"), _format(target, "--output")
     if not exists(open_root(source), ""):
         raise MissingPathError(path=source, expected="a table of queries", found="none")
-    if exists(open_root(target), ""):
+    check_not_inside("--output", open_root(target))
+    if exists(open_root(target), "") or is_link(open_root(target), ""):
         raise NotEmptyError(path=target, found="something")
     place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)

@@ -109,7 +109,7 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     report.text = policies_text(report.policies, made, sources, report.notes)
     progress.doing("")
     if output is not None:
-        with whole_file(output) as file:
+        with whole_file(output, POLICIES, "--output") as file:
             file.write(report.text.encode())
     report.seconds["total"] = time.monotonic() - began
     return report

@@ -16,18 +16,19 @@ from pathlib import Path
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed, listed_again
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
-from lastkey.jobs.archive.places import Place, check_apart, check_empty, check_outside
+from lastkey.jobs.archive.places import Place, check_apart, check_outside
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import ReindexOptions
 from lastkey.jobs.command.parse import check_topics, some_of
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.reporting import counted, tells_io
 from lastkey.jobs.command.stopping import EarlyEndError, result_of
+from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
-from lastkey.logformat.errors import is_full
+from lastkey.logformat.errors import NO_POSITION, is_full
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.groups import groups
@@ -35,7 +36,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target, impossible, remove_leftovers
-from lastkey.udfs.storage import Root, normal_uri, open_root
+from lastkey.udfs.storage import Root, is_link, normal_uri, open_root
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
 _WAVE_TASKS = 4096  # tasks whose results the driver holds at a time
@@ -188,6 +189,11 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
         report.files.append(_nothing_done(archived.path, archived.problem))
         return _Planned(archived, (), (), report)
     if target.mode == "in_place":
+        if linked := _linked(root, archived.path):
+            found = "a symbolic link, through which nothing is written"
+            why = Problem("unreadable", linked, NO_POSITION, "a folder in the archive", found)
+            report.files.append(_nothing_done(archived.path, why))
+            return _Planned(archived, (), (), report)
         try:
             removed = remove_leftovers(root, archived.path)
         except OSError as error:
@@ -206,6 +212,13 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
         for group in groups(range(len(segments)), lambda i: segments[i].size, _TASK_BYTES)
     ]
     return _Planned(archived, segments, tasks, report)
+
+
+def _linked(root: Root, path: str) -> str:
+    """Return the first symbolic link on the way from the archive to a partition's folder; "" if there is none."""
+    parts = path.split("/") if path else []
+    above = ("/".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return next((folder for folder in above if is_link(root, folder)), "")
 
 
 def _nothing_done(path: str, problem: Problem) -> FileReport:

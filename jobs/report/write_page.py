@@ -42,8 +42,10 @@ def _unwritable(output: str, found: str) -> UsageError:
     return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
 
 
-def write_page(output: str, page: bytes) -> None:
-    """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then."""
+def write_page(output: str, page: bytes, option: str = "--output", kind: Kind = PAGE) -> None:
+    """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then.
+    Raise UsageError if the name belongs to something else by then.
+    """
     root = open_root(os.path.dirname(output) or "/")  # noqa: PTH120 - a URI too
     path = Path(output)
     try:
@@ -54,6 +56,7 @@ def write_page(output: str, page: bytes) -> None:
         new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
         try:
             write_file(open_root(str(path.parent)), new.name, page)
+            check_file(option, output, kind)  # again: a run takes a while
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)

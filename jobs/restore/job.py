@@ -22,12 +22,13 @@ from typing import Literal
 
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive
-from lastkey.jobs.archive.places import Place, check_apart, check_empty
+from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import result_of
+from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import LogStartError, OtherFormatError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import (
     before_resets,

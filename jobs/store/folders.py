@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.paths import (
+    CHECKPOINTS,
     COMMITTED,
     ERASED_KEYS,
     PARTITIONS,
@@ -28,10 +32,10 @@ Run = tuple[Key, int, str]  # partition, generation, run id
 
 
 class LinkedFolderError(UsageError):
-    """A symbolic link in place of a folder of a store, which a copy of the store would share."""
+    """A symbolic link in place of a folder or file of a store, which a copy of the store would share."""
 
-    template = "{path}: expected a folder of the store, found a symbolic link"
-    hint = "nothing is written through it; move the folder back, or mount its disk there"
+    template = "{path}: expected a folder or file of the store, found a symbolic link"
+    hint = "nothing is written through it; move it back, or mount its disk there"
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,41 @@ def check_no_links(root: Root) -> None:
         own |= {f"{folder}/{name}" for name in links_in(root, folder)}
     if own:
         raise LinkedFolderError(path=f"{root.uri}/{min(own)}")
+
+
+def check_not_inside(what: str, root: Root, path: str = "") -> None:
+    """Raise UsageError if a local place to write to lies in a store, or in a folder with a partition's logs, whatever
+    name leads there: only their owners write there. what: the user's word for the place.
+    """
+    if not root.is_local:
+        return
+    for folder in Path(os.path.realpath(root.full(path))).parents:
+        if (is_store := os.path.isdir(folder / table_folder(CHECKPOINTS))) or _holds_logs(folder):  # noqa: PTH112
+            raise _inside(what, root.full(path), "the store" if is_store else "the partition", folder)
+
+
+def check_no_archive(root: Root) -> None:
+    """Raise UsageError if partitions lie where a new store is to begin."""
+    if not root.is_local or not os.path.isdir(root.base):  # noqa: PTH112
+        return
+    for folder in sorted(Path(root.base).iterdir()):
+        if _holds_logs(folder):
+            raise _inside("the store", f"{root.base}/state", "the archive of", folder)
+
+
+def _holds_logs(folder: Path) -> bool:
+    if names.parse_partition_folder(folder.name) is None:
+        return False
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = (names.parse_segment_file(entry.name) for entry in entries)
+        return any(file is not None and file.kind == names.LOG for file in found)
+    return False
+
+
+def _inside(what: str, path: str, owner: str, folder: Path) -> UsageError:
+    return UsageError(
+        message=f"{what} {path} lies in {owner} {folder}: nothing was written; {what} needs a place outside of it"
+    )
 
 
 def check_not_lost(store: Root) -> None:

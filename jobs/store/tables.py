@@ -26,7 +26,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.errors import ConflictError, DamagedTableError, NoGenerationError, UsageError
 from lastkey.jobs.store import rows, table
 from lastkey.jobs.store.exclusive import check_exclusive
-from lastkey.jobs.store.folders import Run, check_no_links
+from lastkey.jobs.store.folders import Run, check_no_archive, check_no_links, check_not_inside
 from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
 from lastkey.jobs.store.manifests import read_manifests
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, generation_folder, table_folder
@@ -148,12 +148,16 @@ class State:
     # -- changing
 
     def check_writable(self) -> None:
-        """Raise NotExclusiveError if the place cannot refuse a second commit, LinkedFolderError if a folder is a link.
+        """Raise NotExclusiveError if the place cannot refuse a second commit, LinkedFolderError if a folder is a link,
+        UsageError if a new store would begin in another one or in an archive.
         The first commit does this; so does a job before it works for one.
         """
         if not self._checked:
             check_no_links(self.root)
-            check_exclusive(self.root, rounds=1 if self.table_exists(CHECKPOINTS) else 3)
+            if not (is_there := self.table_exists(CHECKPOINTS)):
+                check_not_inside("the store", self.root)
+                check_no_archive(self.root)
+            check_exclusive(self.root, rounds=1 if is_there else 3)
             self._checked = True
 
     def version(self) -> int:

@@ -24,7 +24,7 @@ def tree(root: Path) -> dict[str, tuple[str, int]]:
     out = {}
     for path in sorted(root.rglob("*")):
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        out[str(path.relative_to(root))] = (digest, path.stat().st_mtime_ns)
+        out[str(path.relative_to(root))] = (digest, path.stat(follow_symlinks=path.exists()).st_mtime_ns)
     return out
 
 

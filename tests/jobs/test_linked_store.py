@@ -64,7 +64,7 @@ def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "segments/t-0: a symbolic link; left alone" in said and "u-0" in said
     assert main(["rollback", "--store", str(place.copy), "--generation", "1", "--topics", "t"]) == USAGE
-    assert "segments/t-0: expected a folder of the store, found a symbolic link" in capsys.readouterr().err
+    assert "segments/t-0: expected a folder or file of the store, found a symbolic link" in capsys.readouterr().err
     assert tree(moved) == files
     assert place.restored(place.store, "after") == before
     assert place.restored(place.copy, "copied") == before
@@ -86,7 +86,7 @@ def test_nothing_is_written_to_a_store_whose_own_folder_is_a_link(
     for words in (["vacuum"], ["rollback", "--generation", "1"]):
         assert main([*words, "--store", str(place.copy)]) == USAGE
     assert place.compact(place.copy) == USAGE
-    assert f"{path}: expected a folder of the store, found a symbolic link" in capsys.readouterr().err
+    assert f"{path}: expected a folder or file of the store, found a symbolic link" in capsys.readouterr().err
     assert tree(place.root) == files
     assert place.restored(place.copy, "after") == before
 
@@ -109,7 +109,7 @@ def test_a_repair_changes_nothing_behind_a_link(
         place.move(f"state/{path}")
     files = tree(place.root)
     assert main([*words, "--store", str(place.store)]) == USAGE
-    assert f"state/{path}: expected a folder of the store, found a symbolic link" in capsys.readouterr().err
+    assert f"state/{path}: expected a folder or file of the store, found a symbolic link" in capsys.readouterr().err
     assert tree(place.root) == files
 
 

@@ -27,10 +27,13 @@ def mark(output: Root, told: str) -> bool:
     """Note in a folder what is converted, and return True; False if it is marked with anything else.
 
     A mark that is only the beginning of this one is from a run that was killed while it wrote it, so before all else.
+    It is replaced, as the file may have another name too.
     """
-    found = read_file(output, MARK) if exists(output, MARK) else b""
+    found = read_file(output, MARK) if (is_marked := exists(output, MARK)) else b""
     if found == told.encode() or not told.encode().startswith(found):
         return found == told.encode()
+    if is_marked:
+        unmark(output)
     write_file(output, MARK, told.encode())
     if output.is_local:
         flush(output, "")

@@ -20,6 +20,7 @@ from tests.builders.proofs import check_chain
 
 def made(folder: Path, n: int = 6, key: Path | None = None) -> Path:
     path = folder / "proof.jsonl"
+    path.unlink(missing_ok=True)
     with new_proof(path) as proof:
         proof.write("header", format=FORMAT, audit="erasure", keys=1, places=[], time_ms=0, lastkey="0")
         for i in range(n):
@@ -118,6 +119,7 @@ def test_any_change_of_any_byte_is_found_and_nothing_makes_the_check_fail(tmp_pa
 
 def test_a_chain_of_strange_rows_is_whole_and_can_be_shown(tmp_path):
     for places, time_ms in ((7, "x"), (["s"], None), ([{}], 10**30)):
+        (tmp_path / "proof.jsonl").unlink(missing_ok=True)
         with new_proof(tmp_path / "proof.jsonl") as proof:
             proof.write("header", format=FORMAT, places=places, time_ms=time_ms)
             proof.write("footer", rows=dict(proof.counts))

@@ -1,0 +1,258 @@
+"""Folders that a command writes to, with symbolic links in them or above: nothing outside of them changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastkey.jobs.audit.erasure_proof import write_proof
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.whole_file import METRICS, NEW, check_file, whole_file
+from lastkey.jobs.erase import job as erase
+from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, NotEmptyError, UsageError
+from lastkey.jobs.export.output import LATEST, MARK, UNFINISHED, Output
+from lastkey.udfs.storage import open_root
+from tests.builders.logs import write_partition
+from tests.builders.trees import files_in, tree
+
+pytestmark = pytest.mark.slow
+
+FOLDERS = ("restore", "convert", "convert --store", "reindex", "inspect")
+
+
+class Lab:
+    """Two archives with a store each, and a folder of somebody else."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.archive, self.store = root, root / "archive", root / "store"
+        self.other_archive, self.other_store, self.output = root / "archive2", root / "store2", root / "output"
+        for archive, store in ((self.archive, self.store), (self.other_archive, self.other_store)):
+            write_partition(archive / "t-0", "a=1 b=1||a=2||b=3||")
+            assert self.compact(archive, store) == DONE
+        (root / "theirs").mkdir()
+        (root / "theirs" / "empty").touch()
+
+    def compact(self, archive: Path, store: Path) -> int:
+        words = ["compact", str(archive), "--store", str(store), "--topics", "*", "--cleanup-policy", "compact"]
+        return main([*words, "--engine", "threads", "--sealed", "--force"])
+
+    def write(self, command: str, output: Path) -> int:
+        """Run a command that writes a folder."""
+        threads = ("--engine", "threads")
+        words = {
+            "restore": ("restore", "--store", str(self.store)),
+            "convert": ("convert", str(self.archive), "--to", "v3", *threads),
+            "convert --store": ("convert", "--store", str(self.store), "--to", "v3", *threads),
+            "reindex": ("reindex", str(self.archive), *threads),
+            "inspect": ("inspect", str(self.archive), *threads),
+        }
+        return main([*words[command], "--output", str(output)])
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_a_folder_with_a_link_to_nothing_is_not_empty(
+    lab: Lab, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Listings of pyarrow leave such links out, and a file written by that name appeared where the link leads: in the
+    archive, if it leads there.
+    """
+    lab.output.mkdir()
+    for name in ("convert.part", "recovery-point-offset-checkpoint", ".lock", os.fsdecode(b"\xff")):
+        link = lab.output / name
+        link.symlink_to(lab.archive / "t-0" / "new")
+        before = tree(lab.root)
+        capsys.readouterr()
+        assert lab.write(command, lab.output) == USAGE
+        assert "expected an empty or absent folder, found" in capsys.readouterr().err
+        assert tree(lab.root) == before
+        link.unlink()
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_an_output_that_can_be_no_folder_is_refused(lab: Lab, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (lab.root / "link").symlink_to(lab.root / "nothing")
+    os.mkfifo(lab.root / "fifo")
+    for output, found in (("link", "a broken link"), ("fifo", "a named pipe"), ("/dev/null", "a device")):
+        assert lab.write(command, lab.root / output) == USAGE
+        assert f"expected an empty or absent folder, found {found}" in capsys.readouterr().err
+    assert not (lab.root / "nothing").exists()
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_no_output_lies_in_a_store_or_a_partition_of_others(
+    lab: Lab, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if the command was told of neither, and through a link or `..`."""
+    (lab.root / "link").symlink_to(lab.other_store / "segments")
+    before = tree(lab.root)
+    for output in (
+        lab.other_store / "new",
+        lab.root / "link" / "t-0" / "new",
+        lab.root / "theirs" / ".." / "archive2" / "t-0" / "new",
+    ):
+        assert lab.write(command, output) == USAGE
+        assert "lies in" in capsys.readouterr().err
+        assert tree(lab.root) == before
+
+
+def test_no_store_begins_in_another_store_or_archive(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(lab.root)
+    for store in (lab.other_store / "new", lab.other_archive / "t-0" / "new", lab.other_archive):
+        assert lab.compact(lab.archive, store) == USAGE
+        assert "lies in" in capsys.readouterr().err
+        assert tree(lab.root) == before
+
+
+@pytest.mark.parametrize("name", ["new", "empty"])
+def test_no_file_lies_in_a_store_or_a_partition_of_others(lab: Lab, name: str) -> None:
+    """A file of 0 bytes may be replaced elsewhere, but .lock and `committed` of a store are such, and logs."""
+    for folder in (lab.other_store, lab.other_store / "state", lab.other_archive / "t-0"):
+        if name == "empty":
+            (folder / name).touch()
+        with pytest.raises(UsageError, match="lies in"):
+            check_file("--output", str(folder / name), METRICS)
+
+
+@pytest.mark.parametrize("link", [True, False], ids=["link", "hard link"])
+@pytest.mark.parametrize("command", ["convert", "convert --store"])
+def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bool) -> None:
+    """A mark of 0 bytes is one that a killed run began. It was written anew where its name led to."""
+    lab.output.mkdir()
+    if link:
+        (lab.output / "convert.part").symlink_to(lab.root / "theirs" / "empty")
+    else:
+        os.link(lab.root / "theirs" / "empty", lab.output / "convert.part")
+    before = tree(lab.root / "theirs")
+    assert lab.write(command, lab.output) == (USAGE if link else DONE)
+    assert tree(lab.root / "theirs") == before
+
+
+def test_a_conversion_does_not_go_on_through_a_link(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of a partition was moved to another disk, and linked, when the run had been killed."""
+    assert lab.write("convert", lab.output) == DONE
+    whole = lab.root / "whole"
+    lab.output.rename(whole)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lastkey.jobs.convert.job._convert", _stop)
+        assert lab.write("convert", lab.output) not in (DONE, USAGE)
+    (lab.output / "t-0.part").symlink_to(lab.root / "theirs")
+    before = tree(lab.root)
+    capsys.readouterr()
+    assert lab.write("convert", lab.output) == USAGE
+    assert "t-0.part: a symbolic link" in capsys.readouterr().err
+    assert tree(lab.root) == before
+
+
+def _stop(*_: object) -> None:
+    raise RuntimeError("killed")
+
+
+def test_an_odd_mark_of_a_conversion_is_refused(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.output.mkdir()
+    os.mkfifo(lab.output / "convert.part")
+    assert lab.write("convert", lab.output) == USAGE
+    assert "expected an empty or absent folder, found convert.part" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("linked", ["archive/t-0", "archive"], ids=["partition", "log directory"])
+def test_indexes_in_place_are_not_replaced_behind_a_link(
+    tmp_path: Path, linked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder may be another archive's, or that of the archive which was copied. An archive that is reached through
+    a link is the one that the user named.
+    """
+    root = tmp_path / "root"
+    for name in ("archive/t-0", "beside/u-0"):
+        write_partition(root / name, "a=1 b=1||a=2||b=3||")
+        for index in files_in(root / name, "*.index"):
+            index.write_bytes(b"\1" * 8)
+    (root / "archive" / "t-0" / "00000000000000000000.index.1.reindex.tmp").touch()
+    moved = (root / linked).rename(tmp_path / "moved")
+    (root / linked).symlink_to(moved)
+    before = tree(moved)
+    words = ["reindex", "--in-place", "--engine", "threads"]
+    assert main([*words, str(root)]) == PROBLEMS
+    assert f"{linked}: " in (said := capsys.readouterr().out) and "a symbolic link" in said
+    assert tree(moved) == before
+    assert all(index.read_bytes() != b"\1" * 8 for index in files_in(root / "beside" / "u-0", "*.index"))
+    (tmp_path / "named").symlink_to(root / "beside")
+    files_in(root / "beside" / "u-0", "*.index")[0].write_bytes(b"\1" * 8)
+    assert main([*words, str(tmp_path / "named")]) == DONE
+    assert all(index.read_bytes() != b"\1" * 8 for index in files_in(root / "beside" / "u-0", "*.index"))
+
+
+def test_a_file_that_came_during_the_run_stays(tmp_path: Path) -> None:
+    """A run takes hours: what may be replaced is looked at once more before the new file gets its name."""
+    path = tmp_path / "file"
+    for kind in (NEW, METRICS):
+        path.unlink(missing_ok=True)
+        with pytest.raises(UsageError, match="found another file"), whole_file(path, kind, "--proof") as part:
+            part.write(b"ours")
+            path.write_bytes(b"theirs")
+        assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"theirs")]
+        with pytest.raises(UsageError, match="found a symbolic link"), whole_file(path, kind, "--proof"):
+            path.unlink()
+            path.symlink_to(tmp_path / "nothing")
+        assert path.is_symlink() and not (tmp_path / "nothing").exists()
+
+
+def test_a_signature_is_not_written_through_a_link(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that came while the keys were searched for."""
+    key, proof = lab.root / "hmac.key", lab.root / "proof.jsonl"
+    key.write_bytes(b"k" * 32)
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", lab.root / "key.pem"], check=True)
+    log = files_in(lab.archive / "t-0")[0]
+
+    def write(*given: Any) -> None:
+        Path(f"{proof}.sig").symlink_to(log)
+        write_proof(*given)
+
+    monkeypatch.setattr(erase, "write_proof", write)
+    before = tree(lab.archive)
+    words = ["erase", "--check", "--store", str(lab.store), "--hmac-key", str(key), "--key", "z", "--engine", "threads"]
+    assert main([*words, "--proof", str(proof), "--sign-with", str(lab.root / "key.pem")]) == USAGE
+    assert tree(lab.archive) == before
+
+
+def test_a_missing_folder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = Path(__file__).resolve().parents[2] / "examples" / "topics-described.txt"
+    assert main(["policies", "--from", str(source), "--output", str(tmp_path / "no" / "file")]) == USAGE
+    assert f"expected a folder {tmp_path / 'no'}, found none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [f"{MARK}.part", MARK, "t", "t/_delta_log"])
+@pytest.mark.parametrize("state", [UNFINISHED, LATEST])
+def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name: str, state: str) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "file").write_bytes(b"theirs")
+    output = Output(open_root(str(tmp_path / "out")), {"format": "delta"})
+    (tmp_path / "out").mkdir()
+    output.mark(state, {"t": {}})
+    (tmp_path / "out" / "t").mkdir()
+    link = tmp_path / "out" / name
+    link.unlink(missing_ok=True) if name != "t" else link.rmdir()
+    link.symlink_to(theirs / "file" if name.startswith(MARK) else theirs)
+    before = tree(tmp_path)
+    with pytest.raises(NotEmptyError, match=f"{name}: a symbolic link"):
+        output.go_on() if state == LATEST else output.begin(["t"])
+    assert tree(tmp_path) == before
+
+
+def test_an_export_does_not_begin_beside_a_link_to_nothing(tmp_path: Path) -> None:
+    output = Output(open_root(str(tmp_path / "out")), {"format": "delta"})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / f"{MARK}.part").symlink_to(tmp_path / "nothing")
+    for begin in (lambda: output.begin(["t"]), output.go_on):
+        with pytest.raises(NotEmptyError, match="a symbolic link"):
+            begin()
+    assert not (tmp_path / "nothing").exists()
