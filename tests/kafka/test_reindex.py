@@ -9,14 +9,17 @@ import shutil
 
 import pytest
 
+from tests.builders.archives import offset_checkpoint
 from tests.builders.bare_logs import EXPIRATION_MS, BareLog, copy_logs, differences, reindexed
 from tests.builders.logs import write_partition
+from tests.builders.reindexed import not_same, run
 from tests.builders.trees import files_in
 from tests.golden import case_names, golden
 from tests.kafka_lab import (
     RecoverSpec,
     dump_log_segments,
     load_under_broker,
+    locate,
     recover,
     recovered_by_broker,
 )
@@ -96,3 +99,17 @@ def test_a_real_broker_rebuilds_the_same_and_takes_ours(tmp_path, tmp_path_facto
         said = dump_log_segments("--index-sanity-check", "--files", part)
         assert said.count("passed sanity check") == len(indexes[i : i + 200])
         dump_log_segments("--verify-index-only", "--files", part)
+
+
+def test_a_log_whose_records_are_all_below_its_log_start_has_no_leader_epoch(tmp_path):
+    """DeleteRecords up to the log end. Kafka removes the epoch when it loads the log."""
+    archive = tmp_path / "archive"
+    epochs = write_partition(archive / "t-0", "a=1 | b=2").folder / "leader-epoch-checkpoint"
+    offset_checkpoint(archive / "log-start-offset-checkpoint", {"t-0": 2})
+    epochs.write_text("0\n1\n0 2\n")
+    found = locate(archive / "t-0", [], [], log_start=2)
+    assert (found.log_start_offset, found.log_end_offset) == (2, 2)
+    assert epochs.read_text() == "0\n0\n"
+    assert epochs.name not in not_same(run(archive))
+    offset_checkpoint(archive / "log-start-offset-checkpoint", {"t-0": 1})
+    assert not_same(run(archive))[epochs.name] == ("differs", "stale")

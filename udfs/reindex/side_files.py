@@ -289,8 +289,10 @@ class _Fold:
                 if self._cannot_be_read(place, error):
                     return
                 damage = error
-        if listed is not None and (listed or not found):  # the file knows where an epoch began; the log may no longer
-            if found and found[-1][0] > listed[-1][0]:
+        # The file knows where an epoch began; the log may no longer. A broker that loads a log whose records are all
+        # below the log start leaves no epoch in it: LeaderEpochFileCache.truncateFromEnd removes one at the log end.
+        if listed is not None and (listed or not checkpoints.truncate_from_end(found, self.end_offset)):
+            if found and listed and found[-1][0] > listed[-1][0]:
                 self.done.notes.append(
                     f"{path}: ends before leader epoch {found[-1][0]}, which the log has; left alone"
                 )
