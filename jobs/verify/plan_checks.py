@@ -198,10 +198,14 @@ def _lost_beginning(archived: ArchivedPartition, read: Ranges) -> Problem | None
 
 
 def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int) -> int:
-    """Return the log start that the run found; if retention then moved it, the one before, as far as known."""
+    """Return the log start that the run found; if retention then moved it, the one before, as far as known. A run with
+    a parent holds what the archive's first segment no longer does; the archive may have given up more since.
+    """
     if not run.expired:
         return run.log_start_offset
-    return start_before if archived is None else max(start_before, *_log_starts(archived))
+    by_checkpoint, by_segment = _log_starts(archived) if archived is not None else (0, 0)
+    known = [start_before, by_checkpoint, by_segment if run.parent_run_id is None or run.anew else 0]
+    return max(start for start in known if start <= run.log_start_offset)
 
 
 def _parent(

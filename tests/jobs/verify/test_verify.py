@@ -316,6 +316,25 @@ def test_retention_of_a_generation_that_is_gone_took_what_the_archive_still_hold
         assert ([p.base_offset for p in report.problems], report.all_not_checked) == (missing, [])
 
 
+def test_a_beginning_that_left_the_archive_after_the_run_was_readable_in_it(tmp_path: Path) -> None:
+    """The second run drops k=2, which k=1 outranks by its timestamp, and then deletes k=1 by size. `archive-needed`
+    lets somebody delete the archive's first segment, in which k=1 was.
+    """
+    job = {"engine": "threads"}
+    lab = Lab(None, tmp_path, {"job": job})
+    topic = COMPACT | {"compaction.strategy": "timestamp", "segment.bytes": 100}
+    expiring = {"cleanup.policy": "compact,delete", "retention.bytes": 1}
+    first = f"k=1~{START_MS + 9}"
+    for n, (text, policy) in enumerate(((f"{first} || ", {}), (f"{first} || k=2 | y=1 | z=1 || ", expiring))):
+        shutil.rmtree(lab.archive / "t-0", ignore_errors=True)
+        write_partition(lab.archive / "t-0", text)
+        lab.run(START_MS + n, settings={"defaults": topic | policy, "job": job})
+    assert [r.key for b in lab.batches(_rows(lab)) for r in b.records] == [b"y", b"z"]
+    (lab.archive / "t-0" / segment_file(0, "log")).unlink()
+    report = run(VerifyOptions(store=str(lab.store)), Silent())
+    assert (report.problems, report.all_not_checked) == ([], [])
+
+
 def _rows(lab: Lab) -> list[Segment]:
     state = lab.state()
     (row,) = state.checkpoints().values()
