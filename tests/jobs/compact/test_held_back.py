@@ -195,3 +195,15 @@ def test_another_log_is_told_apart_where_retention_alone_is_applied(place: Place
     said, partition = run(place, f"{old}{second}", settings)
     assert (partition["status"], partition["problem"]["state"]) == ("set_aside", "diverged")
     assert "topic recreated, archive rolled back or converted, or another cluster: --reset starts over" in said
+
+
+def test_a_log_that_grew_in_its_last_segment_is_no_other_log(place: Place) -> None:
+    """The store holds the cleaned beginning of that segment; its last batch in the archive shows that it is the log."""
+    place.write("a=1 | a=2")
+    run(place, "", COMPACT, "--sealed")
+    said, partition = run(
+        place, "a=1 | a=2 | b=3 || c=4", f'"cleanup.policy" = "delete"\n"retention.ms" = {1000 * DAY}'
+    )
+    assert (partition["status"], partition["problem"]) == ("not_due", None), said
+    _, partition = run(place, "a=1 | a=3 | b=3 || c=4", f'"cleanup.policy" = "delete"\n"retention.ms" = {1000 * DAY}')
+    assert (partition["status"], partition["problem"]["state"]) == ("set_aside", "diverged")

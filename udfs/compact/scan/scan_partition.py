@@ -235,7 +235,7 @@ def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     """Raise SetAside if the archive is another log than the last generation was made of. Reads one segment."""
     until = plan.known_until or 0
     theirs = [s for s in plan.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until and s.listed.size]
-    segment = theirs[-1] if theirs else plan.identity_segment
+    segment = plan.identity_segment or (theirs[-1] if theirs else None)
     if segment is not None:
         _check_last_batch(plan, scan_identity(replace(plan, identity_segment=segment), buffer))
 
