@@ -94,10 +94,9 @@ class Deleting(World):
                 found[topic, number] = read_folder(output / f"{topic}-0")
         return found
 
-    def verify_archive(self) -> None:
-        """Check that verify finds nothing wrong with the archive, except that its beginning is gone."""
-        lacking = any(log.life in self.gone for log in self.logs.values())
-        self.command("verify", self.archive, *["--gaps", "accept"] * lacking)
+    def gaps(self) -> str:
+        """Let readers of the archive accept that its beginning is gone."""
+        return "accept" if any(log.life in self.gone for log in self.logs.values()) else "fail"
 
     def hole(self, log: Log, parent: Generation | None, until: int) -> list[tuple[int, int]]:
         """Return the offsets of lost and deleted segments that this run needed, and must have missed."""

@@ -14,6 +14,7 @@ case is made smaller until no step can go.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -113,6 +114,7 @@ class World:
         self.snapshots, self.nulls = rng.random() < 0.5, rng.random() < 0.2
         self.strategies = ("offset",) if rng.random() < 0.8 else ("offset", "timestamp", "header")
         self.by_yield = rng.random() < 0.4
+        self.lives = itertools.count()
         self.logs: dict[str, Log] = {}
         self.current: dict[str, Generation] = {}
         self.archive.mkdir(parents=True)
@@ -125,7 +127,7 @@ class World:
     def create(self, topic: str, rng: random.Random) -> None:
         """Create a topic without records."""
         topic_id = rng.randbytes(16) if rng.random() < 0.5 else None
-        log = Log(self.archive, topic, topic_id=topic_id, indexes=rng.random() < 0.7)
+        log = Log(self.archive, topic, topic_id=topic_id, indexes=rng.random() < 0.7, lives=self.lives)
         log.create()
         self.logs[topic] = log
 
@@ -567,6 +569,9 @@ class World:
                 now = self.current[p["topic"]]
                 old = next(one for one in now.line() if one.number == to)
                 self.current[p["topic"]] = replace(old, number=p["generation"], run_id=p["run_id"], before=now)
+                log = self.logs[p["topic"]]
+                if old.log is not log:  # the archive has been replaced since
+                    log.odd.add("restored" if log.is_same_as(old.log.life, old.next) else "created again")
         self.look()
 
     def look(self) -> None:
@@ -700,7 +705,7 @@ class World:
         if all(not log.odd for log in self.logs.values()):
             if all(log.indexes for log in self.logs.values()):  # readers need a .txnindex, and verify says so
                 self.verify_archive()
-            seen = data_source(self.archive, self.root)
+            seen = data_source(self.archive, self.root, self.gaps())
             if seen.problems:
                 raise Failed(f"data source: {seen.problems}")
             rows = {(r["topic"], r["offset"], r["key"], r["value"]) for r in seen.output["committed"]}
@@ -719,7 +724,11 @@ class World:
 
     def verify_archive(self) -> None:
         """Check that verify finds nothing wrong with the archive."""
-        self.command("verify", self.archive)
+        self.command("verify", self.archive, "--gaps", self.gaps())
+
+    def gaps(self) -> str:
+        """Return what readers of the archive do about a gap."""
+        return "fail"
 
     def committed_rows(self, most: int) -> Iterator[tuple[str, int, bytes | None, bytes | None]]:
         """Yield the rows that a consumer of committed records sees, at least or at most: a broker that starts again may

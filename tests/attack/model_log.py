@@ -8,7 +8,6 @@ product: `tests.reference.log` writes the batches, this module the side files, f
 from __future__ import annotations
 
 import base64
-import itertools
 import random
 import struct
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,6 @@ from tests.reference.log import ABORT, GZIP, NONE, Batch, Record, decode_log, ma
 
 ENTRY: Final = struct.Struct(">qhiqiqiq")  # a producer in a snapshot
 ABORTED: Final = struct.Struct(">hqqqq")  # an entry of a .txnindex
-_lives = itertools.count()
 Given = tuple[int, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]  # time, key, value, headers
 
 
@@ -72,9 +70,12 @@ class Segment:
 class Log:
     """One partition, `<topic>-0`, from its creation on."""
 
-    def __init__(self, root: Path, topic: str, *, topic_id: bytes | None, indexes: bool, base: int = 0) -> None:
+    def __init__(
+        self, root: Path, topic: str, *, topic_id: bytes | None, indexes: bool, lives: Iterator[int], base: int = 0
+    ) -> None:
         self.topic, self.folder, self.topic_id = topic, root / f"{topic}-0", topic_id
-        self.life = next(_lives)
+        self.lives = lives  # numbers of the logs of one world: values hold them, so their sizes are the same each time
+        self.life = next(lives)
         self.shared: dict[int, int] = {}  # other lives -> offset up to which they are the same log
         self.segments = [Segment(base)]
         self.batches: dict[int, Batch] = {}  # every batch ever appended, by base offset
@@ -269,7 +270,7 @@ class Log:
     def gone_on_with(self, folder: Path, until: int) -> Log:
         """Return the log of a broker that continues with a restored folder, which ends at offset `until`."""
         bases = sorted(int(path.stem) for path in folder.glob("*.log"))
-        log = Log(folder.parent, self.topic, topic_id=self.topic_id, indexes=True, base=bases[0])
+        log = Log(folder.parent, self.topic, topic_id=self.topic_id, indexes=True, lives=self.lives, base=bases[0])
         log.shared = {**{life: min(at, until) for life, at in self.shared.items()}, self.life: until}
         for base in sorted(self.batches):
             if base < until:

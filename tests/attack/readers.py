@@ -255,12 +255,12 @@ def time_index(root: Path, work: Path) -> Seen:
     return Seen([_said(f"problem: {text}") for text in told if text is not None], rows)
 
 
-def data_source(root: Path, work: Path) -> Seen:
+def data_source(root: Path, work: Path, gaps: str = "fail") -> Seen:
     """Read all three sources, committed and uncommitted; an error that stops one is its problem."""
     seen = Seen(output={})
     for name, options in SOURCES.items():
         try:
-            table = read(options[0], root, **options[1])
+            table = read(options[0], root, **options[1], gaps=gaps)
         except (LogFormatError, JobError) as error:
             seen.problems.append(problem_of(error))
             continue
