@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.builders.folders import log_end
+from lastkey.udfs.compact.plan import PartitionPlan
+from tests.builders.folders import lay_out, log_end, plan_of
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import ABORT, COMMIT, GZIP, NONE, Batch, Record, marker_batch, with_timestamps
 
@@ -186,4 +188,13 @@ def logs(draw: st.DrawFn) -> Drawn:
         times=[*itertools.accumulate(steps, initial=NOW)],
         later_checkpoints=[draw(any_checkpoint) if draw(st.booleans()) else None for _ in steps],
         with_snapshots=draw(st.booleans()),
+    )  # fmt: skip
+
+
+def plan_of_drawn(drawn: Drawn, folder: Path) -> PartitionPlan:
+    """Lay out a drawn log in a folder; return the plan of its first pass."""
+    return plan_of(
+        lay_out(folder / "archive", drawn.segments), folder / "store", drawn.settings, now_ms=drawn.times[0],
+        log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint, sealed=drawn.sealed,
+        force=drawn.checkpoint is None, null_keys=drawn.null_keys,
     )  # fmt: skip

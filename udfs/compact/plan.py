@@ -162,9 +162,9 @@ class PartitionPlan:
 
     @property
     def is_due_anyway(self) -> bool:
-        """Return whether the partition is due whatever its log holds: a partition that starts over, which the next run
-        would set aside again; an empty log without a generation, of which the log start, log end and leader epochs are
-        all there is to keep.
+        """Return whether the partition is due whatever its log holds: a partition that starts over, which would be
+        uncleanable in the next run; an empty log without a generation, of which the log start, log end and leader
+        epochs are all there is to keep.
         """
         return self.anew or (self.known_until is None and not self.log_bytes and self.erasing is None)
 

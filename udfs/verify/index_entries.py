@@ -1,7 +1,7 @@
 """Entries of a `.index` and a `.timeindex`, judged by what look-ups make of them, while a log is walked.
 
 An archived index can differ from the one that Kafka 4.3 and 4.4 would make, and be right: an older broker made an entry
-for each append and not for each batch, and a broker that was started anew while the segment was active counted from 0
+for each append and not for each batch, and a broker that was restarted while the segment was active counted from 0
 again. So an entry is judged by its use (KAFKA.md, "Indexes"):
 
 - offset index: at its position a batch begins, and all batches before that end below its offset. Then the scan for any

@@ -25,7 +25,7 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
 
 
 def run(place: Place, text: str, settings: str, *more: str) -> tuple[str, dict[str, Any]]:
-    """Compact a log that is not due or set aside; return the text, and the partition of the JSON."""
+    """Compact a log that is not due or uncleanable; return the text, and the partition of the JSON."""
     if text:
         place.write(text)
     (place.root / "c.toml").write_text(f"[defaults]\n{settings}\n[job]\nengine = 'threads'\n")

@@ -97,7 +97,7 @@ OF_OTHER = f"{R1}/../../u-0/1-{R1}"  # a run id that leads to another partition'
     ],
 )
 def test_rows_that_name_files_of_others_are_refused(state, kind, values):
-    """Whoever can write into a store cannot make restore serve other files, or another partition's, as the store's."""
+    """A change of a row cannot make restore serve a file of another partition, or one outside of the store."""
     made = make_commit(0, 1, R1, segments=1)
     first = made.segments[0] if kind == "segments" else getattr(made, kind)
     changed = dataclasses.replace(first, **values)

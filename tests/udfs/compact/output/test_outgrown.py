@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.udfs.compact.plan import PartitionPlan
-from tests.builders.drawn import Drawn, logs
+from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import Outcome, compact, lay_out, plan_of
 from tests.builders.splits import assert_same_all_ways, compact_in_blocks
 from tests.reference.any_magic import decode_any
@@ -197,11 +197,7 @@ def moved(batch: Batch, by: int) -> Batch:
 @given(logs(), st.integers(62, 900), st.booleans())
 def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, limit: int, in_tasks: bool) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
-        plan = plan_of(
-            lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
-            now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,
-            sealed=drawn.sealed, force=drawn.checkpoint is None, null_keys=drawn.null_keys,
-        )  # fmt: skip
+        plan = plan_of_drawn(drawn, Path(tmp))
         whole = compact(replace(plan, folder="whole"))
         if whole.result.status != "cleaned":
             return

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lastkey.udfs.compact.one_task.clean_groups import Clock
-from tests.builders.drawn import Drawn, logs
+from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
 from tests.builders.limits import within
 from tests.builders.splits import assert_same_all_ways, compact_by_rule, compact_in_blocks
@@ -41,12 +41,7 @@ def test_golden_partitions(name: str, tmp_path: Path, tmp_path_factory: pytest.T
 @given(logs(), st.integers(0, 2**32))
 def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, seed: int) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
-        plan = plan_of(
-            lay_out(Path(tmp) / "archive", drawn.segments), Path(tmp) / "store", drawn.settings,
-            now_ms=drawn.times[0], log_start_offset=drawn.log_start_offset, checkpoint=drawn.checkpoint,
-            sealed=drawn.sealed, force=drawn.checkpoint is None, null_keys=drawn.null_keys,
-        )  # fmt: skip
-        assert_same_all_ways(plan, seed=seed)
+        assert_same_all_ways(plan_of_drawn(drawn, Path(tmp)), seed=seed)
 
 
 @pytest.mark.parametrize("kind", [ABORT, COMMIT])
