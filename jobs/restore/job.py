@@ -29,7 +29,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import LogStartError, OtherFormatError, RestoreFullError
+from lastkey.jobs.errors import ConflictError, JobError, LogStartError, OtherFormatError, RestoreFullError
 from lastkey.jobs.restore.choose_generations import (
     before_resets,
     check_files,
@@ -46,6 +46,7 @@ from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
+from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.logformat.io_limit import limited
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
@@ -128,12 +129,17 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
             error.add_note(f"left in {output.uri}: {some_of(left)}")
         if not isinstance(error, Exception):
             error.add_note("this run removed what it wrote; run again")
+        known: JobError | None = None
         if is_full(error):
-            full = RestoreFullError(path=output.uri, found="disk full")
-            for note in getattr(error, "__notes__", ()):
-                full.add_note(note)
-            raise full from error
-        raise
+            known = RestoreFullError(path=output.uri, found="disk full")
+        elif isinstance(error, FileNotFoundError):  # such as an older generation's, by a vacuum
+            expected = "the files that it held when this run began"
+            known = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
+        if known is None:
+            raise
+        for note in getattr(error, "__notes__", ()):
+            known.add_note(note)
+        raise known from error
     report.notes += advice(report.partitions)
     report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)

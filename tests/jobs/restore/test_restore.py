@@ -15,6 +15,7 @@ from lastkey.jobs.errors import (
     DONE,
     PROBLEMS,
     USAGE,
+    ConflictError,
     LogDirectoryInUseError,
     LogStartError,
     MissingFileError,
@@ -275,6 +276,26 @@ def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
         _restore(two_generations, output=str(clean))
     assert clean.exists() is clean.parent.exists() is is_there  # and the folders above that it made
     assert "left in" not in raised.value.line()
+
+
+class _Vacuum(Silent):
+    """A vacuum without grace that deletes a generation as soon as the restore has found its files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def start(self, phase, total, unit="partition"):
+        shutil.rmtree(self.folder)
+
+
+def test_files_that_go_while_a_restore_copies_are_a_conflict(two_generations):
+    out = two_generations.folder / "out"
+    options = RestoreOptions(str(two_generations.store), str(out), generation=1)
+    with pytest.raises(ConflictError, match=r"when this run began, found .*No such file"):
+        restore.run(options, _Vacuum(two_generations.run_folder("t", 0, 1)))
+    assert not out.exists()
+    with pytest.raises(NoGenerationError, match="its files are gone"):
+        restore.run(options, Silent())
 
 
 class _Interrupted(Silent):
