@@ -86,7 +86,7 @@ class Deleting(World):
         """Restore some older generations, or the same ones again; return those that can be."""
         numbers = [(topic, n) for topic, made in self.current.items() for n in range(1, made.number + 1)]
         found = {}
-        for topic, number in again or rng.sample(numbers, min(_MOST, len(numbers))):
+        for topic, number in rng.sample(numbers, min(_MOST, len(numbers))) if again is None else again:
             output = self.root / "older"
             shutil.rmtree(output, ignore_errors=True)
             words = ["restore", "--store", self.store, "--output", output, "--topics", topic, "--generation", number]

@@ -454,7 +454,7 @@ class World:
 
     def files_of(self, topic: str, number: int, run_id: str) -> tuple[Contents, frozenset[int]]:
         """Read a generation as its manifest.json lists it; return its contents, and the offsets that it takes from the
-        archive.
+        archive, with the bases of empty segments.
         """
         folder = self.store / "segments" / f"{topic}-0" / f"{number}-{run_id}"
         listed = json.loads((folder / "manifest.json").read_text())["generation"]["segments"]
@@ -468,7 +468,7 @@ class World:
             data = (root / segment["path"]).read_bytes()[: segment["size_bytes"]]
             path.write_bytes(data)
             if root == self.archive:
-                in_archive |= set(range(segment["base_offset"], segment["next_offset"]))
+                in_archive |= {segment["base_offset"], *range(segment["base_offset"], segment["next_offset"])}
         return read_folder(work), frozenset(in_archive)
 
     def check_contents(self, topics: Sequence[str], report: dict[str, Any]) -> None:
