@@ -107,4 +107,5 @@ if [ "$packages" = dev ]; then
   unset PYTHONDONTWRITEBYTECODE # images of containers set it: each process would compile all the tests anew
   exec "$venv/bin/python" -m pytest "${@:2}"
 fi
+export PYTHONSAFEPATH="${PYTHONSAFEPATH-1}" # else a file random.py of the folder where this runs, such as an archive, is code
 exec "$venv/bin/python" -m lastkey "$@"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from pyarrow import fs as pafs
 
@@ -64,6 +65,10 @@ def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str
     for key, row in sorted(current.items()):
         name, chain = names.partition_folder(*key), chains[key]
         then = next((run for run in chain if run.started_ms <= at_ms), None)
+        if back := next((pair for pair in pairwise(chain) if pair[0].started_ms < pair[1].started_ms), None):
+            newer, older = (f"generation {run.generation_after} ({_time(run)})" for run in back)
+            said = f"{name}: a clock was wrong: {newer} was made after {older}, so {at} may be the time of another"
+            notes += [f"{said}; --generation chooses one"] if at_ms < max(run.started_ms for run in chain) else []
         if then is not None and then.generation_after == row.generation:
             chosen.append(generation_of(row))
         elif then is None and chain[-1].generation_after == 1:

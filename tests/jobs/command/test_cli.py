@@ -596,6 +596,24 @@ def test_help_starts_no_jvm(tmp_path):
     assert _script("--master", "local[1]", "compact", "--help", JAVA_HOME=str(tmp_path)).returncode == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["threads", "spark"])
+def test_no_file_in_an_archive_is_code(tmp_path, engine):
+    """The folder where the command runs: Python looks there for modules first, and so do Spark's workers."""
+    archive, executed = tmp_path / "archive", tmp_path / "executed"
+    shutil.copytree(ROOT / "examples" / "archive", archive)
+    for name in ("random", "json", "numpy", "pyarrow", "pyspark", "lastkey", "socket", "uuid"):
+        (archive / f"{name}.py").write_text(f"open({str(executed)!r}, 'a').write(__name__)\nraise ImportError\n")
+    words = ("verify", ".", "--engine", engine)
+    venv = {"LASTKEY_VENV": sys.prefix}
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONSAFEPATH", "PYTHONPATH")}
+    done = subprocess.run(
+        [ROOT / "spark-submit.sh", *words], cwd=archive, env=environment | venv, capture_output=True, check=False
+    )
+    assert not executed.exists()
+    assert done.returncode == 0, done.stderr
+
+
 def _needs_spark(folder):
     """Return a command that has something to compact, and may not do it in threads."""
     archive, config = ROOT / "examples" / "archive", folder / "t.toml"

@@ -135,6 +135,18 @@ def test_the_generation_that_was_current_at_a_time(three_days, at_ms, generation
     assert any(note.startswith(said) for note in report.notes) == (generation < 3)
 
 
+@pytest.mark.parametrize("back", [-9 * DAY, 9 * DAY])
+def test_a_time_that_a_wrong_clock_makes_doubtful_is_said(maker, back):
+    """The third run's clock was wrong. Its own time cannot be known, so a time before the latest may be another's."""
+    for number, time_ms in ((1, NOON), (2, NOON + DAY), (3, NOON + 2 * DAY + back), (4, NOON + 3 * DAY)):
+        maker.generation("t", 0, number, {0: bytes([number]) * 9}, started_ms=time_ms)
+    said = "t-0: a clock was wrong: generation "
+    for n, (at_ms, doubtful) in enumerate(((NOON + DAY, True), (NOON + 20 * DAY, False))):
+        notes = _restore(maker, as_of_ms=at_ms, output=str(maker.folder / f"out{n}")).notes
+        assert any(note.startswith(said) for note in notes) == doubtful
+    assert not any(said in note for note in _restore(maker).notes)
+
+
 def test_a_rollback_counts_from_its_time_on(three_days):
     rollback.run(RollbackOptions(str(three_days.store), 1), Silent())
     report = _restore(three_days, as_of_ms=NOON + 3 * DAY)
