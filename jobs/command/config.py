@@ -26,7 +26,6 @@ NULL_KEYS = ("fail", "keep", "drop")
 GAPS = ("fail", "accept")
 STRATEGIES = ("offset", "timestamp", "header")
 SCHEDULES = ("full", "yield")
-STORE_FORMATS = ("v2", "v3")
 Engine = Literal["spark", "threads", "auto"]
 ENGINES: tuple[Engine, ...] = ("spark", "threads", "auto")
 SPLITS = ("auto", "none", "blocks", "window")
@@ -104,7 +103,6 @@ class TopicSettings:
     producer_id_expiration_ms: int = 86_400_000
     retention_ms: int = -1
     retention_bytes: int = -1
-    store_format: str = "v2"
     retention_exact: bool = False
     compaction_strategy: str = "offset"
     compaction_strategy_header: str = ""
@@ -167,7 +165,6 @@ TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
     "producer.id.expiration.ms": _integer(1, MAX_INT),
     "retention.ms": _integer(-1, MAX_LONG),
     "retention.bytes": _integer(-1, MAX_LONG),
-    "store.format": _one_of(STORE_FORMATS),
     "retention.exact": _true_or_false,
     "compaction.strategy": _one_of(STRATEGIES),
     "compaction.strategy.header": _text,

@@ -29,7 +29,7 @@ from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.lag import lag_of
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
-from lastkey.jobs.compact.report import CompactReport, estimated_as_magic_2
+from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.schedule_report import ScheduleReport
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
@@ -150,8 +150,6 @@ def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_a
     report.notes += [*others, *of_others, *unmatched, *outdated, *_cut_off(report)]
     if not options.dry_run:
         report.archive_needed = _archive_needed(start, state, missing)
-    if options.dry_run:
-        report.notes += estimated_as_magic_2((r.topic for r in report.results if r.bytes_written), options.config)
     report.results.sort(key=lambda r: (r.topic, r.partition))
     report.seconds["total"] = time.perf_counter() - started
     if report.ended_early is not None and not report.partial:

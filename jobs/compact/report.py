@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import (
     JobReport,
@@ -283,14 +282,6 @@ def _expired(r: PartitionResult) -> str:
 
 def _compressed(r: PartitionResult) -> bool:
     return any(codec != "none" for s in r.segments for codec in s.codecs.split(",") if codec)
-
-
-def estimated_as_magic_2(topics: Iterable[str], config: Config) -> list[str]:
-    """Return a note on the estimated sizes of topics that a run writes in magic 3: nobody converts for an estimate."""
-    newer = sorted({topic for topic in topics if config.topic_settings(topic).store_format == "v3"})
-    which = ", ".join(newer[:3]) + (f" and {len(newer) - 3} more" if len(newer) > 3 else "")
-    then = "a run writes them in magic 3, mostly smaller (report --format-savings measures by how much)"
-    return [f'{which} (store.format = "v3"): sizes are estimated for magic 2; {then}'] if newer else []
 
 
 def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:

@@ -24,7 +24,6 @@ from lastkey.jobs.compact.plan_partition import (
     inputs_from_generation,
     plan_partition,
 )
-from lastkey.jobs.compact.report import estimated_as_magic_2
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.formats import measure
@@ -131,8 +130,6 @@ def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveRepo
             profiles = [replace(p, hot_keys=tuple(replace(key, text=None) for key in p.hot_keys)) for p in profiles]
         one.report.profiles = sorted(profiles, key=lambda p: (p.topic, p.partition))
         one.report.notes += [f"{p.name()}: {note}" for p in one.report.profiles for note in p.notes]
-        compacted = (p.topic for p in one.report.profiles if p.compacted)
-        one.report.notes += estimated_as_magic_2(compacted, options.config)
     whole.seconds["profile"] = time.perf_counter() - at
     if options.format_savings:
         at = time.perf_counter()

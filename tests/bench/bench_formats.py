@@ -1,11 +1,10 @@
 """Magic 3 against magic 2: a scan of keys, a scan of whole records, and bytes, for each codec and some batch sizes.
 
     .venv-test/bin/python -m tests.bench.bench_formats [--megabytes 64] [--value-bytes 1000]
-    ... --table | --compact | --against CHECKOUT
+    ... --table | --against CHECKOUT
 
 Prints for each case the medians of turns taken in one process, and their ratio: from files in memory, with checksums,
 to key hashes and numbers of every record. Values are texts of eight words and numbers, as many as their bytes need.
---compact: the first compaction of an archive into a store of either format, in threads, in processor seconds.
 --against: how this checkout reads magic 2, and how another one does, such as a worktree at 5e613c5, the last one
 without magic 3; two processes take turns.
 """
@@ -16,7 +15,6 @@ import argparse
 import contextlib
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -29,10 +27,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions
-from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact import job
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.layout import CODEC_NAMES
@@ -94,32 +88,6 @@ def compare(name: str, data: bytes, keys_only: bool, turns: int) -> str:
             of_side.append(time.perf_counter() - start)
     v2, v3 = (statistics.median(s) for s in seconds)
     return f"{name}: v2 {v2 * 1000:.1f} ms, v3 {v3 * 1000:.1f} ms, {v2 / v3:.2f} times as fast"
-
-
-def print_compactions(megabytes: int, turns: int) -> None:
-    """Print the processor seconds of first compactions, by the number of keys for each record."""
-    config = {
-        form: parse_config(
-            {"defaults": {"cleanup.policy": "compact", "store.format": form}, "job": {"engine": "threads"}}
-        )
-        for form in ("v2", "v3")
-    }
-    n = megabytes * (1 << 20) // 1020
-    for keys in (100, 0.3, 0.02):
-        with tempfile.TemporaryDirectory() as name:
-            archive, seconds = Path(name) / "archive" / "t-0", {form: [] for form in config}
-            archive.mkdir(parents=True)
-            (archive / f"{0:020d}.log").write_bytes(log(n, 1000, 100, "zstd", keys=int(n * keys)))
-            for turn in range(turns + 1):
-                for form, settings in config.items():
-                    store = Path(name) / f"{form}-{turn}"
-                    options = CompactOptions(str(archive.parent), str(store), 1_800_000_000_000, settings, sealed=True)
-                    start = time.process_time()
-                    assert job.run(options, Silent()).exit_code == 0
-                    seconds[form].append(time.process_time() - start)
-                    shutil.rmtree(store)
-        v2, v3 = (statistics.median(of[1:]) for of in seconds.values())
-        print(f"{keys} keys a record: {v2:.3f} s into v2, {v3:.3f} s into v3, {v3 / v2:.2f} times as long", flush=True)
 
 
 # Reads a log of magic 2 in several ways, as often as lines come; only names that 5e613c5 has too
@@ -211,13 +179,10 @@ def main() -> None:
     parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--table", action="store_true", help="bytes a record, as FORMAT.md shows them")
-    parser.add_argument("--compact", action="store_true", help="first compactions into either format")
     parser.add_argument("--against", type=Path, help="a checkout to compare the readers of magic 2 with")
     given = parser.parse_args()
     if given.table:
         print_table()
-    elif given.compact:
-        print_compactions(given.megabytes, given.turns)
     elif given.against:
         print_against(given.against, given.turns)
     else:

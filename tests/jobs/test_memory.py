@@ -74,9 +74,8 @@ from pathlib import Path
 from tests.builders.damage import Partition
 part = Partition(Path(sys.argv[2]), Path(sys.argv[3]))
 plan = part.plan(sealed=True)
-store = dict(store_format="v3") if sys.argv[1] == "compact v3" else {}
-plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=int(sys.argv[4]), **store))
-if sys.argv[1].startswith("compact"):
+plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=int(sys.argv[4])))
+if sys.argv[1] == "compact":
     from lastkey.udfs.compact.one_task.compact_partition import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
@@ -296,7 +295,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> dict[Magic, tuple[Path, i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", ["inspect records", "verify", "compact", "compact v3", "splits", "profile", "rows", "keys", "erasure"]
+    "job", ["inspect records", "verify", "compact", "splits", "profile", "rows", "keys", "erasure"]
 )
 def test_large_batches_take_no_more_than_the_bound_of_a_task(
     job: str, measured: Measured, large: dict[Magic, tuple[Path, int]], tmp_path: Path
@@ -318,7 +317,7 @@ def test_large_batches_take_no_more_than_the_bound_of_a_task(
         found = peak(root, n)
         # COMPACTION.md, "Costs": a chunk, decompressed batches, and three times one batch; four with magic 3. Rows of
         # the data source stand in an Arrow batch too
-        batches = 3 + (magic == 3 or job == "compact v3") + (job == "rows")
+        batches = 3 + (magic == 3) + (job == "rows")
         bound = (8 + 32) * MIB + batches * LARGE
         print(f"{job}, magic {magic}: {(found - least) / MIB:.0f} MiB more than a small archive, of {bound / MIB:.0f}")
         assert found < least + bound

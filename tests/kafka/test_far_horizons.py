@@ -134,13 +134,3 @@ def test_magic_3_and_back_gives_the_same_bytes(place: Place) -> None:
     assert any(3 in (data[16] for data in [path.read_bytes()] if data) for path in logs(v3))
     assert data_records(v3) == data_records(folder)
     assert [path.read_bytes() for path in logs(place.root / "v2" / "t-0")] == [p.read_bytes() for p in logs(folder)]
-
-
-def test_a_store_in_magic_3_gives_them_back(place: Place) -> None:
-    folder, settings = restored(place, "again"), place.root / "v3.toml"
-    settings.write_text('[defaults]\n"store.format" = "v3"\n')
-    place.store = place.root / "store-3"
-    for _ in range(2):
-        compacted(place, "--config", str(settings))
-    assert place.run("verify", "--store", str(place.store))[0] == 0
-    assert [path.read_bytes() for path in logs(restored(place, "from-3"))] == [p.read_bytes() for p in logs(folder)]

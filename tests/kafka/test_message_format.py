@@ -31,22 +31,24 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 NAMES = ("none-tomb", "txn-zstd", "gzip-headers", "lz4-append")
 
 
-def test_what_is_restored_from_a_store_in_magic_3_is_served_as_from_one_in_magic_2(cases, tmp_path):
+def test_what_is_restored_from_an_archive_in_magic_3_is_served_as_from_one_in_magic_2(cases, tmp_path):
     chosen = [cases[name] for name in NAMES]
     for case in chosen:
         for partition in case.partitions:
-            put(case.input(partition), tmp_path / "archive" / partition)
+            put(case.input(partition), tmp_path / "archive-2" / partition)
+    as_v3(tmp_path / "archive-2", tmp_path / "archive-3")
     now_ms = max(case.now_ms(1, partition) for case in chosen for partition in case.partitions)
-    for form in ("v2", "v3"):
-        defaults = {"cleanup.policy": "compact", "null.keys": "drop", "store.format": form}
-        config = parse_config({"defaults": defaults, "job": {"engine": "threads"}})
-        store = str(tmp_path / form)
-        options = CompactOptions(str(tmp_path / "archive"), store, now_ms, config, force=True)
+    config = parse_config(
+        {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
+    )
+    for magic in (2, 3):
+        store = str(tmp_path / f"store-{magic}")
+        options = CompactOptions(str(tmp_path / f"archive-{magic}"), store, now_ms, config, force=True)
         assert compact.run(options, Silent()).exit_code == 0
-        assert restore.run(RestoreOptions(store, str(tmp_path / f"{form}-out")), Silent()).exit_code == 0
-    assert 3 in {log.read_bytes()[16] for log in files_in(tmp_path / "v3" / "segments", "**/*.log")}
-    with start_restored(tmp_path / "v3-out") as broker:
-        problems, _ = check_served(broker.bootstrap, partition_dirs([tmp_path / "v2-out"]))
+        assert restore.run(RestoreOptions(store, str(tmp_path / f"out-{magic}")), Silent()).exit_code == 0
+    assert 3 in {log.read_bytes()[16] for log in files_in(tmp_path / "archive-3", "**/*.log")}
+    with start_restored(tmp_path / "out-3") as broker:
+        problems, _ = check_served(broker.bootstrap, partition_dirs([tmp_path / "out-2"]))
         assert problems == []
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -214,7 +214,6 @@ class Rules:
     compacts: bool = True  # False: drop only records before oldest_ms, and those of erased keys
     keep_batches: bool = False  # leave at least the header of every batch
     dry_run: bool = False
-    magic: Literal[2, 3] = 2  # of the batches that are written
     tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
     # int64[k], ascending: bases of data batches whose marker is lost; their records stay, and supersede nothing
     undecided: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))

@@ -18,13 +18,9 @@ Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 Schedule = Literal["full", "yield"]
-StoreFormat = Literal["v2", "v3"]
 
 ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
 MOST_RANGES: Final = 1_000  # of erased offsets that a run names, of each partition; it counts all
-# Most bytes of a segment that becomes magic 3: `restore` makes magic 2 of it again, and no log may have 2 GiB. Several
-# become one up to half of this, because the smallest records take 2.7 times as much in magic 2 (FORMAT.md's table)
-LARGEST_V3_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,6 @@ class CleanSettings:
     retention_bytes: int = -1
     compaction_strategy: Strategy = "offset"  # keep the last record of a key, or that of the highest version
     compaction_strategy_header: str = ""  # name of the header that holds the version, for the strategy header
-    store_format: StoreFormat = "v2"  # message format of the segments that are written
     retention_exact: bool = False  # drop expired records even inside a kept segment
     null_keys: NullKeys = "fail"
     gaps: Gaps = "fail"
@@ -58,16 +53,6 @@ class CleanSettings:
     def by_offset(self) -> bool:
         """True if the last record of a key stays, as in Kafka."""
         return self.compaction_strategy == "offset"
-
-    @property
-    def store_magic(self) -> Literal[2, 3]:
-        """Magic of the batches that are written, unless they cannot have it (`logformat.writing.formats`)."""
-        return 3 if self.store_format == "v3" else 2
-
-    @property
-    def group_bytes(self) -> int:
-        """Most bytes of consecutive segments that become one."""
-        return min(self.segment_bytes, LARGEST_V3_BYTES // 2) if self.store_magic == 3 else self.segment_bytes
 
     @property
     def retention(self) -> RetentionLimits:

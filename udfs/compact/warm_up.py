@@ -47,7 +47,7 @@ def load_kernels() -> None:
     cleaned = np.zeros(1, CLEANED)
     cleaned["outcome"] = EMPTIED
     raw = np.zeros(BATCH_OVERHEAD, np.uint8)
-    assemble_batches(raw, 0, header, cleaned, raw, offsets, flags, raw, offsets, raw)
+    assemble_batches(raw, 0, header, cleaned, raw, offsets, raw)
     batches = np.empty(1, BATCH)
     walk_batches(raw, len(raw), 0, -1, NO_END, True, batches)
     crc32c_extend(0, raw)

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, ConvertOptions, ReportOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.errors import OtherFormatError
-from lastkey.jobs.report import job as report_job
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
@@ -22,12 +21,9 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
-from lastkey.udfs.compact import plan
-from lastkey.udfs.compact.clean import store_format
 from lastkey.udfs.convert.convert_log import holds_magic_3
 from lastkey.udfs.storage import Root
 from tests.builders.archives import put
-from tests.builders.damage import flip
 from tests.builders.formats import as_v3
 from tests.builders.trees import files_in, files_of
 from tests.golden import Case
@@ -38,21 +34,22 @@ NAMES = ("none-tomb", "lz4-append", "txn-zstd", "gzip-headers")
 DAY_MS = 25 * 3_600_000
 
 
-def settings(form: str) -> dict[str, object]:
-    defaults = {"cleanup.policy": "compact", "null.keys": "drop", "store.format": form, "segment.bytes": 30_000}
-    return {"defaults": defaults, "job": {"engine": "threads"}}
+CONFIG = parse_config(
+    {
+        "defaults": {"cleanup.policy": "compact", "null.keys": "drop", "segment.bytes": 30_000},
+        "job": {"engine": "threads"},
+    }
+)
 
 
-def stored(archive: Path, work: Path, forms: tuple[str, ...], now_ms: int) -> RestoreReport:
-    """Compact an archive once for each format, and restore."""
+def stored(archive: Path, work: Path, now_ms: int) -> RestoreReport:
+    """Compact an archive twice, and restore."""
     store = work / "store"
-    for number, form in enumerate(forms):
-        options = CompactOptions(
-            str(archive), str(store), now_ms + number * DAY_MS, parse_config(settings(form)), force=True
-        )
+    for number in range(2):
+        options = CompactOptions(str(archive), str(store), now_ms + number * DAY_MS, CONFIG, force=True)
         report = compact.run(options, Silent())
         assert report.exit_code == 0, report.to_text()
-        checked = verify.run(VerifyOptions(store=str(store), config=parse_config(settings(form))), Silent())
+        checked = verify.run(VerifyOptions(store=str(store), config=CONFIG), Silent())
         assert checked.exit_code == 0, checked.to_text()
     restored = restore.run(RestoreOptions(str(store), str(work / "out")), Silent())
     assert restored.exit_code == 0
@@ -89,21 +86,15 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_what_is_restored_is_that_of_a_store_in_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
-    """Two runs each; also with one format after the other, and from an archive in magic 3."""
+    """Two runs each, of an archive in either format; the last segment stays the archive's."""
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
-    plain = stored(archive, tmp_path / "v2", ("v2", "v2"), now_ms)
+    plain = stored(archive, tmp_path / "v2", now_ms)
     assert not any(p.converted for p in plain.partitions)
     expected = contents(tmp_path / "v2" / "out")
-    newer = as_v3(archive, tmp_path / "archive-v3")
-    for name, source, forms in (
-        ("v3", archive, ("v3", "v3")), ("mixed", archive, ("v2", "v3")), ("of-v3", newer, ("v2", "v3")),
-    ):  # fmt: skip
-        report = stored(source, tmp_path / name, forms, now_ms)
-        assert contents(tmp_path / name / "out") == expected
-        assert all(p.converted for p in report.partitions)
-        assert "came from magic 3" in report.to_text()
-    sizes = {name: sum(p.stat().st_size for p in (tmp_path / name).rglob("store/**/*.log")) for name in ("v2", "v3")}
-    assert sizes["v3"] < sizes["v2"]
+    report = stored(as_v3(archive, tmp_path / "archive-v3"), tmp_path / "v3", now_ms)
+    assert contents(tmp_path / "v3" / "out") == expected
+    assert all(p.converted for p in report.partitions)
+    assert "came from magic 3" in report.to_text()
 
 
 def test_the_manifest_says_which_segments_become_magic_2(
@@ -112,13 +103,13 @@ def test_the_manifest_says_which_segments_become_magic_2(
     """So that no batch of the others is looked at; an older manifest does not say it, and the headers do."""
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     newer = as_v3(archive, tmp_path / "newer")
-    stored(newer, tmp_path, ("v2", "v3"), now_ms)
+    stored(newer, tmp_path, now_ms)
     tables = open_store(str(tmp_path / "store"))
     rows = [row for rows in manifests_of(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
     for row in rows:
         root = tmp_path / "store" if row.root == "store" else newer
         assert row.magics == magics_of((root / row.path).read_bytes()[: row.size_bytes])
-    assert {"3", "2,3"} <= {row.magics for row in rows}
+    assert {"2", "3"} <= {row.magics for row in rows}
 
     walked: list[str] = []
 
@@ -140,72 +131,22 @@ def test_the_manifest_says_which_segments_become_magic_2(
     assert [p.converted for p in again.partitions] == [p.converted for p in restored.partitions]
 
 
-@pytest.mark.slow
-def test_estimates_say_that_they_are_for_magic_2(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
-    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
-    for form in ("v2", "v3"):
-        config = parse_config(settings(form))
-        options = CompactOptions(str(archive), str(tmp_path / "store"), now_ms, config, force=True, dry_run=True)
-        ran = compact.run(options, Silent())
-        reported = report_job.run(
-            ReportOptions(str(archive), str(tmp_path / "page.html"), now_ms, config=config), Silent()
-        )
-        for notes in (ran.notes, reported.notes):
-            found = [note for note in notes if "estimated for magic 2" in note]
-            assert len(found) == (form == "v3")
-            assert not found or found[0].startswith(
-                'gzip-headers, lz4-append, none-tomb and 1 more (store.format = "v3")'
-            )
-
-
-def test_segments_that_are_too_large_in_another_format_stay_magic_2(
-    archive: Path, cases: dict[str, Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = 6_000
-    for module in (plan, store_format):
-        monkeypatch.setattr(module, "LARGEST_V3_BYTES", limit)
-    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
-    stored(archive, tmp_path, ("v3", "v3"), now_ms)
-    tables = open_store(str(tmp_path / "store"))
-    rows = [row for rows in manifests_of(tables, choose(tables, EVERY_TOPIC, None)).values() for row in rows]
-    magics = {row.magics for row in rows if row.size_bytes > limit}
-    assert magics == {"2"}
-    assert any("3" in str(row.magics) for row in rows)
-
-
-def test_a_changed_byte_of_a_store_in_magic_3_is_named(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
-    now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
-    stored(archive, tmp_path / "v3", ("v3",), now_ms)
-    written = next(
-        path for path in sorted((tmp_path / "v3" / "store" / "segments").rglob("*.log")) if path.stat().st_size
-    )
-    flip(written, written.stat().st_size - 3)
-    config = parse_config(settings("v3"))
-    found = verify.run(VerifyOptions(store=str(tmp_path / "v3" / "store"), config=config), Silent())
-    assert found.exit_code == 3
-    assert written.name in found.to_text()
-    with pytest.raises(Exception, match="CRC-32C"):
-        restore.run(RestoreOptions(str(tmp_path / "v3" / "store"), str(tmp_path / "again")), Silent())
-    assert not (tmp_path / "again").exists()
-
-
 def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -> None:
     """It is named, by restore and by convert, and nothing of its log stays."""
     values = [(DAY_MS + i, b"k%d" % i, bytes(300_000)) for i in range(5)]
-    logs = {0: log.data_batch(0, values, codec=log.GZIP).data, 5: log.data_batch(5, [(DAY_MS, b"k", b"v")]).data}
+    logs = {0: log.data_batch(0, [(DAY_MS, b"k", b"v")]).data, 1: log.data_batch(1, values, codec=log.GZIP).data}
     (tmp_path / "archive" / "t-0").mkdir(parents=True)
     for base, data in logs.items():
         (tmp_path / "archive" / "t-0" / f"{base:020d}.log").write_bytes(data)
-    given = settings("v3")
-    made = CompactOptions(str(tmp_path / "archive"), str(tmp_path / "store"), DAY_MS, parse_config(given), force=True)
+    newer = as_v3(tmp_path / "archive", tmp_path / "newer")
+    made = CompactOptions(str(newer), str(tmp_path / "store"), DAY_MS, CONFIG, force=True)
     assert compact.run(made, Silent()).exit_code == 0
-    small = parse_config(given | {"topics": {"t": {"max.decompressed.batch.bytes": 1 << 20}}})
+    small = replace(CONFIG, topics={"t": {"max_decompressed_batch_bytes": 1 << 20}})
     options = RestoreOptions(str(tmp_path / "store"), str(tmp_path / "out"), config=small)
-    with pytest.raises(OtherFormatError, match=r"00000\.log at byte 0.*max\.decompressed\.batch\.bytes"):
+    with pytest.raises(OtherFormatError, match=r"00001\.log at byte 0.*max\.decompressed\.batch\.bytes"):
         restore.run(options, Silent())
     assert not (tmp_path / "out").exists()
-    newer = as_v3(tmp_path / "archive", tmp_path / "newer")
     report = convert.run(ConvertOptions(str(newer), str(tmp_path / "v2"), "v2", config=small), Silent())
     assert report.exit_code == 3
     assert [problem.kind for problem in report.found] == ["bomb"]
-    assert [path.stem for path in files_in(tmp_path / "v2", "t-0/*.log")] == [f"{5:020d}"]
+    assert [path.stem for path in files_in(tmp_path / "v2", "t-0/*.log")] == [f"{0:020d}"]

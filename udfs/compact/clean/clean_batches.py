@@ -16,19 +16,15 @@ from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
 from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
-from lastkey.logformat.writing.formats import Magic
 from lastkey.udfs.compact.clean.decide_kernels import decide
 from lastkey.udfs.compact.clean.rebuild_kernels import (
     CLEANED,
     assemble_batches,
     describe_survivors,
-    digest_records,
     encode_bodies,
 )
-from lastkey.udfs.compact.clean.store_format import Replaced, in_format, wanted_for
 from lastkey.udfs.compact.cleaner import Rules, batch_retention, begin_at
 from lastkey.udfs.compact.verdicts import (
-    ALL_STAY,
     DROPPED,
     N_COUNTERS,
     REBUILT,
@@ -101,12 +97,11 @@ def clean_chunk(
     backwards: bool,
     see: See | None = None,
     verdicts_of: VerdictsOf | None = None,
-    magic: Magic | None = None,
     room: Room | None = None,
 ) -> Iterator[CleanedRun]:
     """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. A verdict of
-    `verdicts_of` replaces the body of its batch, which is not read then unless its format changes. magic: of the
-    survivors (`store_format.format_for`); room: gives the memory of a piece, if not each has its own.
+    `verdicts_of` replaces the body of its batch, which is not read then. room: gives the memory of a piece, if not each
+    has its own.
     """
     batches = chunk.batches
     discardable = rules.discardable(batches)
@@ -119,8 +114,6 @@ def clean_chunk(
         retention[:] = RETAIN_EMPTY
     verdicts = verdicts_of(batches, drop | undecided) if verdicts_of is not None else np.zeros(len(batches), np.int8)
     wanted = ~drop & (verdicts == UNKNOWN)
-    if verdicts_of is not None:
-        wanted |= (verdicts == ALL_STAY) & wanted_for(magic, chunk.raw, chunk.position, batches)
     for run in loader.runs(
         chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before,
         thinned=chunk.bodies,
@@ -158,8 +151,7 @@ def clean_chunk(
         if see is not None:
             see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
-            replaced = in_format(run, chunk.position, kept, cleaned, magic, loader.max_batch_bytes, path)
-            yield _write(run, chunk.position, kept, cleaned, replaced, tally, rules.dry_run, room)
+            yield _write(run, chunk.position, kept, cleaned, tally, rules.dry_run, room)
 
 
 def _write(
@@ -167,37 +159,25 @@ def _write(
     raw_position: int,
     kept: np.ndarray,
     cleaned: np.ndarray,
-    replaced: Replaced,
     tally: Tally,
     dry_run: bool,
     room: Room | None,
 ) -> CleanedRun:
-    which = replaced.which
-    rebuilt = (cleaned["outcome"] == REBUILT) & ~which
+    rebuilt = cleaned["outcome"] == REBUILT
     payload, ends = np.empty(0, np.uint8), np.zeros(len(cleaned), np.int64)
     estimated, digest = False, 0
     if rebuilt.any():
         plain, ends, digest = _encoded(run, kept, cleaned, rebuilt)
         payload, ends, estimated = _packed(run, plain, ends, rebuilt, tally, dry_run)
     rows = np.empty(len(cleaned), OUT_BATCH)
-    n, n_copied, total, packed = describe_survivors(
-        run.batches, cleaned, ends, which, replaced.sizes, replaced.magic, rows
-    )
+    n, n_copied, total = describe_survivors(run.batches, cleaned, ends, rows)
     rows = rows[:n].copy()  # pieces wait in memory
-    tally.recompressed_bytes += packed
     if n_copied == len(cleaned):
         return CleanedRun(rows, None, int(run.batches["position"][0]), total)
     if dry_run:
         return CleanedRun(rows, None, -1, total, estimated=estimated)
     data = np.empty(total, np.uint8) if room is None else room(total)
-    assemble_batches(
-        run.raw, raw_position, run.batches, cleaned, payload, ends, which, replaced.data, replaced.sizes, data
-    )
-    if which.any():
-        room_for_rows = np.empty(len(run.spans), np.int32)
-        digest += int(
-            digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, kept, which, room_for_rows)
-        )
+    assemble_batches(run.raw, raw_position, run.batches, cleaned, payload, ends, data)
     return CleanedRun(rows, data, -1, total, digest=digest)
 
 

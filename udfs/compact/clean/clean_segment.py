@@ -11,7 +11,6 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
 from lastkey.logformat.primitives.codec import Scratch
 from lastkey.udfs.compact.clean.clean_batches import CleanedRun, MarkLast, Room, Tally, VerdictsOf, clean_chunk
-from lastkey.udfs.compact.clean.store_format import format_for
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.scan.read_again import chunks_again
 from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan
@@ -87,7 +86,6 @@ def _pieces(
     verdicts_of: VerdictsOf | None = None,
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
     keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    magic = format_for(one.size, rules)
     with one.open_log() as file:
         for chunk in chunks_of(file):
             for piece in clean_chunk(
@@ -100,7 +98,6 @@ def _pieces(
                 tally,
                 backwards=backwards,
                 verdicts_of=verdicts_of,
-                magic=magic,
                 room=room,
             ):
                 yield piece, chunk

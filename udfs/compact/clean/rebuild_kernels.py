@@ -156,18 +156,15 @@ def describe_survivors(
     batches: np.ndarray,
     cleaned: np.ndarray,
     body_ends: np.ndarray,
-    which: np.ndarray,
-    sizes: np.ndarray,
-    magic: int,
     rows: np.ndarray,
-) -> tuple[int, int, int, int]:
+) -> tuple[int, int, int]:
     """Describe the surviving batches of a run as they will be.
 
     cleaned: CLEANED[n]; body_ends: int64[n], where the body of each rebuilt one ends, and of any other the one before
-    it; which: bool[n], those that get `magic`, of `sizes` bytes: int64[n]; rows: OUT_BATCH[n], the first are written.
-    Returns (number of survivors, of those that are copied, bytes of all, bytes of those in `which` that have a codec).
+    it; rows: OUT_BATCH[n], the first are written.
+    Returns (number of survivors, of those that are copied, bytes of all).
     """
-    m = n_copied = n_bytes = n_packed = 0
+    m = n_copied = n_bytes = 0
     before = np.int64(0)
     for i in range(batches.shape[0]):
         batch = batches[i]
@@ -176,13 +173,8 @@ def describe_survivors(
         before = body_ends[i]
         if result.outcome == DROPPED:
             continue
-        copied = result.outcome == COPIED and not which[i]
-        codec = batch.attributes & CODEC_MASK
-        if which[i]:
-            size = sizes[i]
-            n_packed += size if codec != 0 else 0
-        else:
-            size = batch.size if copied else BATCH_OVERHEAD + body
+        copied = result.outcome == COPIED
+        size = batch.size if copied else BATCH_OVERHEAD + body
         row = rows[m]
         row.size = size
         row.base_offset = result.base_offset
@@ -191,13 +183,13 @@ def describe_survivors(
         row.min_timestamp = result.min_timestamp
         row.n_records = result.n_kept
         row.tombstones = result.tombstones
-        row.codec = 0 if result.outcome == EMPTIED else codec
-        row.magic = magic if which[i] else batch.magic if copied else 2
-        row.rebuilt = which[i] or result.outcome == REBUILT
+        row.codec = 0 if result.outcome == EMPTIED else batch.attributes & CODEC_MASK
+        row.magic = batch.magic if copied else 2
+        row.rebuilt = result.outcome == REBUILT
         m += 1
         n_copied += copied
         n_bytes += size
-    return m, n_copied, n_bytes, n_packed
+    return m, n_copied, n_bytes
 
 
 @kernel
@@ -208,27 +200,17 @@ def assemble_batches(
     cleaned: np.ndarray,
     payload: np.ndarray,
     payload_ends: np.ndarray,
-    which: np.ndarray,
-    replaced: np.ndarray,
-    sizes: np.ndarray,
     out: np.ndarray,
 ) -> int:
     """Write the surviving batches one after the other.
 
     raw: bytes of the file from `raw_position` on; payload: final (compressed) bodies of the REBUILT batches, ending at
-    payload_ends[i]; which: bool[n], batches that lie in `replaced` as they are to be, one behind the other, with their
-    sizes (int64[n]); out: uint8[] with room for all. Returns the bytes written.
+    payload_ends[i]; out: uint8[] with room for all. Returns the bytes written.
     """
     position = 0
-    taken = 0
     for i in range(batches.shape[0]):
         result = cleaned[i]
         if result.outcome == DROPPED:
-            continue
-        if which[i]:
-            copy_bytes(out, position, replaced, taken, sizes[i])
-            taken += sizes[i]
-            position += sizes[i]
             continue
         batch = batches[i]
         if result.outcome == COPIED:

@@ -20,7 +20,7 @@ Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of 
 
 def policy_of(plan: PartitionPlan) -> Policy:
     """Return the limits of a partition's schedule."""
-    return Policy(plan.settings.compaction_min_yield, plan.io_budget_bytes, plan.settings.group_bytes)
+    return Policy(plan.settings.compaction_min_yield, plan.io_budget_bytes, plan.settings.segment_bytes)
 
 
 def older_segments(rows: Sequence[OutputSegment], dead: Sequence[int]) -> Segments:

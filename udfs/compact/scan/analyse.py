@@ -176,7 +176,7 @@ def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int
         [len(s.offset_index) for s in scans],
         [len(s.time_index) for s in scans],
         end_offset=end_offset,
-        max_bytes=plan.settings.group_bytes,
+        max_bytes=plan.settings.segment_bytes,
         max_index_bytes=plan.settings.segment_index_bytes,
     )
 
@@ -272,7 +272,6 @@ def _rules(
         txn_discardable=discardable,
         oldest_ms=plan.oldest_ms,
         dry_run=plan.dry_run,
-        magic=plan.settings.store_magic,
         tombstones_from=min(undecided.tolist(), default=MAX_OFFSET),
         undecided=undecided,
         witnesses=witnesses,

@@ -89,6 +89,5 @@ def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, w
         compacts=False,
         keep_batches=plan.erasing is not None,
         dry_run=plan.dry_run,
-        magic=2 if plan.erasing is None else plan.settings.store_magic,
         witnesses=witnesses,
     )

@@ -51,7 +51,7 @@ def collect_leaving(
             continue
         first = bodies[i].first_span
         base = bodies[i].base_offset
-        is_plain = batches[i].magic == 2 and oldest_ms < 0  # of magic 3 the walk has read no payloads
+        is_plain = batches[i].magic == 2 and oldest_ms < 0  # a batch of magic 3 is never copied
         for row in range(first + bodies[i].n_records - 1, first - 1, -1):
             span = spans[row]
             is_plain = is_plain and not span.null_key and not span.null_value

@@ -45,7 +45,7 @@ class Thinner:
     """Writer of what a walk keeps of each chunk."""
 
     def __init__(self, rules: Rules, key_file: KeyFile) -> None:
-        self._key_file, self._possible = key_file, not rules.dry_run and rules.magic == 2
+        self._key_file, self._possible = key_file, not rules.dry_run
         self._undecided = rules.undecided
         self._keeps, self._room = False, 0
         self._kept: list[tuple[np.ndarray, np.ndarray, int]] = []  # records, heads, checksum

@@ -114,9 +114,7 @@ def drawn_plan(draw: random.Random, folder: Path) -> PartitionPlan:
         now_ms=NOW, log_start_offset=segments[0].base_offset, sealed=True, null_keys=draw.choice(["keep", "drop"]),
         checkpoint=draw.choice([None, None, draw.randint(segments[0].base_offset, offset)]), force=True,
     )  # fmt: skip
-    more: dict[str, Any] = draw.choice(
-        [{}, {}, {"compaction_strategy": "timestamp"}, {"store_format": "v3"}, {"retention_exact": True}]
-    )
+    more: dict[str, Any] = draw.choice([{}, {}, {"compaction_strategy": "timestamp"}, {"retention_exact": True}])
     plan = replace(plan, force=plan.checkpoint is None, settings=replace(plan.settings, retention_ms=2000, **more))
     return replace(plan, limits=replace(plan.limits, chunk_bytes=max(size // draw.choice([1, 3, 8]), 1)))
 
