@@ -382,7 +382,7 @@ def test_by_yield_nothing_hashed_stays(tmp_path: Path) -> None:
 
 
 def test_in_magic_3(tmp_path: Path) -> None:
-    """What is left of a batch of an archive in magic 3 that held the key is magic 2."""
+    """The rest of a batch in magic 3 that held the key is magic 2."""
     world = Erasures(tmp_path, dict(COMPACT))
     text = "ann=1 bob=1 | {codec=zstd} bob=2 cem=1 || ann=3 dan=1 | eve=1"
     write_partition(tmp_path / "v2" / "t-0", text, topic_id=world.topic_id)
