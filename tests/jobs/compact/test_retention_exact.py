@@ -137,7 +137,8 @@ def test_verify_under_another_story(runs, topic):
     archive, uri = listed(str(runs.lab.archive)), str(runs.lab.archive)
     before = manifest_of(state, topic, 0, last - 1)
     rows, earlier = manifest_of(state, topic, 0, last), history[last - 1]
-    plan = plan_generation(history[last], rows, before, earlier, archive, state.root, uri, 8 << 20, 1 << 30, [])
+    current = state.checkpoints()[topic, 0]
+    plan = plan_generation(history[last], rows, before, earlier, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not plan.parent_gone
     assert not check_generation(plan).problems
     longer = check_generation(replace(plan, retention_ms=plan.retention_ms + 60_000)).problems
@@ -217,7 +218,8 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     assert verified(lab)[0] == 0
     archive, state = listed(str(lab.archive)), lab.state()
     rows = manifest_of(state, "both", 0, 1)
-    plan = plan_generation(run, rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30, [])
+    uri, current = str(lab.archive), state.checkpoints()["both", 0]
+    plan = plan_generation(run, rows, None, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not plan.parent_gone
     [problem] = check_generation(replace(plan, retention_ms=plan.retention_ms + 1)).problems
     assert problem.expected == "every record that retention.ms and retention.bytes did not delete"

@@ -138,7 +138,16 @@ def test_verify_sees_what_should_not_have_gone(runs, topic):
     run = history[number]
     archive, uri = listed(str(runs.whole)), str(runs.whole)
     plan = plan_generation(
-        run, manifest_of(state, topic, 0, number), None, None, archive, state.root, uri, 8 << 20, 1 << 30, []
+        run,
+        manifest_of(state, topic, 0, number),
+        None,
+        None,
+        archive,
+        state.root,
+        uri,
+        8 << 20,
+        1 << 30,
+        state.checkpoints()[topic, 0],
     )
     assert not plan.parent_gone
     assert not check_generation(plan).problems

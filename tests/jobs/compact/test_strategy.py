@@ -94,7 +94,16 @@ def _under_another_story(lab: Lab) -> None:
         history = {run.generation_after: run for run in state.histories()[strategy, 0]}
         rows = manifest_of(state, strategy, 0, 1)
         plan = plan_generation(
-            history[1], rows, None, None, archive, state.root, str(lab.archive), 8 << 20, 1 << 30, []
+            history[1],
+            rows,
+            None,
+            None,
+            archive,
+            state.root,
+            str(lab.archive),
+            8 << 20,
+            1 << 30,
+            state.checkpoints()[strategy, 0],
         )
         assert not plan.parent_gone
         assert not check_generation(plan).problems
