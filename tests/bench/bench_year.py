@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import gc
 import io
+import itertools
 import json
 import random
 import shutil
@@ -95,6 +96,7 @@ class Year:
     said: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     checked: int = 0
+    lives: Iterator[int] = field(default_factory=itertools.count)  # numbers of the logs
 
     @property
     def store(self) -> Path:
@@ -117,7 +119,7 @@ class Year:
             self._create(f"topic-{number:03}", disk)
 
     def _create(self, name: str, disk: int) -> None:
-        log = Log(self.archive / f"disk{disk}", name, topic_id=self.rng.randbytes(16), indexes=True)
+        log = Log(self.archive / f"disk{disk}", name, topic_id=self.rng.randbytes(16), indexes=True, lives=self.lives)
         log.create()
         self.topics[name] = Topic(log, disk)
         self._append(log)

@@ -174,7 +174,7 @@ def write(store: str, number: int, orders: IO[str]) -> None:
     while orders.readline():
         state = open_state(store)
         checkpoints = state.checkpoints()
-        waves = [_commit(checkpoints.get((TOPIC, p)), p, number) for p in (0, number + 1)]
+        waves = [_commit(checkpoints.get((TOPIC, p)), p) for p in (0, number + 1)]
         _say({wave.checkpoint.run_id: wave.key[1] for wave in waves})
         orders.readline()
         for wave in waves:
@@ -208,9 +208,9 @@ def _there(state: State, wave: Commit) -> None:
     assert all(info.type == pafs.FileType.File for info in infos)
 
 
-def _commit(now: Checkpoint | None, partition: int, number: int) -> Commit:
+def _commit(now: Checkpoint | None, partition: int) -> Commit:
     before, parent = (now.generation, now.run_id) if now is not None else (0, None)
-    shared = {"topic": TOPIC, "partition": partition, "run_id": f"w{number}-{uuid.uuid4().hex[:8]}"}
+    shared = {"topic": TOPIC, "partition": partition, "run_id": uuid.uuid4().hex}
     folder = f"segments/{TOPIC}-{partition}/{before + 1}-{shared['run_id']}"
     return Commit(
         row(Checkpoint, **shared, generation=before + 1),

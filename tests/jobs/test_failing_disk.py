@@ -95,9 +95,9 @@ def _footer_bytes(parquet: bytes) -> int:
 
 
 def _good(folder: Path, name: str) -> Path:
-    state = open_state(str(folder / "good"))
-    writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
-    return next((folder / "good" / "state" / name).glob("*.parquet"))
+    good = folder.with_name(f"{folder.name}-good")  # a store may not lie in another one
+    writing.commit_wave(open_state(str(good)), [make_commit(0, 1, run_id(1))])
+    return next((good / "state" / name).glob("*.parquet"))
 
 
 def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
