@@ -74,7 +74,7 @@ def rewrite_by_blocks(
     def sources(split: Split) -> list[SegmentScan]:
         return [scans[part.number] for part in split.parts]
 
-    at_once = splits[-1].number if splits and settle_all is None and plan.settings.by_offset else -1
+    at_once = splits[-1].number if splits and settle_all is None and plan.policy.settings.by_offset else -1
 
     def walk(split: Split) -> WalkedSplit | CleanedSplit:
         of_split = sources(split)
@@ -98,7 +98,7 @@ def rewrite_by_blocks(
         return settle(plan, walked, buckets, n_buckets, _name("settle", buckets.first))
 
     if settle_all is None or not walked:
-        shares = share_out(walked, n_buckets, plan.limits.task_memory_bytes, workers.cores, slot_of(plan))
+        shares = share_out(walked, n_buckets, plan.run.limits.task_memory_bytes, workers.cores, slot_of(plan))
         settled = _run(workers, plan, "settle", settle_one, shares)
     else:
         settled = [settle_all(plan, walked, n_buckets)]

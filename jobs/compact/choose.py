@@ -38,10 +38,12 @@ class Choice:
 def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
     """Choose how each partition is taken. The plans are of one run: the setting and dry run are the same for all."""
     by_size = tuple(sorted(plans, key=_bytes)[::-1])
-    split = by_size[0].limits.split_by
-    if split == "none" or by_size[0].dry_run:  # several tasks would have to meet in the store, and a dry run may not
+    split = by_size[0].run.limits.split_by
+    if split == "none" or by_size[0].run.dry_run:  # several tasks would meet in the store, and a dry run may not
         return Choice(by_size, ())
-    alone = [plan.partial or plan.erasing is not None for plan in by_size]  # few bytes are read, or no keys held
+    alone = [
+        plan.policy.partial or plan.policy.erasing is not None for plan in by_size
+    ]  # few bytes are read, or no keys held
     partial = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if is_alone)
     rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
     if split != "auto":

@@ -13,15 +13,14 @@ from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.plan_partition import (
-    Inputs,
     NotPlanned,
-    RunPlan,
-    inputs_from_archive,
-    inputs_from_generation,
-    plan_partition,
+    clean_settings,
+    input_from_archive,
+    input_from_generation,
+    run_context,
 )
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.compact.schedule import scheduled, whole_if_overdue, with_shares
+from lastkey.jobs.compact.schedule import plan_of, whole_if_overdue, with_shares
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -29,11 +28,10 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext
 from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
 from lastkey.udfs.compact.scan.why_not_due import dirt_held_back
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch
 from lastkey.udfs.storage import exists, links_in, open_root
 
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
@@ -76,13 +74,14 @@ def begins_anew(start: Start, key: Key, problem: Problem | None) -> bool:
 def plans_of(start: Start) -> Iterator[PartitionPlan]:
     """Yield the plans of partitions that may be due; report the others at once."""
     options, report = start.options, start.report
-    run = RunPlan.of(
+    run = run_context(
         options.config,
         report.store,
         options.now_ms,
         sealed=options.sealed,
         force=options.force,
         dry_run=options.dry_run,
+        only_schedule=options.only_schedule,
     )
     plans = []
     links = links_in(open_root(report.store), PARTITIONS)
@@ -101,46 +100,46 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             if options.sealed and archived.held_by_broker:
                 raise NotPlanned(_held(archived))
             if checkpoint is None:
-                inputs = inputs_from_archive(archived)
+                given = input_from_archive(archived)
             else:
-                inputs = inputs_from_generation(archived, checkpoint, start.manifests[key], report.store, settings.gaps)
+                given = input_from_generation(archived, checkpoint, start.manifests[key], report.store, settings.gaps)
         except NotPlanned as reason:
             if checkpoint is None or not archived.segments or not begins_anew(start, key, reason.problem):
                 report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
                 continue
             report.anew.add(key)
-            inputs = inputs_from_archive(archived) | {"anew": True}
+            given = input_from_archive(archived, anew=True)
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
         try:
-            plan = start.erasures.applied(plan_partition(run, archived, settings, inputs, folder), checkpoint)
+            plans.append(_planned(start, given, replace(run, folder=folder)))
         except NotPlanned as reason:
             report.anew.discard(key)
             report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
-            continue
-        plans.append(scheduled(replace(plan, only_schedule=options.only_schedule), checkpoint))
     for plan in with_shares(options.io_budget, plans):
-        found = _if_due(whole_if_overdue(plan, run.secret), start.manifests.get((plan.topic, plan.partition), ()))
+        found = _if_due(
+            whole_if_overdue(plan, run.secret), start.manifests.get((plan.input.topic, plan.input.partition), ())
+        )
         if isinstance(found, PartitionResult):
             report.results.append(found)
         else:
             yield found
 
 
-def restart_plan(plan: PartitionPlan, archived: ArchivedPartition, *, checkpoints: bool) -> PartitionPlan:
+def _planned(start: Start, given: PartitionInput, run: RunContext) -> PartitionPlan:
+    """Return the plan of a partition. Raise NotPlanned if it needs a key that was not given."""
+    before = start.checkpoints.get((given.topic, given.partition))
+    erasing = start.erasures.erasing_of(given, before, dry_run=run.dry_run)
+    return plan_of(given, clean_settings(start.settings[given.topic]), erasing, run, before)
+
+
+def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan:
     """Return a plan that starts a partition over from what the archive holds; without the archive's `checkpoints` if
-    they contradict the log.
+    they contradict the log. Raise NotPlanned if it needs a key that was not given.
     """
-    inputs: Inputs = inputs_from_archive(archived, checkpoints=checkpoints) | {
-        "known_until": None,
-        "known_last_batch": LastBatch(),
-        "identity_segment": None,
-        "known_gaps": (),
-        "expired_until": 0,
-        "applied_until": None,
-        "anew": plan.known_until is not None or plan.anew,
-    }
-    return replace(plan, **inputs, partial=False)
+    archived = start.archive.partitions[plan.input.topic, plan.input.partition]
+    anew = plan.input.before.until is not None or plan.input.anew
+    return _planned(start, input_from_archive(archived, checkpoints=checkpoints, anew=anew), plan.run)
 
 
 def _linked(path: str) -> Problem:
@@ -161,7 +160,7 @@ def _held(archived: ArchivedPartition) -> Problem:
 
 def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether retention may delete the first segment, as far as is known without reading it."""
-    if not plan.settings.retention.has_limit or not plan.segments:
+    if not plan.policy.settings.retention.has_limit or not plan.input.segments:
         return False
     row = _first_row(plan, manifest)
     return row is None or may_expire(plan, row.size_bytes, row.max_timestamp_ms, row.mtime_ms)
@@ -169,14 +168,14 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 def _first_row(plan: PartitionPlan, manifest: Sequence[Segment]) -> Segment | None:
     """Return the last generation's row of the plan's first segment."""
-    first = plan.segments[0].base_offset if plan.segments else -1
+    first = plan.input.segments[0].base_offset if plan.input.segments else -1
     return next((row for row in manifest if row.base_offset == first), None)
 
 
 def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether the archived segment at the end of the last generation may be another file now, by its listing."""
-    until = plan.known_until or 0
-    theirs = [s.listed for s in plan.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until]
+    until = plan.input.before.until or 0
+    theirs = [s.listed for s in plan.input.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until]
     known = [(row.size_bytes, row.mtime_ms) for row in manifest if theirs and row.base_offset == theirs[-1].base_offset]
     return bool(theirs) and (theirs[-1].size, theirs[-1].mtime_ms) not in known
 
@@ -185,31 +184,32 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     """Return a result if the listing shows that nothing is due: all else could only make less of it cleanable. Else
     return the plan.
     """
-    if plan.is_due_anyway or plan.erasing is not None or _may_expire(plan, manifest):
+    if plan.is_due_anyway or plan.policy.erasing is not None or _may_expire(plan, manifest):
         return plan
-    if not plan.settings.compacts and _is_touched(plan, manifest):
+    settings = plan.policy.settings
+    if not settings.compacts and _is_touched(plan, manifest):
         return plan  # only the log itself shows if it is still the same one
-    if not plan.settings.compacts:
+    if not settings.compacts:
         row = _first_row(plan, manifest)
         return unread_result(plan, *((row.size_bytes, row.max_timestamp_ms, row.mtime_ms) if row else (0, -1, -1)))
-    if plan.force or plan.settings.max_compaction_lag_ms < 2**63 - 1 or not plan.segments:
+    if plan.run.force or settings.max_compaction_lag_ms < 2**63 - 1 or not plan.input.segments:
         return plan
-    n = len(plan.segments)
+    n = len(plan.input.segments)
     none = np.full(n, -1, np.int64)
     facts = SegmentFacts(
-        np.array([s.base_offset for s in plan.segments], np.int64),
-        np.array([s.listed.size for s in plan.segments], np.int64),
+        np.array([s.base_offset for s in plan.input.segments], np.int64),
+        np.array([s.listed.size for s in plan.input.segments], np.int64),
         none,
         none,
-        np.array([s.listed.mtime_ms for s in plan.segments], np.int64),
+        np.array([s.listed.mtime_ms for s in plan.input.segments], np.int64),
     )
-    last = plan.segments[-1].base_offset
-    end = max(last + 1, plan.known_until or 0)
-    active = end if plan.sealed else last
-    if max(plan.cleaned_until, plan.log_start_offset, plan.log_start_checkpoint or 0) > end:
+    last = plan.input.segments[-1].base_offset
+    end = max(last + 1, plan.input.before.until or 0)
+    active = end if plan.run.sealed else last
+    if max(plan.cleaned_until, plan.input.log_start_offset, plan.input.log_start_checkpoint or 0) > end:
         return plan  # only the log itself shows if it reaches that far
-    dirty = first_dirty_offset(plan.clean_from, plan.log_start_offset, end)
-    if plan.sealed and any(s.from_offset for s in plan.segments):
+    dirty = first_dirty_offset(plan.clean_from, plan.input.log_start_offset, end)
+    if plan.run.sealed and any(s.from_offset for s in plan.input.segments):
         return plan  # only the log itself shows if the rest of a cut segment holds anything
     cleanable = cleanable_range(
         facts,
@@ -218,10 +218,12 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
         active_base_offset=active,
         last_stable_offset=2**63 - 1,
         min_compaction_lag_ms=0,
-        now_ms=plan.now_ms,
+        now_ms=plan.run.now_ms,
     )
-    if is_due(cleanable, 0, plan.settings.min_cleanable_dirty_ratio, plan.settings.min_dirty_bytes, False):
+    if is_due(
+        cleanable, 0, plan.policy.settings.min_cleanable_dirty_ratio, plan.policy.settings.min_dirty_bytes, False
+    ):
         return plan
-    paths = [s.listed.path for s in plan.segments]
+    paths = [s.listed.path for s in plan.input.segments]
     held_back = dirt_held_back(plan, facts, paths, cleanable, log_end=end, active=active)
     return not_due(plan, dirty, known_end(plan), cleanable, (held_back,))

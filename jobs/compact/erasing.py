@@ -6,7 +6,7 @@ after --reset, or where the archive had ended below a bound. Such a run only era
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lastkey.jobs.compact.commit import topic_id_of
@@ -26,7 +26,7 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import MAX_OFFSET
-from lastkey.udfs.compact.plan import Erasing, PartitionPlan
+from lastkey.udfs.compact.plan import Erasing, PartitionInput
 from lastkey.udfs.erased_keys import id_of
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import open_root
@@ -59,32 +59,28 @@ class Erasures:
         """Name of the new erasure; "": there is none."""
         return id_of(self.new) if self.new else ""
 
-    def applied(self, plan: PartitionPlan, before: Checkpoint | None) -> PartitionPlan:
-        """Return the plan; one that erases, if this run does, or if it reads again what was erased. Raise NotPlanned
-        if it needs the user's key for that.
+    def erasing_of(self, given: PartitionInput, before: Checkpoint | None, *, dry_run: bool) -> Erasing | None:
+        """Return what a partition's run erases, if this run does, or if it reads again what was erased; else None.
+        Raise NotPlanned if it needs the user's key for that.
         """
-        known, bounds = 0 if plan.anew else plan.known_until or 0, bounds_of(before)
-        if plan.anew and plan.topic_id is None and any(_differ(logs) for logs in bounds.values()):
-            raise NotPlanned(_no_topic_id(plan))
-        here = in_log(bounds, plan.topic_id, MAX_OFFSET)
+        known, bounds = 0 if given.anew else given.before.until or 0, bounds_of(before)
+        if given.anew and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
+            raise NotPlanned(_no_topic_id(given))
+        here = in_log(bounds, given.topic_id, MAX_OFFSET)
         again = {one: until for one, until in here.items() if until > known}
         if not again and not self.new:
-            return plan
+            return None
         if not self.key:
-            raise NotPlanned(_no_key(plan, again))
+            raise NotPlanned(_no_key(given, again))
         files = {erasure_path(one): until for one, until in again.items()}
-        if self.new and not plan.dry_run:
+        if self.new and not dry_run:
             files[erasure_path(self.id)] = MAX_OFFSET
-        erasing = Erasing(
+        return Erasing(
             secret_of(self.key),
             tuple(sorted(files.items())),
-            self.new if plan.dry_run else b"",
-            noted=not plan.anew and _bounds_after(bounds, plan.topic_id, known, self.id) == bounds,
+            self.new if dry_run else b"",
+            noted=not given.anew and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
         )
-        nothing_else = replace(
-            plan.settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False
-        )
-        return replace(plan, erasing=erasing, settings=nothing_else, by_yield=False, partial=False)
 
     def bounds_after(
         self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
@@ -118,10 +114,10 @@ def _differ(logs: Mapping[str, int]) -> bool:
     return "" not in logs and len(set(logs.values())) > 1
 
 
-def _no_topic_id(plan: PartitionPlan) -> Problem:
+def _no_topic_id(given: PartitionInput) -> Problem:
     return Problem(
         "erased",
-        f"{plan.name}/{names.PARTITION_METADATA}",
+        f"{given.name}/{names.PARTITION_METADATA}",
         NO_POSITION,
         "a topic id: the topic was made again, and keys were erased up to another offset of each log",
         "none",
@@ -129,12 +125,12 @@ def _no_topic_id(plan: PartitionPlan) -> Problem:
     )
 
 
-def _no_key(plan: PartitionPlan, bounds: Mapping[str, int]) -> Problem:
+def _no_key(given: PartitionInput, bounds: Mapping[str, int]) -> Problem:
     erasure, until = max(bounds.items(), key=lambda one: one[1])
     read = "a log that was not searched for its keys since" if until == MAX_OFFSET else f"offsets below {until} again"
     return Problem(
         "erased",
-        plan.name,
+        given.name,
         NO_POSITION,
         f"--hmac-key, the key of erasure {erasure}, for this run reads {read}",
         "none",

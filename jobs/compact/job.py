@@ -118,12 +118,14 @@ def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_a
     plans = list(plans_of(start))
     if options.only_schedule:
         report.results += [
-            PartitionResult(p.topic, p.partition, "scheduled", bytes_before=p.log_bytes) for p in plans if not p.partial
+            PartitionResult(p.input.topic, p.input.partition, "scheduled", bytes_before=p.log_bytes)
+            for p in plans
+            if not p.policy.partial
         ]
-        plans = [p for p in plans if p.partial]
+        plans = [p for p in plans if p.policy.partial]
     report.seconds["state"] = time.perf_counter() - at
     of_others: list[str] = []
-    due = {(plan.topic, plan.partition) for plan in plans}
+    due = {(plan.input.topic, plan.input.partition) for plan in plans}
     if due and options.dry_run:
         of_others += at_work(state.root, due, of_others)
     if plans and not options.dry_run and not checkpoints:

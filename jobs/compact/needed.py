@@ -24,10 +24,11 @@ from typing import Any, Final
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import labelled
-from lastkey.jobs.compact.plan_partition import Inputs, NotPlanned, gaps_of, inputs_from_generation
+from lastkey.jobs.compact.plan_partition import NotPlanned, gaps_of, input_from_generation
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import partition_folder
+from lastkey.udfs.compact.plan import PartitionInput
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import OutputSegment
 
@@ -278,7 +279,7 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
     archived, at = facts.archived, current.checkpoint
     bases = [s.base_offset for s in archived.segments]
     try:
-        inputs = inputs_from_generation(archived, at, current.segments, facts.store_uri, facts.gaps)
+        inputs = input_from_generation(archived, at, current.segments, facts.store_uri, facts.gaps)
     except NotPlanned as reason:
         yield Reason("set_aside", 0, f"the next run would report: {reason.problem}")
         return
@@ -303,7 +304,7 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
 def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[Reason]:
     row = kept.checkpoint
     try:
-        inputs = inputs_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
+        inputs = input_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
     except NotPlanned:
         return  # no run could go on after a rollback to it, whatever is deleted now
     if (first := _first_read(facts.archived, inputs)) is not None:
@@ -311,18 +312,18 @@ def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[
         yield Reason("rollback", bisect_left(bases, first), message)
 
 
-def _first_read(archived: ArchivedPartition, inputs: Inputs) -> int | None:
+def _first_read(archived: ArchivedPartition, inputs: PartitionInput) -> int | None:
     """Return the base offset of the first segment of the archive that a run would open."""
-    read = [*inputs["segments"], *filter(None, [inputs.get("identity_segment")])]
+    read = [*inputs.segments, *filter(None, [inputs.identity_segment])]
     return min((s.listed.base_offset for s in read if s.listed.root == archived.root), default=None)
 
 
-def _reads_the_same(facts: Facts, current: Kept, inputs: Inputs, left: Sequence[ListedSegment]) -> bool:
+def _reads_the_same(facts: Facts, current: Kept, inputs: PartitionInput, left: Sequence[ListedSegment]) -> bool:
     """Return whether the next run would read the same segments if only these were `left`."""
     archived = replace(facts.archived, segments=list(left))
     try:
-        then = inputs_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)
+        then = input_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)
     except NotPlanned:
         return False
     same = ("segments", "log_start_offset", "checkpoint", "identity_segment")
-    return all(then.get(name) == inputs.get(name) for name in same)
+    return all(getattr(then, name) == getattr(inputs, name) for name in same)

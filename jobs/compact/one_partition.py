@@ -16,7 +16,8 @@ from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 def one_partition(plan: PartitionPlan) -> PartitionResult:
     """Compact a partition. A dry run goes on by itself where the keys do not fit this task."""
     # another try of this task has another folder; that of the one that counts is the generation's
-    result = compact_partition(replace(plan, folder=folder_of_this_attempt(plan.store_uri, plan.folder)))
-    if result.status != "too_large" or not plan.dry_run:
+    folder = folder_of_this_attempt(plan.run.store_uri, plan.run.folder)
+    result = compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
+    if result.status != "too_large" or not plan.run.dry_run:
         return result
     return replace(compact_in_splits(InTurn(), plan, Counted(Silent())), several_because=KEYS)

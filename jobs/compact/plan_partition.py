@@ -1,5 +1,5 @@
-"""Plan of each partition, made from an archive's listing, the store's state and the settings (design: "Archive against
-generation"; COMPACTION.md, "Where a run begins").
+"""Input of each partition's plan, made from an archive's listing, the store's state and the settings (design: "Archive
+against generation"; COMPACTION.md, "Where a run begins").
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import json
 import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Required, TypedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
@@ -18,7 +18,17 @@ from lastkey.jobs.store.rows import columns_in
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
-from lastkey.udfs.compact.plan import ANOTHER_LOG, CleanSettings, Gap, Limits, PartitionPlan
+from lastkey.udfs.compact.plan import (
+    ANOTHER_LOG,
+    CleanPolicy,
+    CleanSettings,
+    Gap,
+    LastGeneration,
+    Limits,
+    PartitionInput,
+    PartitionPlan,
+    RunContext,
+)
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import (
     LastBatch,
@@ -42,68 +52,16 @@ class NotPlanned(Exception):
         self.problem = problem
 
 
-class Inputs(TypedDict, total=False):
-    """Fields of a PartitionPlan that follow from the archive, or from a generation and the archive after it."""
-
-    segments: Required[tuple[SegmentInput, ...]]
-    log_start_offset: Required[int]
-    checkpoint: Required[int | None]
-    snapshots: tuple[SideFile, ...]
-    txn_indexes: tuple[SideFile, ...]
-    leader_epochs: tuple[tuple[int, int], ...] | None
-    known_epochs: SideFile
-    topic_id: str | None
-    known_until: int | None
-    known_last_batch: LastBatch
-    identity_segment: SegmentInput | None
-    cleaner_checkpoint: int | None
-    log_start_checkpoint: int | None
-    orphans: tuple[SideFile, ...]
-    known_gaps: tuple[Gap, ...]
-    expired_until: int
-    anew: bool
-    applied_until: int | None
+def run_context(config: Config, store_uri: str, now_ms: int, **flags: Any) -> RunContext:
+    """Return the values that the plans of a run have in common: the limits of the settings, and a new secret."""
+    job = config.job
+    limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.split_by)
+    return RunContext(store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """Values that the plans of a run have in common."""
-
-    store_uri: str
-    now_ms: int
-    limits: Limits
-    secret: tuple[int, int]  # key of the key hash
-    sealed: bool = False
-    force: bool = False
-    dry_run: bool = False
-
-    @classmethod
-    def of(cls, config: Config, store_uri: str, now_ms: int, **flags: bool) -> RunPlan:
-        """Return the values of a run: the limits of the settings, and a new secret."""
-        job = config.job
-        limits = Limits(job.chunk_bytes, job.task_memory_bytes, job.split_bytes, job.split_by)
-        return cls(store_uri, now_ms, limits, (secrets.randbits(64), secrets.randbits(64)), **flags)
-
-
-def plan_partition(
-    run: RunPlan, archived: ArchivedPartition, settings: TopicSettings, inputs: Inputs, folder: str = ""
-) -> PartitionPlan:
-    """Return the plan of one partition. `folder`: that of its new generation."""
-    return PartitionPlan(
-        topic=archived.topic,
-        partition=archived.partition,
-        store_uri=run.store_uri,
-        folder=folder,
-        high_watermark=archived.high_watermark,
-        sealed=run.sealed,
-        force=run.force,
-        dry_run=run.dry_run,
-        now_ms=run.now_ms,
-        settings=clean_settings(settings),
-        limits=run.limits,
-        secret=run.secret,
-        **inputs,
-    )
+def whole_plan(run: RunContext, given: PartitionInput, settings: TopicSettings) -> PartitionPlan:
+    """Return the plan of a partition that is cleaned whole, without erasures."""
+    return PartitionPlan(given, CleanPolicy(clean_settings(settings)), run)
 
 
 def clean_settings(settings: TopicSettings) -> CleanSettings:
@@ -114,37 +72,40 @@ def clean_settings(settings: TopicSettings) -> CleanSettings:
     return CleanSettings(**values)
 
 
-def inputs_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True) -> Inputs:
-    """Return the plan's fields for a partition that the store does not know. Without `checkpoints`, leave out the
-    archive's cleaner and log start checkpoints: they contradict the log, and the user said to begin at its first
-    segment.
+def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True, anew: bool = False) -> PartitionInput:
+    """Return the input of a partition that the store does not know. Without `checkpoints`, leave out the archive's
+    cleaner and log start checkpoints: they contradict the log, and the user said to begin at its first segment.
     """
     first = archived.segments[0].base_offset
     cleaner, log_start = archived.cleaner_checkpoint, archived.log_start_checkpoint
     if not checkpoints:
         cleaner = log_start = None
-    return {
-        "segments": tuple(SegmentInput(s) for s in archived.segments),
-        "log_start_offset": max(first, log_start or 0),
-        "log_start_checkpoint": log_start,
-        "checkpoint": cleaner,
-        "cleaner_checkpoint": cleaner,
-        "orphans": tuple(archived.located(archived.orphans)),
-        "snapshots": tuple(archived.located(archived.snapshots)),
-        "txn_indexes": tuple(_txn_indexes(archived.segments)),
-        "leader_epochs": archived.leader_epochs,
-        "topic_id": archived.topic_id,
-    }
+    return PartitionInput(
+        topic=archived.topic,
+        partition=archived.partition,
+        segments=tuple(SegmentInput(s) for s in archived.segments),
+        log_start_offset=max(first, log_start or 0),
+        checkpoint=cleaner,
+        high_watermark=archived.high_watermark,
+        topic_id=archived.topic_id,
+        snapshots=tuple(archived.located(archived.snapshots)),
+        txn_indexes=tuple(_txn_indexes(archived.segments)),
+        orphans=tuple(archived.located(archived.orphans)),
+        leader_epochs=archived.leader_epochs,
+        cleaner_checkpoint=cleaner,
+        log_start_checkpoint=log_start,
+        anew=anew,
+    )
 
 
 def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
     yield from (SideFile(s.root, s.txn_index, s.base_offset) for s in segments if s.txn_index is not None)
 
 
-def inputs_from_generation(
+def input_from_generation(
     archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment], store_uri: str, gaps: str
-) -> Inputs:
-    """Return the plan's fields for a partition with a generation: that generation, and the archive after it.
+) -> PartitionInput:
+    """Return the input of a partition with a generation: that generation, and the archive after it.
 
     gaps: the setting. Raise NotPlanned if the archive is another log now, lacks what comes next, or holds again what
     the generation passed over.
@@ -185,27 +146,32 @@ def inputs_from_generation(
         for name in (segment_file(s.base_offset, "txnindex"),)
         if s.txn_index_bytes
     ]
-    return {
-        "segments": tuple(segments),
-        "log_start_offset": log_start,
-        "checkpoint": checkpoint.first_dirty_offset,
-        "applied_until": cleaned_until(manifest, checkpoint.first_dirty_offset),
-        "snapshots": tuple(snapshots.values()),
-        "txn_indexes": tuple(txn_indexes),
-        "leader_epochs": archived.leader_epochs,
-        "known_epochs": SideFile(store_uri, f"{folder}/{epochs}", 0, checksums.get(epochs)),
-        "topic_id": archived.topic_id or checkpoint.topic_id,
-        "known_until": checkpoint.next_offset,
-        "known_last_batch": LastBatch(
-            checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
+    return PartitionInput(
+        topic=archived.topic,
+        partition=archived.partition,
+        segments=tuple(segments),
+        log_start_offset=log_start,
+        checkpoint=checkpoint.first_dirty_offset,
+        high_watermark=archived.high_watermark,
+        topic_id=archived.topic_id or checkpoint.topic_id,
+        snapshots=tuple(snapshots.values()),
+        txn_indexes=tuple(txn_indexes),
+        orphans=tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
+        leader_epochs=archived.leader_epochs,
+        cleaner_checkpoint=archived.cleaner_checkpoint,
+        log_start_checkpoint=archived.log_start_checkpoint,
+        identity_segment=identity,
+        before=LastGeneration(
+            until=checkpoint.next_offset,
+            last_batch=LastBatch(
+                checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
+            ),
+            gaps=known_gaps,
+            epochs=SideFile(store_uri, f"{folder}/{epochs}", 0, checksums.get(epochs)),
+            expired_until=checkpoint.expired_until,
+            cleaned_until=cleaned_until(manifest, checkpoint.first_dirty_offset),
         ),
-        "identity_segment": identity,
-        "cleaner_checkpoint": archived.cleaner_checkpoint,
-        "log_start_checkpoint": archived.log_start_checkpoint,
-        "orphans": tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
-        "known_gaps": known_gaps,
-        "expired_until": checkpoint.expired_until,
-    }
+    )
 
 
 def _as_known(segment: SegmentInput, row: OutputSegment | None) -> SegmentInput:

@@ -46,7 +46,7 @@ def compact_in_splits(
 
     settle_all: decides which records stay, for all splits at once, if given.
     """
-    plan, clock = replace(plan, partial=False), Clock()
+    plan, clock = replace(plan, policy=replace(plan.policy, partial=False)), Clock()
     try:
         done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, settle_all))
     finally:  # above all if the disk is full, which ends the run
@@ -56,7 +56,7 @@ def compact_in_splits(
     if isinstance(done, PartitionResult):
         return done if done.status == "not_due" else replace(done, seconds=clock.seconds)
     remove_folder(plan)
-    return PartitionResult(plan.topic, plan.partition, "set_aside", problem=done, seconds=clock.seconds)
+    return PartitionResult(plan.input.topic, plan.input.partition, "set_aside", problem=done, seconds=clock.seconds)
 
 
 def _compact_if_due(
@@ -79,13 +79,13 @@ def _compact_if_due(
 
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
-    return attempt(plan.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
+    return attempt(plan.input.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
 def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
     out: list[SegmentScan] = []
     for scan in workers.run(
-        lambda number: _scan(plan, number), range(len(plan.segments)), f"compact {plan.name}: scan", watcher
+        lambda number: _scan(plan, number), range(len(plan.input.segments)), f"compact {plan.name}: scan", watcher
     ):
         if isinstance(scan, Problem):
             raise SetAside(scan)
@@ -118,9 +118,9 @@ def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[A
     def work() -> tuple[Analysis, list[OutputSegment], Tally]:
         tally, own = Tally(), in_own_folder(plan)
         done = expire_records(own, analysis, tally, chunk_buffer(plan))
-        store = open_root(plan.store_uri)
-        if exists(store, own.folder):
-            flush_whole(store, own.folder)  # here: the driver may be elsewhere
+        store = open_root(plan.run.store_uri)
+        if exists(store, own.run.folder):
+            flush_whole(store, own.run.folder)  # here: the driver may be elsewhere
         return *done, tally
 
     analysis_of, segments, tally = _one(workers, plan, work)
@@ -136,11 +136,11 @@ def _compact(
         scans = _scans(workers, plan, watcher)
         identity = scan_identity(plan, buffer)
         analysis = analyse(plan, scans, identity)
-        if analysis.aging and plan.settings.compacts:
+        if analysis.aging and plan.policy.settings.compacts:
             analysis = _one(
                 workers, plan, lambda: with_what_is_old(plan, analysis, scans, identity, chunk_buffer(plan))
             )
-    limits, cores = plan.limits, workers.cores
+    limits, cores = plan.run.limits, workers.cores
     cleaned, tally, peak, splits = list[OutputSegment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
         if analysis.aging:

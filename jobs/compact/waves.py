@@ -44,10 +44,10 @@ def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[Part
     """
     todo = sorted(plans, key=lambda p: -p.log_bytes)
     if (turns := start.turns) is not None:
-        todo.sort(key=lambda p: turns.get((p.topic, p.partition), (-1, -1)))
+        todo.sort(key=lambda p: turns.get((p.input.topic, p.input.partition), (-1, -1)))
     progress.start("compact", sum(p.log_bytes for p in todo), BYTES)
     try:
-        start.report.planned = {(plan.topic, plan.partition) for plan in plans}
+        start.report.planned = {(plan.input.topic, plan.input.partition) for plan in plans}
         workers.start()  # pyspark takes SIGINT's handler when it starts
         with stoppable() as stop, ended_in_time(stop, start.ends_at):
             _work_through(workers, state, start, todo, progress, stop)
@@ -76,13 +76,12 @@ def _work_through(
             report.work = workers.work()
             for result in list(results):
                 key = (result.topic, result.partition)
-                plan = next(p for p in begun if (p.topic, p.partition) == key)
+                plan = next(p for p in begun if (p.input.topic, p.input.partition) == key)
                 wrong = result.problem is not None and result.problem.kind == "side_file"
-                if (plan.known_until is not None or wrong) and begins_anew(start, key, result.problem):
-                    anew = restart_plan(plan, start.archive.partitions[key], checkpoints=not wrong)
+                if (plan.input.before.until is not None or wrong) and begins_anew(start, key, result.problem):
                     results.remove(result)
                     try:
-                        todo.append(start.erasures.applied(anew, start.checkpoints.get(key)))
+                        todo.append(restart_plan(start, plan, checkpoints=not wrong))
                         report.anew.add(key)
                     except NotPlanned as reason:
                         results.append(replace(result, problem=reason.problem))
@@ -120,7 +119,7 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> 
     report, ended = start.report, workers.await_end()
     done = {(r.topic, r.partition) for r in report.results}
     store = open_root(report.store)
-    for key in sorted({(p.topic, p.partition) for p in plans} - done):
+    for key in sorted({(p.input.topic, p.input.partition) for p in plans} - done):
         report.results.append(PartitionResult(*key, "stopped", next_offset=-1))
         if start.options.dry_run:
             continue
@@ -135,9 +134,9 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> 
 
 def _in_order(choice: Choice, plans: Sequence[PartitionPlan]) -> Choice:
     """Return the same choice, each way in the order of the plans: what time is left goes to those that wait longest."""
-    ranks = {plan.folder: rank for rank, plan in enumerate(plans)}
+    ranks = {plan.run.folder: rank for rank, plan in enumerate(plans)}
     one_task, several = (
-        tuple(sorted(of, key=lambda plan: ranks[plan.folder])) for of in (choice.one_task, choice.several)
+        tuple(sorted(of, key=lambda plan: ranks[plan.run.folder])) for of in (choice.one_task, choice.several)
     )
     return replace(choice, one_task=one_task, several=several)
 
@@ -149,7 +148,7 @@ def _at_work(choice: Choice, report: CompactReport, cores: int) -> set[Key]:
     """
     done = {(r.topic, r.partition) for r in report.results}
     ways = ((choice.one_task, cores), (choice.several, _AT_ONCE))
-    left = [([key for p in of if (key := (p.topic, p.partition)) not in done], n) for of, n in ways]
+    left = [([key for p in of if (key := (p.input.topic, p.input.partition)) not in done], n) for of, n in ways]
     return {key for keys, n in left for key in keys[:n]}
 
 
@@ -223,7 +222,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
     def several(plan: PartitionPlan, because: str, item: int) -> None:
         workers.set_pool(plan.name)
         part = PartOf(partitions, item)
-        if plan.limits.split_by == "window":
+        if plan.run.limits.split_by == "window":
             with workers.spark(f"compact {plan.name}: window") as spark:
                 from lastkey.jobs.compact.window import settle_by_window  # noqa: PLC0415 - threads need no pyspark
 
@@ -237,7 +236,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
         for item, (plan, result) in enumerate(zip(choice.one_task, done, strict=True)):
             partitions.ended(item, result)
             if result.status == "too_large":  # an earlier attempt may still write to its folder, or remove it
-                elsewhere = replace(plan, folder=f"{plan.folder}.0")
+                elsewhere = replace(plan, run=replace(plan.run, folder=f"{plan.run.folder}.0"))
                 working.append(pool.submit(several, elsewhere, KEYS, item))
 
     pool, other_pool = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)

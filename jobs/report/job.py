@@ -19,10 +19,10 @@ from lastkey.jobs.command.parse import check_topics, unmatched_tables
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.compact.plan_partition import (
     NotPlanned,
-    RunPlan,
-    inputs_from_archive,
-    inputs_from_generation,
-    plan_partition,
+    input_from_archive,
+    input_from_generation,
+    run_context,
+    whole_plan,
 )
 from lastkey.jobs.errors import PolicyError, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
@@ -118,7 +118,7 @@ def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveRepo
     plans = [list(plans_of(one, options)) for one in begun]
     together = [plan for of in plans for plan in of]
     at = time.perf_counter()
-    sizes = [sum(s.listed.size for s in p.plan.segments) for p in together]
+    sizes = [sum(s.listed.size for s in p.plan.input.segments) for p in together]
     progress.start("report", sum(sizes), BYTES)
     made = iter(
         each(profile_partition, together, "report: partitions", options, whole, progress, sizes=sizes, passes=2)
@@ -165,7 +165,7 @@ def _of_the_store(
 def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
     """Yield the plan of each task; add what is wrong with partitions to the report."""
     report, archive, checkpoints = begun.report, begun.archive, begun.checkpoints
-    run = RunPlan.of(options.config, report.store or "", report.now_ms, dry_run=True)
+    run = run_context(options.config, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
         report.archived_bytes[key] = sum(s.size for s in archived.segments)
@@ -176,15 +176,15 @@ def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
         if not archived.segments:
             report.notes.append(f"{archived.path}: no segments")
             continue
-        inputs = inputs_from_archive(archived)
+        given = input_from_archive(archived)
         if key in checkpoints:
             try:
-                inputs = inputs_from_generation(
+                given = input_from_generation(
                     archived, checkpoints[key], begun.manifests[key], report.store or "", settings.gaps
                 )
             except NotPlanned as reason:
                 report.other_problems.append(reason.problem)
-        yield ProfilePlan(plan_partition(run, archived, settings, inputs), settings.compacts)
+        yield ProfilePlan(whole_plan(run, given, settings), settings.compacts)
 
 
 def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:

@@ -97,7 +97,8 @@ def _told_of(results: list[_CountedResult[R]]) -> list[R]:
 def _told(stage: str, function: Callable[[T], R], item: T) -> R:
     """Return `function(item)`; say in the executor's log what a task works on, and which try of it this is."""
     context: Any = TaskContext.get()
-    name = f"{item.topic}-{item.partition}" if hasattr(item, "topic") and hasattr(item, "partition") else ""
+    of = getattr(item, "input", item)  # of a PartitionPlan
+    name = f"{of.topic}-{of.partition}" if hasattr(of, "topic") and hasattr(of, "partition") else ""
     name = name or (str(item) if isinstance(item, str | int) else type(item).__name__)  # a plan may hold a secret
     _LOG.info("stage %d, %s: %s, try %d", context.stageId(), stage, name, context.attemptNumber())
     return function(item)

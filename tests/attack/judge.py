@@ -205,7 +205,7 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
     """
     plan = seen.plan
     assert plan is not None
-    mtimes = {s.listed.base_offset: s.listed.mtime_ms for s in plan.segments}
+    mtimes = {s.listed.base_offset: s.listed.mtime_ms for s in plan.input.segments}
     segments = []
     for base, data in logs_in(files):
         batches = decoded(data)
@@ -214,9 +214,9 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
         if len(safe) < len(batches):
             break
     out: list[Cleaned | str] = []
-    for producers in (None, _loaded(files, plan.now_ms)):
-        log = load(segments, plan.log_start_offset, producers=producers)
-        left = clean(log, Settings(index_interval_bytes=0), plan.checkpoint, plan.now_ms)
+    for producers in (None, _loaded(files, plan.run.now_ms)):
+        log = load(segments, plan.input.log_start_offset, producers=producers)
+        left = clean(log, Settings(index_interval_bytes=0), plan.input.checkpoint, plan.run.now_ms)
         if left.range.cleanable_bytes == 0:
             out.append("not_due")
         rows = rows_of([b for s in left.segments[: left.n_cleaned] for b in s.batches])

@@ -28,7 +28,7 @@ from lastkey.jobs.command.options import (
     VerifyOptions,
 )
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact.plan_partition import RunPlan, inputs_from_archive, plan_partition
+from lastkey.jobs.compact.plan_partition import input_from_archive, run_context, whole_plan
 from lastkey.jobs.convert.job import run as convert
 from lastkey.jobs.data_source.source import KafkaLog, columns_of
 from lastkey.jobs.data_source.stream import StreamReader
@@ -78,9 +78,9 @@ def _planned(archived: ArchivedPartition, root: Path, store: Path) -> PartitionP
     problem = archived.problem or archived.high_watermark_problem or archived.unread
     if problem is not None:
         return problem
-    run = replace(RunPlan.of(CONFIG, str(store), NOW_MS), secret=SECRET)
     folder = f"segments/{archived.topic}-0/1-run"
-    return plan_partition(run, archived, CONFIG.topic_settings(archived.topic), inputs_from_archive(archived), folder)
+    run = replace(run_context(CONFIG, str(store), NOW_MS, folder=folder), secret=SECRET)
+    return whole_plan(run, input_from_archive(archived), CONFIG.topic_settings(archived.topic))
 
 
 def compact(root: Path, work: Path) -> Seen:

@@ -159,7 +159,7 @@ def _judged(member: Member, result: PartitionResult, store: Path, twin: Seen, he
 
 def _left_by(seen: Seen) -> Left:
     assert seen.outcome is not None, seen.problems
-    return _left(seen.outcome.result, Path(seen.outcome.plan.store_uri))
+    return _left(seen.outcome.result, Path(seen.outcome.plan.run.store_uri))
 
 
 def _left(result: PartitionResult, store: Path) -> Left:

@@ -22,6 +22,7 @@ from lastkey.logformat.side_files.checkpoints import read_leader_epochs
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.attack.summary import chosen, tell
 from tests.builders.folders import Archived, archived_at, compact, plan_of
+from tests.builders.plans import changed
 from tests.builders.splits import compact_in_blocks
 from tests.kafka_lab import (
     CleanSpec,
@@ -261,7 +262,7 @@ def plan_for(archived: Archived, store: Path, drawn: DrawnLog, now_ms: int, star
         archived, store, settings, now_ms=now_ms, log_start_offset=drawn.log_start, checkpoint=start, force=number == 3
     )
     epochs = archived.root / "t-0" / "leader-epoch-checkpoint"
-    return replace(plan, leader_epochs=tuple(read_leader_epochs(epochs.read_bytes(), str(epochs))))
+    return changed(plan, leader_epochs=tuple(read_leader_epochs(epochs.read_bytes(), str(epochs))))
 
 
 def lines(folder: Path, log_start: int, kinds: str = "BR") -> list[str]:

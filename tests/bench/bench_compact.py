@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from lastkey.jobs.archive.listing import list_archive
-from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.jobs.compact.plan_partition import input_from_archive
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
 from tests.bench import matrix
 from tests.bench.make_log import KEYS, RECORDS, SEGMENT_BYTES, make_partition
+from tests.builders.plans import made_plan
 from tests.kafka_lab import oracle
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -40,11 +41,9 @@ _MB = 1e6
 def _plan(archive: Path, store: Path) -> PartitionPlan:
     root = open_root(str(archive))
     (partition,) = list_archive(root, lambda _: True).partitions.values()
-    inputs = inputs_from_archive(partition)
-    return PartitionPlan(
-        topic=partition.topic, partition=0, store_uri=str(store), folder="segments/b-0/1-x",
-        high_watermark=None, sealed=False, force=False, dry_run=False, now_ms=NOW_MS,
-        settings=CleanSettings(segment_bytes=SEGMENT_BYTES), limits=Limits(), secret=(1, 2), **inputs,
+    return made_plan(
+        input_from_archive(partition), store_uri=str(store), folder="segments/b-0/1-x", now_ms=NOW_MS,
+        settings=CleanSettings(segment_bytes=SEGMENT_BYTES), limits=Limits(), secret=(1, 2), high_watermark=None,
     )  # fmt: skip
 
 

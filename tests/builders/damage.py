@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import google_crc32c
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.jobs.compact.plan_partition import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files.index_builder import IndexBuilder
@@ -20,6 +20,7 @@ from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, Part
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.findings import CheckResult
 from lastkey.udfs.verify.partition import check_partition
+from tests.builders.plans import changed, made_plan
 from tests.builders.trees import files_of
 from tests.reference.log import NONE, Batch, data_batch
 
@@ -96,11 +97,11 @@ class Partition:
     def plan(self, *, sealed: bool = False) -> PartitionPlan:
         archived = self.listed()
         assert archived.problem is None, archived.problem
-        return PartitionPlan(
+        return made_plan(
             topic="t", partition=0, store_uri=str(self.store), folder="segments/t-0/1-run",
             high_watermark=None, sealed=sealed, force=True, dry_run=False, now_ms=NOW_MS,
             settings=CleanSettings(index_interval_bytes=0, max_decompressed_batch_bytes=BOMB_LIMIT),
-            limits=self.limits, secret=(11, 12), **inputs_from_archive(archived),  # type: ignore[arg-type]
+            limits=self.limits, secret=(11, 12), given=input_from_archive(archived),  # type: ignore[arg-type]
         )  # fmt: skip
 
     def compact(self, *, sealed: bool = False, plan: PartitionPlan | None = None) -> PartitionResult:
@@ -120,7 +121,7 @@ class Partition:
         before = files_of(self.root)
         plan = plan_archived(self.listed(), Config(), sealed=sealed)
         result = check_partition(
-            replace(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT, chunk_bytes=chunk_bytes)
+            changed(plan, index_interval_bytes=0, max_batch_bytes=BOMB_LIMIT, chunk_bytes=chunk_bytes)
         )
         assert files_of(self.root) == before
         return result

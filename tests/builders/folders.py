@@ -12,6 +12,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.segments import SegmentInput, SideFile
+from tests.builders.plans import made_plan
 from tests.golden import Case
 from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
 from tests.reference.log import Batch, decode_log
@@ -78,7 +79,7 @@ def plan_of(
     dry_run: bool = False,
     secret: tuple[int, int] = (0x0123456789ABCDEF, 0x0F1E2D3C4B5A6978),
 ) -> PartitionPlan:
-    return PartitionPlan(
+    return made_plan(
         topic="t", partition=0, store_uri=str(store), folder="out",
         segments=tuple(archived.segments), log_start_offset=log_start_offset, checkpoint=checkpoint,
         high_watermark=high_watermark, sealed=sealed, force=force, dry_run=dry_run, now_ms=now_ms,
@@ -105,13 +106,15 @@ class Outcome:
 
     def path(self, number: int) -> Path:
         segment = self.result.segments[number]
-        read = {s.listed.path: s.listed.root for s in self.plan.segments}
-        return Path(read[segment.path] if segment.root == "archive" else self.plan.store_uri) / segment.path
+        read = {s.listed.path: s.listed.root for s in self.plan.input.segments}
+        return Path(read[segment.path] if segment.root == "archive" else self.plan.run.store_uri) / segment.path
 
     def side_file(self, number: int, kind: str) -> Path:
         """Return the path beside segment `number` in the generation's folder."""
         return (
-            Path(self.plan.store_uri) / self.plan.folder / segment_file(self.result.segments[number].base_offset, kind)
+            Path(self.plan.run.store_uri)
+            / self.plan.run.folder
+            / segment_file(self.result.segments[number].base_offset, kind)
         )
 
     def segments(self) -> list[Segment]:
@@ -130,7 +133,7 @@ class Outcome:
 
     def files(self) -> dict[str, bytes]:
         """Return every file of the generation."""
-        folder = Path(self.plan.store_uri) / self.plan.folder
+        folder = Path(self.plan.run.store_uri) / self.plan.run.folder
         return {p.name: p.read_bytes() for p in sorted(folder.iterdir())} if folder.exists() else {}
 
     def as_archive(self, root: Path, *, snapshots: bool) -> Archived:

@@ -22,6 +22,7 @@ from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets
 from lastkey.udfs.compact.split.walk_split import WalkedSplit
 from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
 from tests.builders.folders import Outcome, compact
+from tests.builders.plans import changed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -85,7 +86,7 @@ def compact_in_blocks(
             patch.setattr(blocks, "buckets_for", lambda _: n_buckets)
         if not at_once:
             patch.setattr(blocks, "clean_last_split", _too_many_keys)
-        small = replace(plan, limits=replace(plan.limits, split_bytes=split_bytes))
+        small = changed(plan, limits=replace(plan.run.limits, split_bytes=split_bytes))
         workers, rule = InAnyOrder(shares, shuffled), settled_by_rule if by_rule else None
         return Outcome(compact_in_splits(workers, small, Counted(Silent()), rule), plan)
 
@@ -98,12 +99,12 @@ def assert_same(one: Outcome, several: Outcome) -> None:
     """Assert that both made the same files, the same manifest and the same counters."""
     assert several.files() == one.files()
     assert several.result.counters == one.result.counters
-    folder = several.plan.folder
+    folder = several.plan.run.folder
     moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.segments]
     assert moved == list(one.result.segments)
     assert several.result.bytes_after == one.result.bytes_after
     assert several.result.recompressed_bytes == one.result.recompressed_bytes
-    left = {p.name for p in Path(several.plan.store_uri).iterdir() if p.name.startswith(folder)}
+    left = {p.name for p in Path(several.plan.run.store_uri).iterdir() if p.name.startswith(folder)}
     assert left == {folder}
 
 
@@ -117,17 +118,17 @@ def assert_same_all_ways(plan: PartitionPlan, seed: int | str = 0) -> Outcome:
     one = compact(plan)
     if one.result.status != "cleaned":
         return one
-    assert_same(one, compact_by_rule(replace(plan, folder="window")))
-    assert_same(one, compact_in_blocks(replace(plan, folder="blocks")))
-    size = sum(s.listed.size for s in plan.segments)
-    small = replace(plan.limits, chunk_bytes=max(size // 100, 1))
-    assert_same(one, compact_by_rule(replace(plan, folder="batches", limits=small)))
+    assert_same(one, compact_by_rule(changed(plan, folder="window")))
+    assert_same(one, compact_in_blocks(changed(plan, folder="blocks")))
+    size = sum(s.listed.size for s in plan.input.segments)
+    small = replace(plan.run.limits, chunk_bytes=max(size // 100, 1))
+    assert_same(one, compact_by_rule(changed(plan, folder="batches", limits=small)))
     rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)
     for _ in range(2):
         assert_same(
             one,
             compact_in_blocks(
-                replace(plan, folder=f"drawn{rng.random()}", limits=rng.choice([small, plus])),
+                changed(plan, folder=f"drawn{rng.random()}", limits=rng.choice([small, plus])),
                 split_bytes=max(rng.choice([1, 200, 1000, 1 << 30]), size // 30),
                 n_buckets=rng.choice([4, 16, 256]),
                 shares=rng.choice([1, 2, 5]),

@@ -22,6 +22,7 @@ from lastkey.logformat.dump.log_options import LogOptions
 from lastkey.logformat.messages.coordinator_records import decode_records
 from tests.builders.bare_logs import BareLog, copy_logs, differences, reindexed
 from tests.builders.folders import Archived, archived_at, compact, golden_plan
+from tests.builders.plans import changed
 from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_in
 from tests.golden import PASSES, Case, client_names, clients, digest_of_logs
@@ -102,8 +103,8 @@ def test_the_emptied_last_batch_of_a_range_below_the_high_watermark(theirs, tmp_
         [[], [], []] if NEW == "4.3.0" else [[["B", "313", "314", "0"]]] * 3
     )
     plan = golden_plan(case, partition, 3, archived_at(tmp_path / "log", partition), tmp_path / "again")
-    for checkpoint in (plan.checkpoint, None):
-        done = compact(replace(plan, checkpoint=checkpoint, settings=replace(plan.settings, gaps="fail")))
+    for checkpoint in (plan.input.checkpoint, None):
+        done = compact(changed(plan, checkpoint=checkpoint, settings=replace(plan.policy.settings, gaps="fail")))
         assert done.result.problem is None
 
 

@@ -18,6 +18,7 @@ import pytest
 from lastkey.jobs.command.cli import main
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
+from tests.builders.plans import changed
 from tests.builders.trees import files_in, tree
 from tests.golden import Case, case_names
 from tests.kafka_lab import check_served, delete_old_segments, dump, start_restored
@@ -101,19 +102,19 @@ def theirs(folder: Path, asked: Asked, policy: str, now_ms: int, work: Path) -> 
 
 def ours(plan: PartitionPlan, asked: Asked, *, compacts: bool, folder: str, sealed: bool = True) -> Outcome:
     settings = replace(
-        plan.settings,
+        plan.policy.settings,
         compacts=compacts,
         retention_ms=asked.retention_ms,
         retention_bytes=asked.retention_bytes,
     )
     return compact(
-        replace(
+        changed(
             plan,
             settings=settings,
             folder=folder,
             sealed=sealed,
             force=compacts,
-            now_ms=asked.now_ms or plan.now_ms,
+            now_ms=asked.now_ms or plan.run.now_ms,
             log_start_offset=asked.log_start,
             log_start_checkpoint=asked.log_start or None,
             high_watermark=asked.high_watermark,
@@ -127,10 +128,10 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
     for partition in case.partitions:
         folder = case.input(partition)
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
-        plan = replace(plan, checkpoint=None)
+        plan = changed(plan, checkpoint=None)
         segments, went = held(folder), 0
-        for i, asked in enumerate(questions(segments, plan.now_ms)):
-            start, bases = theirs(folder, asked, "delete", plan.now_ms, tmp_path)
+        for i, asked in enumerate(questions(segments, plan.run.now_ms)):
+            start, bases = theirs(folder, asked, "delete", plan.run.now_ms, tmp_path)
             done = ours(plan, asked, compacts=False, folder=str(i))
             assert done.result.problem is None, asked
             if done.result.status == "not_due":
@@ -149,12 +150,12 @@ def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Pat
     for partition in case.partitions:
         folder = case.input(partition)
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
-        plan = replace(plan, checkpoint=None)
+        plan = changed(plan, checkpoint=None)
         segments, went = held(folder), 0
         bases, sizes, middle = [s.base_offset for s in segments], [s.size for s in segments], len(segments) // 2
         for watermark, first_left in itertools.product((bases[middle], bases[-1]), (1, middle, len(sizes) - 1)):
             asked = Asked("", retention_bytes=sum(sizes[first_left:]), high_watermark=watermark)
-            start, theirs_left = theirs(folder, asked, "delete", plan.now_ms, tmp_path)
+            start, theirs_left = theirs(folder, asked, "delete", plan.run.now_ms, tmp_path)
             done = ours(plan, asked, compacts=False, folder=f"{watermark}-{first_left}", sealed=False).result
             assert done.problem is None, asked
             if done.status == "not_due":
@@ -181,10 +182,10 @@ def test_policy_compact_and_delete(cases: dict[str, Case], name: str, tmp_path: 
         cleaned = ours(plan, Asked("nothing"), compacts=True, folder="cleaned", sealed=False)
         left = cleaned.as_archive(tmp_path / "cleaned" / partition, snapshots=True).root / "t-0"
         compared = 0
-        for i, asked in enumerate(questions(held(left), plan.now_ms)):
+        for i, asked in enumerate(questions(held(left), plan.run.now_ms)):
             if asked.log_start:
                 continue  # cleaning begins there
-            start, bases = theirs(left, asked, "compact,delete", plan.now_ms, tmp_path)
+            start, bases = theirs(left, asked, "compact,delete", plan.run.now_ms, tmp_path)
             if bases[0] > cleaned.result.segments[-1].base_offset:
                 continue  # of the broker the active segment went too, which only a sealed archive lets go
             done = ours(plan, asked, compacts=True, folder=str(i), sealed=False)

@@ -13,6 +13,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.side_files.small_files import MOST_SIDE_BYTES, MOST_TEXT_BYTES, most_side_bytes, read_side_file
 from tests.builders.damage import BOMB_LIMIT, RECORDS, SEGMENT_OFFSETS, START_MS, Partition, batch_at, build
+from tests.builders.plans import changed
 from tests.builders.sources import read
 from tests.reference.log import data_batch
 
@@ -44,7 +45,7 @@ def test_it_is_set_aside_and_the_setting_is_named(part, chunk_bytes):
 
 def test_with_a_larger_limit_it_is_cleaned(part):
     plan = part.plan()
-    plan = replace(plan, settings=replace(plan.settings, max_decompressed_batch_bytes=2 * BOMB_LIMIT))
+    plan = changed(plan, settings=replace(plan.policy.settings, max_decompressed_batch_bytes=2 * BOMB_LIMIT))
     assert part.compact(plan=plan).status == "cleaned"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
 from tests.builders.formats import as_v3, converted
+from tests.builders.plans import changed
 from tests.builders.sources import read
 from tests.builders.splits import compact_in_blocks
 from tests.builders.trees import files_in
@@ -58,7 +58,7 @@ def test_a_compaction_leaves_the_same_whatever_the_formats(cases: dict[str, Case
             ours = compact(plan)
             assert segments_of(ours) == expected
             assert {batch[16] for batch in written(ours)} <= {2}
-            blocks = compact_in_blocks(replace(plan, store_uri=f"{plan.store_uri}-blocks"), split_bytes=3000)
+            blocks = compact_in_blocks(changed(plan, store_uri=f"{plan.run.store_uri}-blocks"), split_bytes=3000)
             assert blocks.files().keys() == ours.files().keys()
             assert segments_of(blocks) == expected
 

@@ -34,6 +34,7 @@ from lastkey.udfs.reindex.write import Target
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from tests.builders.damage import SEGMENT_OFFSETS, Partition, build
 from tests.builders.faults import Fault, faults, happened
+from tests.builders.plans import changed
 from tests.builders.sources import read
 
 READ_ERRORS = ["EIO", "ESTALE", "EACCES"]
@@ -80,7 +81,7 @@ def test_the_position_where_reading_failed(part: Partition, tmp_path: Path) -> N
 
     log = log_of(part)
     position = part.positions(SEGMENT_OFFSETS)[1]
-    small = replace(part.plan(), limits=replace(part.limits, chunk_bytes=position + 20))
+    small = changed(part.plan(), limits=replace(part.limits, chunk_bytes=position + 20))
     with faults(tmp_path, Fault("read", str(log), at=position + 30, error="EIO")):
         problem = compact_partition(small).problem
     assert happened(tmp_path) == [1]

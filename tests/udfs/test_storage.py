@@ -90,12 +90,12 @@ def test_a_flush_in_a_folder_that_is_deleted_is_not_told_of_the_next_of_its_name
     """A run by yield begins anew in the same folder where keys were lost."""
     plan = build(tmp_path / "archive").plan()
     store = folder_of(plan)
-    with faults(tmp_path, Fault("fsync", f"{plan.store_uri}/*.log", error="EIO")):
-        put_file(store, f"{plan.folder}/1.log", b"x")
-        with flushing(store, f"{plan.folder}/1.log"):
+    with faults(tmp_path, Fault("fsync", f"{plan.run.store_uri}/*.log", error="EIO")):
+        put_file(store, f"{plan.run.folder}/1.log", b"x")
+        with flushing(store, f"{plan.run.folder}/1.log"):
             pass
         remove_folder(plan)
-        assert n_open(store, plan.folder) == 0
-        put_file(folder_of(plan), f"{plan.folder}/1.log", b"x")
-        flush_whole(store, plan.folder)
+        assert n_open(store, plan.run.folder) == 0
+        put_file(folder_of(plan), f"{plan.run.folder}/1.log", b"x")
+        flush_whole(store, plan.run.folder)
     assert happened(tmp_path) == [1]

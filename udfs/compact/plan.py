@@ -92,58 +92,91 @@ class Erasing:
 
 
 @dataclass(frozen=True)
-class PartitionPlan:
-    """Everything that one partition's compaction needs; the driver makes it from names, sizes, checkpoints and the
-    store.
-    """
+class LastGeneration:
+    """Facts of the store about the partition's last generation; the defaults: there is none."""
+
+    until: int | None = None  # next_offset
+    last_batch: LastBatch = LastBatch()
+    gaps: tuple[Gap, ...] = ()  # offsets that it lacks
+    epochs: SideFile | None = None  # its leader-epoch-checkpoint
+    expired_until: int = 0  # where it begins because of retention; 0: no retention so far
+    cleaned_until: int | None = None  # offset below which all is clean; below its checkpoint after runs by yield
+
+
+@dataclass(frozen=True)
+class PartitionInput:
+    """Files that a partition's compaction reads, and what is known of its log."""
 
     topic: str
     partition: int
-    store_uri: str
-    folder: str  # folder of the new generation, relative to the store
     segments: tuple[SegmentInput, ...]
     log_start_offset: int
     checkpoint: int | None  # first dirty offset, from the store or the archive
-    high_watermark: int | None
-    sealed: bool
-    force: bool
-    dry_run: bool
-    now_ms: int
-    settings: CleanSettings
-    limits: Limits
-    secret: tuple[int, int] = field(repr=False)  # key of the key hash
+    high_watermark: int | None = None
+    topic_id: str | None = None
     snapshots: tuple[SideFile, ...] = ()
     txn_indexes: tuple[SideFile, ...] = ()
+    orphans: tuple[SideFile, ...] = ()  # indexes of the archive without their .log, by offset
     leader_epochs: tuple[tuple[int, int], ...] | None = None  # the archive's checkpoint; None: lost
-    known_epochs: SideFile | None = None  # leader-epoch-checkpoint of the last generation
-    topic_id: str | None = None
-    known_until: int | None = None  # next_offset of the last generation
-    known_last_batch: LastBatch = LastBatch()
-    identity_segment: SegmentInput | None = None  # archived; holds known_last_batch if `segments` do not
     cleaner_checkpoint: int | None = None  # the archive's, wherever `checkpoint` comes from
     log_start_checkpoint: int | None = None  # the archive's
-    orphans: tuple[SideFile, ...] = ()  # indexes of the archive without their .log, by offset
-    known_gaps: tuple[Gap, ...] = ()  # gaps of the last generation
-    expired_until: int = 0  # where the last generation begins because of retention; 0: no retention so far
+    identity_segment: SegmentInput | None = None  # archived; holds the last known batch if `segments` do not
+    before: LastGeneration = LastGeneration()
     anew: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
-    by_yield: bool = False  # leave in the store what the next run needs to choose segments by their yield
-    partial: bool = False  # clean what is new, and the older segments that pay; False: everything
-    applied_until: int | None = None  # `cleaned_until` of the last generation: below `checkpoint` after partial runs
-    secret_ms: int = 0  # --now of the run that drew the secret
-    io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
-    erasing: Erasing | None = None  # erase, and do not compact
-    max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
-    only_schedule: bool = False  # a dry run that says what a run by yield would rewrite, and reads none of that
 
     @property
     def name(self) -> str:
         """Name of the partition."""
         return f"{self.topic}-{self.partition}"
 
+
+@dataclass(frozen=True)
+class CleanPolicy:
+    """Rules of what stays: settings, erased keys, and how a run by yield chooses segments."""
+
+    settings: CleanSettings
+    erasing: Erasing | None = None  # erase, and do not compact
+    by_yield: bool = False  # leave in the store what the next run needs to choose segments by their yield
+    partial: bool = False  # clean what is new, and the older segments that pay; False: everything
+    io_budget_bytes: int | None = None  # for rewrites by yield, read and written; None: no limit
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Place of a partition's result, clock, limits and flags of its run."""
+
+    store_uri: str
+    now_ms: int
+    limits: Limits
+    secret: tuple[int, int] = field(repr=False)  # key of the key hash
+    secret_ms: int = 0  # --now of the run that drew the secret
+    folder: str = ""  # of the new generation, relative to the store
+    sealed: bool = False
+    force: bool = False
+    dry_run: bool = False
+    only_schedule: bool = False  # a dry run that says what a run by yield would rewrite, and reads none of that
+    max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """Everything that one partition's compaction needs; the driver makes it from names, sizes, checkpoints and the
+    store.
+    """
+
+    input: PartitionInput
+    policy: CleanPolicy
+    run: RunContext
+
+    @property
+    def name(self) -> str:
+        """Name of the partition."""
+        return self.input.name
+
     @property
     def log_bytes(self) -> int:
         """Bytes of the segments' logs."""
-        return sum(s.listed.size for s in self.segments)
+        return sum(s.listed.size for s in self.input.segments)
 
     @property
     def is_due_anyway(self) -> bool:
@@ -151,22 +184,28 @@ class PartitionPlan:
         uncleanable in the next run; an empty log without a generation, of which the log start, log end and leader
         epochs are all there is to keep.
         """
-        return self.anew or (self.known_until is None and not self.log_bytes and self.erasing is None)
+        return self.input.anew or (
+            self.input.before.until is None and not self.log_bytes and self.policy.erasing is None
+        )
 
     @property
     def least_bytes(self) -> int:
         """Bytes of logs that the run reads whatever it finds: by yield, those of what is new."""
-        dirty = self.checkpoint or 0
-        return sum(s.listed.size for s in self.segments if not self.partial or s.base_offset >= dirty)
+        dirty = self.input.checkpoint or 0
+        return sum(s.listed.size for s in self.input.segments if not self.policy.partial or s.base_offset >= dirty)
 
     @property
     def clean_from(self) -> int | None:
         """First dirty offset of this run; None: nothing was cleaned before."""
-        return self.checkpoint if self.partial or self.applied_until is None else self.applied_until
+        return (
+            self.input.checkpoint
+            if self.policy.partial or self.input.before.cleaned_until is None
+            else self.input.before.cleaned_until
+        )
 
     def is_ours(self, file: ListedSegment | SideFile) -> bool:
         """Return whether a file lies in the store, not in the archive."""
-        return file.root == self.store_uri
+        return file.root == self.run.store_uri
 
     @property
     def read_until(self) -> int | None:
@@ -174,20 +213,25 @@ class PartitionPlan:
         generation or the offsets that the broker cleaned or gave up, which were safe then (a high-watermark checkpoint
         may be older than the log beside it).
         """
-        if self.high_watermark is None:
+        if self.input.high_watermark is None:
             return None
-        return max(self.high_watermark, self.known_until or 0, self.cleaned_until, self.log_start_checkpoint or 0)
+        return max(
+            self.input.high_watermark,
+            self.input.before.until or 0,
+            self.cleaned_until,
+            self.input.log_start_checkpoint or 0,
+        )
 
     @property
     def oldest_ms(self) -> int:
         """Timestamp before which single records expire; -1: they do not."""
-        exact = self.settings.retention_exact and self.settings.retention_ms >= 0
-        return max(self.now_ms - self.settings.retention_ms, -1) if exact else -1
+        exact = self.policy.settings.retention_exact and self.policy.settings.retention_ms >= 0
+        return max(self.run.now_ms - self.policy.settings.retention_ms, -1) if exact else -1
 
     @property
     def cleaned_until(self) -> int:
         """Offset below which we or the archive's broker cleaned the log."""
-        return max(self.checkpoint or 0, self.cleaner_checkpoint or 0)
+        return max(self.input.checkpoint or 0, self.input.cleaner_checkpoint or 0)
 
 
 @dataclass(frozen=True)

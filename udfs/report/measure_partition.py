@@ -53,10 +53,10 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
     """Profile one partition. Whatever stops it becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
-    size = sum(s.listed.size for s in plan.segments)
+    size = sum(s.listed.size for s in plan.input.segments)
     profile = attempt(plan.name, lambda: _profile(plan, given.compacted))
     if isinstance(profile, Problem):
-        profile = PartitionProfile(plan.topic, plan.partition, given.compacted, size, profile)
+        profile = PartitionProfile(plan.input.topic, plan.input.partition, given.compacted, size, profile)
     return replace(profile, seconds=time.perf_counter() - start)
 
 
@@ -67,8 +67,8 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     analysis = None
     if compacted:
         analysis, out = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
-        if not plan.settings.by_offset:
-            by = plan.settings.compaction_strategy
+        if not plan.policy.settings.by_offset:
+            by = plan.policy.settings.compaction_strategy
             note = f"{plan.name}: dead records are counted by offset, not by {by}"
             out = replace(out, notes=(*out.notes, note))
     else:
@@ -77,7 +77,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         end = max(kept[-1].base_offset, kept[-1].last_offset + 1)
         check_checkpoints(plan, end)
         check_gaps(plan, kept, end, notes)
-        out = PartitionProfile(plan.topic, plan.partition, False, 0, notes=tuple(notes))
+        out = PartitionProfile(plan.input.topic, plan.input.partition, False, 0, notes=tuple(notes))
     all_scans, scans = scans, list(until_high_watermark(plan, scans, []))
     walk = Walk(plan, scans, analysis, buffer)
     segments = tuple(reversed([walk.segment(i) for i in reversed(range(len(scans)))]))
@@ -86,7 +86,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     gain = _gain(plan, all_scans, tally, buffer) if not compacted else size - sum(s.bytes_after for s in segments)
     if isinstance(gain, Problem):
         out = replace(out, notes=(*out.notes, f"what a compaction would save is unknown: {gain}"))
-    elif gain > 0 and plan.settings.null_keys == "fail" and (keyless := sum(s.null_keys for s in segments)):
+    elif gain > 0 and plan.policy.settings.null_keys == "fail" and (keyless := sum(s.null_keys for s in segments)):
         note = f"{keyless:,} records without a key count as kept; compact needs --null-keys keep or drop for them"
         out = replace(out, notes=(*out.notes, note))
     return replace(
@@ -94,7 +94,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         size_bytes=size,
         bytes_if_compacted=None if isinstance(gain, Problem) else size - gain,
         segments=segments,
-        log_start_offset=plan.log_start_offset,
+        log_start_offset=plan.input.log_start_offset,
         log_end_offset=max(scans[-1].base_offset, scans[-1].last_offset + 1),
         expiring=_expiring(plan, scans),
         bytes_after_is_estimate=walk.estimated or tally.recompressed_bytes > 0,
@@ -111,8 +111,9 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
     Reads the log once more, because `Walk` counts by the policy. The key table is half as large as that of `Walk`, and
     so large enough.
     """
-    keys = "keep" if plan.settings.null_keys == "fail" else plan.settings.null_keys
-    plan = replace(plan, settings=replace(plan.settings, compacts=True, null_keys=keys))
+    keys = "keep" if plan.policy.settings.null_keys == "fail" else plan.policy.settings.null_keys
+    settings = replace(plan.policy.settings, compacts=True, null_keys=keys)
+    plan = replace(plan, policy=replace(plan.policy, settings=settings))
 
     def work() -> int:
         analysis, _ = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
@@ -137,19 +138,21 @@ def _as_the_cleaner_sees_it(
     plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch
 ) -> tuple[Analysis | None, PartitionProfile]:
     """Return an analysis of what would be cleaned, due or not (None: nothing may be), and the cleaner's figures."""
-    compaction = replace(plan.settings, retention_ms=-1, retention_bytes=-1)
-    asked = replace(plan, dry_run=True, force=False, settings=compaction)
+    compaction = replace(plan.policy.settings, retention_ms=-1, retention_bytes=-1)
+    asked = PartitionPlan(
+        plan.input, replace(plan.policy, settings=compaction), replace(plan.run, dry_run=True, force=False)
+    )
     try:
         due = bool(analyse(asked, scans, identity).sources)
     except NotDue:
         due = False
-    null_keys = "keep" if plan.settings.null_keys == "fail" else plan.settings.null_keys
+    null_keys = "keep" if plan.policy.settings.null_keys == "fail" else plan.policy.settings.null_keys
     settings = replace(compaction, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)
     try:
-        analysis = analyse(replace(asked, settings=settings), scans, identity)
+        analysis = analyse(replace(asked, policy=replace(asked.policy, settings=settings)), scans, identity)
     except NotDue as reason:
         r = reason.result
-        profile = PartitionProfile(plan.topic, plan.partition, compacted=True, size_bytes=0, notes=r.notes)
+        profile = PartitionProfile(plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=r.notes)
         return None, replace(
             profile,
             first_dirty_offset=r.first_dirty_before,
@@ -159,7 +162,9 @@ def _as_the_cleaner_sees_it(
             dirty_bytes=r.dirty_bytes,
         )
     found = analysis.cleanable
-    profile = PartitionProfile(plan.topic, plan.partition, compacted=True, size_bytes=0, notes=analysis.notes)
+    profile = PartitionProfile(
+        plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=analysis.notes
+    )
     return analysis, replace(
         profile,
         first_dirty_offset=found.first_dirty_offset,

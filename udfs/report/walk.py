@@ -41,11 +41,13 @@ class Walk:
         self.cleaned = len(analysis.sources) - len(analysis.untouched) if analysis else 0  # segments from the first on
         self.first_dirty = analysis.cleanable.first_dirty_offset if analysis else 0
         self.end = analysis.cleanable.first_uncleanable_offset if analysis else 0
-        self.keys = KeyCounts(plan.limits.task_memory_bytes // 2)
+        self.keys = KeyCounts(plan.run.limits.task_memory_bytes // 2)
         self.times = TimeBuckets()
         self.tallies: list[Tally] = []
         self.estimated = False
-        self.loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+        self.loader = BodyLoader(
+            max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret
+        )
         self.chunks: list[tuple[int, int]] = []  # (source, chunk) in the order of the walk ...
         self.last_offsets: list[int] = []  # ... and the last offset of each
         # of all batches before each source
@@ -156,7 +158,9 @@ class Walk:
             see.run(run, np.ones(len(run.spans), np.bool_), np.full(len(run.batches), COPIED, np.int8))
 
     def _mark(self, run: Run, is_last: np.ndarray) -> None:
-        self.keys.count(run, self.first_dirty, self.end, is_last, f"{self.plan.topic}-{self.plan.partition}")
+        self.keys.count(
+            run, self.first_dirty, self.end, is_last, f"{self.plan.input.topic}-{self.plan.input.partition}"
+        )
         self._is_last = is_last
 
     def hot_keys(self) -> tuple[HotKey, ...]:
@@ -219,7 +223,7 @@ class _See:
             kept,
             outcome,
             self.largest_before[run.first : run.first + len(run.batches)],
-            walk.plan.now_ms,
+            walk.plan.run.now_ms,
             mine,
             self.ages,
         )

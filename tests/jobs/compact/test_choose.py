@@ -16,6 +16,7 @@ from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
 from lastkey.udfs.segments import OutputSegment, SegmentInput
 from tests.builders.folders import Archived, plan_of
+from tests.builders.plans import changed
 from tests.reference.cleaner import Settings
 
 GIB = 1 << 30
@@ -85,7 +86,7 @@ def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
     assert (chosen.one_task, chosen.several, chosen.because) == ((small,), (large,), CORES_IDLE)
     asked: tuple[SplitBy, ...] = ("blocks", "window")
     for split in asked:
-        plans = [replace(p, limits=Limits(split_by=split)) for p in (small, large)]
+        plans = [changed(p, limits=Limits(split_by=split)) for p in (small, large)]
         assert choose(plans, workers(2)).several == (plans[1], plans[0])
         assert choose(plans, workers(2)).because == ASKED
     assert choose([plan(4 * GIB, "none")], workers(2)).several == ()
@@ -98,9 +99,9 @@ def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split:
 
 def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
     whole, rest = plan(4 * GIB), SegmentInput(ListedSegment("/none", "t-0/9.log", 9, 7, 0))
-    grown = replace(whole, segments=(*whole.segments, rest), checkpoint=9)
+    grown = changed(whole, segments=(*whole.input.segments, rest), checkpoint=9)
     assert grown.least_bytes == grown.log_bytes == 4 * GIB + 7
-    assert replace(grown, partial=True).least_bytes == 7
+    assert changed(grown, partial=True).least_bytes == 7
 
 
 def _row(size: int, superseded: int) -> OutputSegment:
@@ -120,19 +121,19 @@ def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for
         3: (0, 0),
     }  # bytes of the segment that is worth it, and its dead share
     full = 30 * 86_400_000
-    plans = [replace(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1, checkpoint=9) for n in dead]
+    plans = [changed(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1, checkpoint=9) for n in dead]
     plans = [
-        replace(p, segments=tuple(replace(s, row=_row(*of)) for s in p.segments))
+        changed(p, segments=tuple(replace(s, row=_row(*of)) for s in p.input.segments))
         for p, of in zip(plans, dead.values(), strict=True)
     ]
 
     def shares(*, io_budget: int, **overdue: int) -> list[int | None]:
-        due = [replace(p, secret_ms=overdue.get(f"p{p.partition}", 1)) for p in plans]
-        return [p.io_budget_bytes for p in with_shares(io_budget, due)]
+        due = [changed(p, secret_ms=overdue.get(f"p{p.input.partition}", 1)) for p in plans]
+        return [p.policy.io_budget_bytes for p in with_shares(io_budget, due)]
 
     assert shares(io_budget=100) == [40, 60, 0, 0]
     assert shares(io_budget=109) == [49, 60, 0, 0]
     assert shares(io_budget=169) == [70, 70, 19, 10]
     assert shares(io_budget=100, p3=0) == [0, 20, 0, 80]  # 20 bytes, read twice, written, and read back
     assert shares(io_budget=70, p3=0) == [10, 60, 0, 0]
-    assert all(p.io_budget_bytes is None for p in with_shares(None, plans))
+    assert all(p.policy.io_budget_bytes is None for p in with_shares(None, plans))

@@ -206,7 +206,7 @@ def grown(spark, cases, now_ms, tmp_path_factory):
     real = SparkTasks.run
 
     def counting(self, function, items, *more):
-        asked.extend(item.topic for item in items)
+        asked.extend(item.input.topic for item in items)
         return real(self, function, items, *more)
 
     SparkTasks.run = counting

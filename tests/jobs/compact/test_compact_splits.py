@@ -259,7 +259,7 @@ def test_a_key_file_that_the_window_reads_otherwise_is_a_problem(spark, cases, n
         put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
 
     def damaged(spark, plan, walked, n_buckets):
-        if plan.partition == 1:
+        if plan.input.partition == 1:
             path = lab.store / walked[0].blocks[0].path
             data = path.read_bytes()
             path.write_bytes(bytes([data[0] ^ 1]) + data[1:])

@@ -13,6 +13,7 @@ from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.spark.workers import InTurn
 from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.folders import archived_at, compact, golden_plan
+from tests.builders.plans import changed
 from tests.golden import Case
 
 
@@ -26,8 +27,8 @@ def test_it_says_what_one_task_says(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / "store")
-    by = replace(plan.settings, compaction_strategy=strategy)
-    plan = replace(plan, dry_run=True, settings=by, limits=replace(plan.limits, split_bytes=1, chunk_bytes=4096))
+    by = replace(plan.policy.settings, compaction_strategy=strategy)
+    plan = changed(plan, dry_run=True, settings=by, limits=replace(plan.run.limits, split_bytes=1, chunk_bytes=4096))
     one, several = compact(plan).result, compact_in_splits(InTurn(), plan, Counted(Silent()))
     assert (several.status, several.splits > 1) == ("cleaned", True)
     assert said(several) == said(one)

@@ -14,13 +14,14 @@ from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact.plan_partition import NotPlanned, inputs_from_generation
+from lastkey.jobs.compact.plan_partition import NotPlanned, input_from_generation
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import BadSettingError, UsageError
 from lastkey.jobs.verify import job as verify
 from lastkey.jobs.verify.plan_checks import plan_generation
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.plans import changed
 from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, tree
 from tests.reference.log import decode_log
@@ -109,9 +110,9 @@ def test_a_store_that_forgot_what_expired_says_that_it_came_back(runs):
     archived = listed(str(runs.lab.archive)).partitions["plain", 0]
     manifest = runs.lab.state().current()[1]["plain", 0]
     given = archived, checkpoint, manifest, str(runs.lab.store)
-    assert inputs_from_generation(*given, "fail")["log_start_offset"] == checkpoint.log_start_offset
+    assert input_from_generation(*given, "fail").log_start_offset == checkpoint.log_start_offset
     with pytest.raises(NotPlanned) as caught:
-        inputs_from_generation(archived, replace(checkpoint, expired_until=0), *given[2:], "fail")
+        input_from_generation(archived, replace(checkpoint, expired_until=0), *given[2:], "fail")
     assert caught.value.problem.state == "gap"
 
 
@@ -151,9 +152,9 @@ def test_verify_sees_what_should_not_have_gone(runs, topic):
     )
     assert not plan.parent_gone
     assert not check_generation(plan).problems
-    longer = check_generation(replace(plan, retention_ms=plan.retention_ms + 3_600_000))
+    longer = check_generation(changed(plan, retention_ms=plan.retention_ms + 3_600_000))
     assert longer.problems, "records of the last hour went"
-    assert check_generation(replace(plan, retention_ms=-1)).problems
+    assert check_generation(changed(plan, retention_ms=-1)).problems
 
 
 def test_settings_that_contradict_each_other(runs):

@@ -37,6 +37,7 @@ from tests.builders.damage import (
     resign,
 )
 from tests.builders.limits import as_nobody, open_to_all
+from tests.builders.plans import changed
 from tests.reference.log import GZIP, LZ4, NONE, SNAPPY, ZSTD, Batch, Record, data_batch, marker_batch
 
 CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
@@ -227,7 +228,7 @@ def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_waterm
     """No checksum covers a base offset. A batch that ends in a later segment hides all that is behind it."""
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position, struct.pack(">q", INNER + RECORDS + (1 << 40)))
-    result = part.compact(plan=replace(part.plan(), high_watermark=high_watermark))
+    result = part.compact(plan=changed(part.plan(), high_watermark=high_watermark))
     assert result.status == "set_aside"
     problem = result.problem
     assert problem is not None
@@ -245,7 +246,7 @@ def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) 
     if not index:
         for path in part.folder.glob(f"{ACTIVE:020d}.*index"):
             path.unlink()
-    plan = replace(part.plan(), high_watermark=base + RECORDS)
+    plan = changed(part.plan(), high_watermark=base + RECORDS)
     problem = part.compact(plan=plan).problem
     assert problem is not None
     assert (problem.kind, problem.path, problem.position) == ("gap", f"t-0/{segment_file(ACTIVE, 'log')}", position)
@@ -254,7 +255,7 @@ def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) 
     if index:
         told = (("index", f"t-0/{segment_file(ACTIVE, 'index')}"), ("relative_offset", problem.path))[bit > 31]
         assert told in [(p.kind, p.path) for p in part.verify().problems]
-    accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
+    accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert accepted.status == "cleaned"
     assert any(problem.expected in note for note in accepted.notes)
 
@@ -263,7 +264,7 @@ def test_nor_is_one_in_the_last_segment(part: Partition, index: bool, bit: int) 
 def test_nor_where_another_batch_lies_behind_it(part: Partition, bit: int) -> None:
     position = part.positions(ACTIVE)[1]
     flip(part.log(ACTIVE), position + 7 - bit // 8, bit % 8)
-    problem = part.compact(plan=replace(part.plan(), high_watermark=ACTIVE + RECORDS + 1)).problem
+    problem = part.compact(plan=changed(part.plan(), high_watermark=ACTIVE + RECORDS + 1)).problem
     assert problem is not None
     assert (problem.kind, problem.path, problem.position) == ("offsets", f"t-0/{segment_file(ACTIVE, 'log')}", position)
 
@@ -275,7 +276,7 @@ def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_it
     part.write(0, [data_batch(0, [(START_MS, b"only here", None)], magic=1)])
     os.utime(part.log(0), (mtime_s, mtime_s))
     plan = part.plan()
-    result = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
+    result = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert result.status == "cleaned", result.problem
     assert (result.counters["tombstones_kept"], result.counters["dropped_tombstones"]) == (1, 0)
 
@@ -751,7 +752,7 @@ def test_log_without_permission() -> None:
         part = build(folder / "archive")
         plan = part.plan()
         side = plan_archived(part.listed(), Config(), sealed=False)
-        assert compact_partition(replace(plan, folder="before")).status == "cleaned"  # all is imported and compiled
+        assert compact_partition(changed(plan, folder="before")).status == "cleaned"  # all is imported and compiled
         shutil.rmtree(part.store)
         with as_nobody():
             assert not check_partition(side).problems

@@ -184,9 +184,9 @@ def test_a_file_that_is_copied_under_an_earlier_base_is_read_back(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(segment_bytes=1, index_interval_bytes=0),
         now_ms=10**6, log_start_offset=10,
     )  # fmt: skip
-    copy = tmp_path / "store" / plan.folder / f"{10:020d}.log"
+    copy = tmp_path / "store" / plan.run.folder / f"{10:020d}.log"
     with faults(tmp_path, Fault("read", str(copy), flip=(70, 0x01))):
         problem = compact_in_blocks(plan).result.problem
     assert happened(tmp_path) == [1]
     assert problem is not None
-    assert (problem.kind, problem.path) == ("readback", f"{plan.folder}/{copy.name}")
+    assert (problem.kind, problem.path) == ("readback", f"{plan.run.folder}/{copy.name}")

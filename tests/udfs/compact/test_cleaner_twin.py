@@ -20,6 +20,7 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.udfs.compact.plan import Limits
 from tests.builders.drawn import NOW, RETENTION, Drawn, logs
 from tests.builders.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
+from tests.builders.plans import changed
 from tests.reference.cleaner import AbortedTxn, Cleaned, Segment, Settings, clean, group_segments_by_size
 from tests.reference.log import ABORT, COMMIT, NONE, Batch, Record, data_batch, marker_batch
 from tests.reference.producer_state import State
@@ -160,7 +161,7 @@ def check_hostile(ours: Outcome) -> None:
     """Assert that the same files result if every buffer is tiny and every piece goes to a temporary file."""
     for chunk_bytes, soft_bytes in ((64, 1), (300, 60)):
         limits = Limits(chunk_bytes=chunk_bytes, task_memory_bytes=0)
-        plan = replace(ours.plan, limits=limits, folder=f"hostile{chunk_bytes}")
+        plan = changed(ours.plan, limits=limits, folder=f"hostile{chunk_bytes}")
         with mock.patch(
             "lastkey.udfs.compact.one_task.clean_groups.BodyLoader",
             functools.partial(BodyLoader, soft_bytes=soft_bytes),
@@ -179,7 +180,7 @@ def check_settled(drawn: Drawn, ours: Outcome, tmp: Path) -> None:
     if any(b.control or b.transactional for b in survivors(drawn.segments)):
         return
     archived = ours.as_archive(tmp / "settled-archive", snapshots=False)
-    plan = replace(
+    plan = changed(
         ours.plan, store_uri=str(tmp / "settled"), segments=tuple(archived.segments),
         snapshots=tuple(archived.snapshots), txn_indexes=tuple(archived.txn_indexes),
     )  # fmt: skip

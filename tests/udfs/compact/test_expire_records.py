@@ -11,6 +11,7 @@ import pytest
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
+from tests.builders.plans import changed
 from tests.builders.splits import compact_by_rule, compact_in_blocks
 from tests.golden import Case, case_names
 from tests.reference.any_magic import decode_any
@@ -20,7 +21,7 @@ from tests.reference.log import GZIP, SNAPPY, ZSTD, Batch, Record, data_batch, m
 
 def batches_of(plan: PartitionPlan) -> list[list[Batch]]:
     """Return the batches of each segment of the plan."""
-    return [decode_any((Path(s.listed.root) / s.listed.path).read_bytes()) for s in plan.segments]
+    return [decode_any((Path(s.listed.root) / s.listed.path).read_bytes()) for s in plan.input.segments]
 
 
 def batches_after(done: Outcome) -> list[list[Batch]]:
@@ -32,9 +33,9 @@ def open_from(plan: PartitionPlan) -> int:
     """Return the number of the first segment that must not change: the last one, or one with an open transaction."""
     segments = [
         Segment(s.listed.base_offset, tuple(batches), 0)
-        for s, batches in zip(plan.segments, batches_of(plan), strict=True)
+        for s, batches in zip(plan.input.segments, batches_of(plan), strict=True)
     ]
-    end = cleanable_range(load(segments, 0), Settings(), None, plan.now_ms).first_uncleanable_offset
+    end = cleanable_range(load(segments, 0), Settings(), None, plan.run.now_ms).first_uncleanable_offset
     return sum(s.base_offset < end for s in segments)
 
 
@@ -48,9 +49,13 @@ def times(batches: list[Batch]) -> list[int]:
 
 def exact(plan: PartitionPlan, oldest_ms: int, *, compacts: bool = False) -> PartitionPlan:
     settings = replace(
-        plan.settings, compacts=compacts, retention_ms=plan.now_ms - oldest_ms, retention_exact=True, null_keys="keep"
+        plan.policy.settings,
+        compacts=compacts,
+        retention_ms=plan.run.now_ms - oldest_ms,
+        retention_exact=True,
+        null_keys="keep",
     )
-    return replace(plan, settings=settings)
+    return changed(plan, settings=settings)
 
 
 def young(records: list[Record], oldest_ms: int) -> list[Record]:
@@ -65,7 +70,7 @@ def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) 
     expected = [r for batches in was[gone:closed] for r in young(data_records(batches), oldest_ms)]
     expected += [r for batches in was[closed:] for r in data_records(batches)]
     assert [r for batches in after for r in data_records(batches)] == expected
-    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in plan.segments[gone:]]
+    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in plan.input.segments[gone:]]
     controls = [b for batches in was[gone:] for b in batches if b.control]
     assert [b for batches in after for b in batches if b.control] == controls
     for batches, left in zip(was[gone:], after, strict=True):
@@ -96,12 +101,12 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
     closed = [b for batches in batches_of(plan)[: open_from(plan)] for b in batches]
     all_times = times(closed)
     if not all_times:  # of magic 0: without times no record is too old, and segments go by the times of their files
-        oldest = plan.segments[0].listed.mtime_ms + 1
+        oldest = plan.input.segments[0].listed.mtime_ms + 1
         check_nothing_else_went(plan, compact(exact(plan, oldest)), oldest)
         assert compact(exact(plan, oldest - 1)).result.status == "not_due"
         return
     for number, oldest in enumerate((all_times[len(all_times) // 3], all_times[-1], all_times[0])):
-        mine = replace(exact(plan, oldest), folder=f"out-{number}")
+        mine = changed(exact(plan, oldest), folder=f"out-{number}")
         done = compact(mine)
         if len(data_records(closed)) == len(young(data_records(closed), oldest)) and not done.result.expired:
             assert done.result.status == "not_due", oldest  # a record exactly as old as the limit stays
@@ -124,8 +129,8 @@ def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> 
     case = cases[name]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
-    plan = replace(plan, force=True, settings=replace(plan.settings, null_keys="keep"))
-    without = compact(replace(plan, folder="without"))
+    plan = changed(plan, force=True, settings=replace(plan.policy.settings, null_keys="keep"))
+    without = compact(changed(plan, folder="without"))
     assert without.result.status == "cleaned", without.result.problem
     end = without.result.first_dirty_offset
     found = [b for batches in batches_after(without) for b in batches]
@@ -136,7 +141,7 @@ def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> 
     oldest = all_times[len(all_times) // 2]
     outcomes = []
     for folder, way in (("one", compact), ("blocks", compact_in_blocks), ("window", compact_by_rule)):
-        done = way(replace(exact(plan, oldest, compacts=True), folder=folder))
+        done = way(changed(exact(plan, oldest, compacts=True), folder=folder))
         assert done.result.status == "cleaned", done.result.problem
         kept = [b for batches in batches_after(done) for b in batches]
         start = done.result.log_start_offset  # whole segments went too
@@ -224,7 +229,7 @@ def log_of(*ages: list[int], root: Path) -> Archived:
 
 def week(archived: Archived, store: Path, **fields: object) -> PartitionPlan:
     plan = plan_of(archived, store, Settings(), now_ms=NOW_MS, log_start_offset=0)
-    return replace(exact(plan, NOW_MS - 7 * DAY), **fields)
+    return changed(exact(plan, NOW_MS - 7 * DAY), **fields)
 
 
 def test_only_what_changes_and_what_is_before_it_is_written(tmp_path: Path) -> None:
@@ -241,11 +246,11 @@ def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
     archived = log_of([9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     plan = week(archived, tmp_path)
     for known, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
-        segments = (plan.segments[0], *(replace(s, min_timestamp_ms=known) for s in plan.segments[1:]))
-        done = compact(replace(plan, segments=segments, folder=f"out{known}"))
+        segments = (plan.input.segments[0], *(replace(s, min_timestamp_ms=known) for s in plan.input.segments[1:]))
+        done = compact(changed(plan, segments=segments, folder=f"out{known}"))
         assert done.result.counters["records_read"] == read
-    nothing_old = tuple(replace(s, min_timestamp_ms=NOW_MS) for s in plan.segments)
-    assert compact(replace(plan, segments=nothing_old, folder="none")).result.status == "not_due"
+    nothing_old = tuple(replace(s, min_timestamp_ms=NOW_MS) for s in plan.input.segments)
+    assert compact(changed(plan, segments=nothing_old, folder="none")).result.status == "not_due"
 
 
 def test_the_last_segment_and_an_open_transaction_are_left_alone(tmp_path: Path) -> None:
@@ -280,7 +285,7 @@ def test_all_of_a_segment_between_others(tmp_path: Path) -> None:
     assert done.result.segments[1].min_timestamp_ms == NO_TIMESTAMP
     # it is the first segment now, and goes as any old one
     behind = Archived(archived.root, list(done.as_archive(tmp_path / "again", snapshots=False).segments[1:]))
-    later = compact(replace(week(behind, tmp_path / "b"), log_start_offset=1))
+    later = compact(changed(week(behind, tmp_path / "b"), log_start_offset=1))
     assert [(one.reason, one.segments) for one in later.result.expired] == [("time", 1)]
 
 
@@ -289,7 +294,7 @@ def test_by_size_after_what_went_one_by_one(tmp_path: Path) -> None:
     size = archived.segments[1].listed.size // 2
     plan = week(archived, tmp_path)
     limit = 6 * size  # seven batches of one size: without the old record no more than six are left
-    done = compact(replace(plan, settings=replace(plan.settings, retention_bytes=limit)))
+    done = compact(changed(plan, settings=replace(plan.policy.settings, retention_bytes=limit)))
     assert done.result.expired == ()
     assert [s.records for s in done.result.segments] == [1, 2, 2, 1]
 
@@ -313,7 +318,7 @@ def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
         ],
     )
     plan = week(archived, tmp_path)
-    done = compact(replace(plan, settings=replace(plan.settings, null_keys="fail")))
+    done = compact(changed(plan, settings=replace(plan.policy.settings, null_keys="fail")))
     assert [s.records for s in done.result.segments] == [1, 1]
 
 
@@ -414,7 +419,7 @@ def test_what_may_not_be_compacted_yet_makes_nothing_due_again(tmp_path: Path) -
     again = done.as_archive(tmp_path / "again", snapshots=True)
     least = [s.min_timestamp_ms for s in done.result.segments]
     inputs = tuple(replace(s, min_timestamp_ms=t) for s, t in zip(again.segments, least, strict=True))
-    later = replace(
+    later = changed(
         first, store_uri=str(tmp_path / "b"), segments=inputs, checkpoint=2, force=False,
         snapshots=tuple(again.snapshots), txn_indexes=(),
     )  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 
 from lastkey.udfs.compact.plan import Limits
 from tests.builders.folders import Outcome, archived_at, compact, golden_plan
+from tests.builders.plans import changed
 from tests.builders.trees import files_in
 from tests.golden import PASSES, Case, case_names
 from tests.reference.log import SNAPPY, ZSTD, decode_log
@@ -121,13 +122,13 @@ def test_records_without_key_set_the_partition_aside_unless_told_otherwise(
     case = cases["null-keys"]
     (partition,) = case.partitions
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
-    fails = compact(replace(plan, settings=replace(plan.settings, null_keys="fail")))
+    fails = compact(changed(plan, settings=replace(plan.policy.settings, null_keys="fail")))
     assert fails.result.status == "set_aside"
     assert fails.result.problem is not None
     assert fails.result.problem.kind == "null_key"
     assert fails.files() == {}
-    keeps = compact(replace(plan, settings=replace(plan.settings, null_keys="keep")))
-    drops = compact(replace(plan, folder="drops"))
+    keeps = compact(changed(plan, settings=replace(plan.policy.settings, null_keys="keep")))
+    drops = compact(changed(plan, folder="drops"))
     found = drops.result.counters["null_keys"]
     assert found == drops.result.counters["dropped_null_key"] > 0
     assert keeps.result.counters["records_kept"] == drops.result.counters["records_kept"] + found
@@ -140,5 +141,5 @@ def test_tiny_buffers_make_the_same_files(cases: dict[str, Case], name: str, tmp
     (partition,) = case.partitions
     archived = archived_at(case.folder / "input", partition)
     plan = golden_plan(case, partition, 1, archived, tmp_path / "usual")
-    tiny = replace(plan, store_uri=str(tmp_path / "tiny"), limits=Limits(chunk_bytes=64, task_memory_bytes=0))
+    tiny = changed(plan, store_uri=str(tmp_path / "tiny"), limits=Limits(chunk_bytes=64, task_memory_bytes=0))
     assert compact(tiny).files() == compact(plan).files()

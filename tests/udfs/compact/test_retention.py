@@ -18,6 +18,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.retention import RetentionLimits, expired_segments, may_take_any
 from tests.builders.damage import build
 from tests.builders.folders import Archived, archived_at, compact, golden_plan
+from tests.builders.plans import changed
 from tests.golden import Case
 from tests.reference.log import decode_log
 
@@ -112,8 +113,8 @@ def test_what_lies_above_the_high_watermark_counts(tmp_path, watermark, zeros):
         log.write(bytes(zeros))
     plan = part.plan()
     for limit, gone in ((sum(sizes[1:]), 1), (sum(sizes[1:]) + 1, 0), (sizes[3], 2 if watermark < 36 else 3)):
-        settings = replace(plan.settings, compacts=False, retention_bytes=limit)
-        done = compact(replace(plan, high_watermark=watermark, settings=settings, folder=f"{limit}")).result
+        settings = replace(plan.policy.settings, compacts=False, retention_bytes=limit)
+        done = compact(changed(plan, high_watermark=watermark, settings=settings, folder=f"{limit}")).result
         assert sum(one.segments for one in done.expired) == gone
         assert [one.bytes_above for one in done.expired] == [
             sum(sizes) - sum(sizes[:gone]) - sum(s.size_bytes for s in done.segments)
@@ -128,28 +129,30 @@ def case(cases) -> Case:
 def plan_for(case: Case, store: Path, archived: Archived | None = None, **settings) -> PartitionPlan:
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived or archived_at(case.folder / "input", partition), store)
-    return replace(plan, settings=replace(plan.settings, compacts=False, **settings))
+    return changed(plan, settings=replace(plan.policy.settings, compacts=False, **settings))
 
 
 def largest_timestamps(plan: PartitionPlan) -> list[int]:
     return [
         max(b.max_timestamp for b in decode_log((Path(s.listed.root) / s.listed.path).read_bytes()))
-        for s in plan.segments
+        for s in plan.input.segments
     ]
 
 
 def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
     plan = plan_for(case, tmp_path)
-    n, largest = len(plan.segments), largest_timestamps(plan)
+    n, largest = len(plan.input.segments), largest_timestamps(plan)
     assert n > 3
-    plan = plan_for(case, tmp_path, retention_ms=plan.now_ms - largest[1] - 1)  # the second is past by a millisecond
+    plan = plan_for(
+        case, tmp_path, retention_ms=plan.run.now_ms - largest[1] - 1
+    )  # the second is past by a millisecond
     done = compact(plan)
-    bases = [s.listed.base_offset for s in plan.segments]
+    bases = [s.listed.base_offset for s in plan.input.segments]
     assert [s.base_offset for s in done.result.segments] == bases[2:]
     assert {s.root for s in done.result.segments} == {"archive"}
     [gone] = done.result.expired
     assert (gone.reason, gone.until, gone.segments) == ("time", bases[2], 2)
-    assert gone.bytes == sum(s.listed.size for s in plan.segments[:2])
+    assert gone.bytes == sum(s.listed.size for s in plan.input.segments[:2])
     assert (done.result.log_start_offset, done.result.first_dirty_offset) == (bases[2], bases[2])
     assert not any(name.endswith(".log") for name in done.files())
     assert f"{bases[2]:020d}.snapshot" not in done.files() and f"{bases[3]:020d}.snapshot" in done.files()
@@ -158,14 +161,14 @@ def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
 
 def test_on_the_millisecond_it_stays(case, tmp_path):
     plan = plan_for(case, tmp_path)
-    plan = plan_for(case, tmp_path, retention_ms=plan.now_ms - largest_timestamps(plan)[0])
+    plan = plan_for(case, tmp_path, retention_ms=plan.run.now_ms - largest_timestamps(plan)[0])
     assert compact(plan).result.status == "not_due"
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_the_last_segment_goes_only_if_nothing_appends_to_it(case, tmp_path, sealed):
-    plan = replace(plan_for(case, tmp_path, retention_ms=0), sealed=sealed, now_ms=2**45)
+    plan = changed(plan_for(case, tmp_path, retention_ms=0), sealed=sealed, now_ms=2**45)
     done = compact(plan)
     [segment] = done.result.segments
     if sealed:
@@ -173,44 +176,44 @@ def test_the_last_segment_goes_only_if_nothing_appends_to_it(case, tmp_path, sea
         assert done.result.log_start_offset == done.result.next_offset
         assert done.path(0).read_bytes() == b""
     else:
-        assert segment.base_offset == plan.segments[-1].listed.base_offset
+        assert segment.base_offset == plan.input.segments[-1].listed.base_offset
         assert segment.root == "archive"
 
 
 def test_by_size_then_by_time(case, tmp_path):
     plan = plan_for(case, tmp_path)
-    sizes, largest = [s.listed.size for s in plan.segments], largest_timestamps(plan)
-    limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.now_ms - largest[2] - 1}
+    sizes, largest = [s.listed.size for s in plan.input.segments], largest_timestamps(plan)
+    limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.run.now_ms - largest[2] - 1}
     done = compact(plan_for(case, tmp_path, **limits))
     assert [(one.reason, one.segments) for one in done.result.expired] == [("size", 1), ("time", 2)]
-    assert [s.base_offset for s in done.result.segments] == [s.listed.base_offset for s in plan.segments[3:]]
+    assert [s.base_offset for s in done.result.segments] == [s.listed.base_offset for s in plan.input.segments[3:]]
     again = compact(plan_for(case, tmp_path / "b", retention_bytes=sum(sizes[1:]) + 1))
     assert again.result.status == "not_due"  # less would be left than the setting says
 
 
 def test_records_deleted_by_the_broker(case, tmp_path):
     plan = plan_for(case, tmp_path, retention_bytes=2**62)
-    start = plan.segments[2].listed.base_offset + 1
-    done = compact(replace(plan, log_start_offset=start, log_start_checkpoint=start))
+    start = plan.input.segments[2].listed.base_offset + 1
+    done = compact(changed(plan, log_start_offset=start, log_start_checkpoint=start))
     assert [(one.reason, one.segments) for one in done.result.expired] == [("log_start", 2)]
-    assert done.result.segments[0].base_offset == plan.segments[2].listed.base_offset
+    assert done.result.segments[0].base_offset == plan.input.segments[2].listed.base_offset
     assert done.result.log_start_offset == start
 
 
 def test_what_the_cleaner_leaves_expires_after_it(case, tmp_path):
     """Clean first, then apply retention to the cleaned segments, as a broker does."""
     plan = plan_for(case, tmp_path)
-    both = replace(plan, force=True, settings=replace(plan.settings, compacts=True))
-    cleaned = compact(replace(both, folder="cleaned")).result.segments
+    both = changed(plan, force=True, settings=replace(plan.policy.settings, compacts=True))
+    cleaned = compact(changed(both, folder="cleaned")).result.segments
     assert len([s for s in cleaned if s.cleaned]) > 1
-    limit = plan.now_ms - cleaned[0].max_timestamp_ms - 1
-    done = compact(replace(both, settings=replace(both.settings, retention_ms=limit)))
+    limit = plan.run.now_ms - cleaned[0].max_timestamp_ms - 1
+    done = compact(changed(both, settings=replace(both.policy.settings, retention_ms=limit)))
     assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in cleaned[1:]]
     assert [s.checksum for s in done.result.segments] == [s.checksum for s in cleaned[1:]]
     [gone] = done.result.expired
     assert (gone.segments, gone.records, gone.bytes) == (1, cleaned[0].records, cleaned[0].size_bytes)
     assert f"{cleaned[0].base_offset:020d}.log" not in done.files()
-    dry = compact(replace(both, dry_run=True, folder="dry", settings=replace(both.settings, retention_ms=limit)))
+    dry = compact(changed(both, dry_run=True, folder="dry", settings=replace(both.policy.settings, retention_ms=limit)))
     assert dry.result.expired == done.result.expired and not (tmp_path / "dry").exists()
 
 

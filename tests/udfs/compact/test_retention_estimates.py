@@ -9,6 +9,7 @@ import pytest
 from lastkey.logformat.primitives.codec import compress
 from lastkey.udfs.compact.clean import clean_batches
 from tests.builders.folders import archived_at, compact, golden_plan
+from tests.builders.plans import changed
 
 
 @pytest.mark.parametrize("name", ["snappy-zipf", "zstd-headers"])
@@ -19,14 +20,14 @@ def test_a_dry_run_says_that_sizes_are_estimates(cases, name, tmp_path, monkeypa
     case = cases[name]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 2, archived_at(case.folder / "input", partition), tmp_path)
-    plan = replace(plan, settings=replace(plan.settings, segment_bytes=70_000))
+    plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=70_000))
     written, guessed = (
-        sum(s.size_bytes for s in compact(replace(plan, folder=folder, dry_run=folder == "dry")).result.segments[1:])
+        sum(s.size_bytes for s in compact(changed(plan, folder=folder, dry_run=folder == "dry")).result.segments[1:])
         for folder in ("real", "dry")
     )
     assert written != guessed
-    both = replace(plan, settings=replace(plan.settings, retention_bytes=(written + guessed + 1) // 2))
-    real, dry = (compact(replace(both, folder=folder, dry_run=folder == "dry2")).result for folder in ("real2", "dry2"))
+    both = changed(plan, settings=replace(plan.policy.settings, retention_bytes=(written + guessed + 1) // 2))
+    real, dry = (compact(changed(both, folder=folder, dry_run=folder == "dry2")).result for folder in ("real2", "dry2"))
     assert any("estimated sizes" in note for note in dry.notes)
     assert not any("estimated" in note for note in real.notes)
 
@@ -40,14 +41,14 @@ def test_a_dry_run_knows_the_size_of_what_it_would_recompress(cases, name, tmp_p
     compressed: list[int] = []
     monkeypatch.setattr(clean_batches, "compress", lambda *given: compressed.append(0) or compress(*given))
     written = compact(plan).result
-    exact = compact(replace(plan, dry_run=True)).result  # few enough bytes to recompress all
+    exact = compact(changed(plan, dry_run=True)).result  # few enough bytes to recompress all
     assert written.recompressed_bytes > 10_000
     assert (exact.bytes_after, exact.recompressed_bytes) == (written.bytes_after, written.recompressed_bytes)
     n_all = len(compressed)
     compressed.clear()
     monkeypatch.setattr(clean_batches, "_SAMPLE_BYTES", 4096)
     monkeypatch.setattr(clean_batches, "_SAMPLE_BATCHES", 4)
-    sampled = compact(replace(plan, dry_run=True)).result
+    sampled = compact(changed(plan, dry_run=True)).result
     assert 0 < len(compressed) < n_all
     assert sampled.recompressed_bytes == pytest.approx(written.recompressed_bytes, rel=0.03)
 
@@ -57,11 +58,11 @@ def test_force_does_not_move_the_first_dirty_offset_back(cases, tmp_path):
     case = cases["none-tomb"]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
-    sizes = [s.listed.size for s in plan.segments]
-    limits = replace(plan.settings, min_compaction_lag_ms=2**40, retention_bytes=sum(sizes[1:]))
-    plan = replace(plan, settings=limits, checkpoint=plan.segments[3].base_offset, force=False)
-    plain, forced = compact(plan).result, compact(replace(plan, force=True, folder="forced")).result
+    sizes = [s.listed.size for s in plan.input.segments]
+    limits = replace(plan.policy.settings, min_compaction_lag_ms=2**40, retention_bytes=sum(sizes[1:]))
+    plan = changed(plan, settings=limits, checkpoint=plan.input.segments[3].base_offset, force=False)
+    plain, forced = compact(plan).result, compact(changed(plan, force=True, folder="forced")).result
     assert [one.reason for one in plain.expired] == [one.reason for one in forced.expired] == ["size"]
     assert not plain.compacted and not forced.compacted
-    assert plain.first_dirty_offset == plan.checkpoint
-    assert forced.first_dirty_offset == plan.checkpoint
+    assert plain.first_dirty_offset == plan.input.checkpoint
+    assert forced.first_dirty_offset == plan.input.checkpoint

@@ -23,6 +23,7 @@ from lastkey.udfs.report.partition_profile import (
 )
 from tests.builders.folders import archived_at, compact, golden_plan, plan_of
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.plans import changed
 from tests.builders.profiles import profile
 from tests.golden import PASSES, case_names
 from tests.reference.cleaner import Settings
@@ -40,8 +41,8 @@ def test_live_and_dead_are_what_a_dry_run_says(cases, name, tmp_path):
         for number in PASSES:
             archived = archived_at(case.before(number, partition).parent, partition)
             plan = golden_plan(case, partition, number, archived, tmp_path / "store")
-            plan = replace(plan, force=False, dry_run=True)
-            said = compact(replace(plan, settings=replace(plan.settings, min_cleanable_dirty_ratio=-1.0))).result
+            plan = changed(plan, force=False, dry_run=True)
+            said = compact(changed(plan, settings=replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0))).result
             found = profile(plan)
             assert (found.dirty_ratio, found.clean_bytes, found.dirty_bytes) == (
                 said.dirty_ratio, said.clean_bytes, said.dirty_bytes,
@@ -62,8 +63,8 @@ def test_records_keys_and_times_are_those_of_the_slow_twin(cases, name, tmp_path
     for partition in case.partitions:
         archived = archived_at(case.input(partition).parent, partition)
         plan = golden_plan(case, partition, 1, archived, tmp_path / "store")
-        found = profile(replace(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
-        logs = [decode_log((archived.root / s.listed.path).read_bytes()[: s.listed.size]) for s in plan.segments]
+        found = profile(changed(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
+        logs = [decode_log((archived.root / s.listed.path).read_bytes()[: s.listed.size]) for s in plan.input.segments]
         figures, keys = slow_profile(logs)
         names = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
         for ours, theirs in zip(found.segments, figures, strict=True):
@@ -102,7 +103,7 @@ def test_a_key_written_again_above_the_cleanable_range_supersedes_nothing_yet(tm
     assert [(s.cleaned, s.superseded, s.live_records) for s in open_ended.segments] == [(True, 1, 3), (False, 0, 2)]
     assert open_ended.distinct_keys == 4
     assert [(k.text, k.records) for k in open_ended.hot_keys[:1]] == [("a", 3)]
-    sealed = profile(replace(plan(tmp_path, text), sealed=True))
+    sealed = profile(changed(plan(tmp_path, text), sealed=True))
     assert [(s.cleaned, s.superseded) for s in sealed.segments] == [(True, 2), (True, 0)]
     plain = profile(plan(tmp_path, text), compacted=False)
     assert [(s.cleaned, s.dead_records, s.bytes_after) for s in plain.segments] == [
@@ -125,7 +126,7 @@ def test_what_retention_would_take_is_what_a_run_takes(tmp_path, compacted, limi
     """The forecast is of the log as it is: nothing is cleaned here that is not due."""
     text = f"a=1~{START_MS - 5} b=1~{START_MS} || c=1~{START_MS} d=1~{START_MS} || e=1"
     given = plan(tmp_path, text, min_dirty_ratio=1.0)
-    given = replace(given, settings=replace(given.settings, **limits, compacts=compacted))
+    given = changed(given, settings=replace(given.policy.settings, **limits, compacts=compacted))
     found, done = profile(given, compacted=compacted), compact(given)
     assert found.expiring == done.result.expired
     assert bool(found.expiring) == (limits.get("retention_ms") != 2 * DAY_MS)
@@ -155,40 +156,40 @@ def test_keyless_records_are_counted_and_alive(tmp_path):
 
 def test_records_out_of_order_are_held_against_all_before(tmp_path):
     times = f"a=1~{START_MS + 50} b=1~{START_MS + 10} | c=1~{START_MS + 40} || d=1~{START_MS + 60} e=1~{START_MS}"
-    found = profile(replace(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
+    found = profile(changed(plan(tmp_path, times), limits=Limits(chunk_bytes=100)))
     assert [(s.out_of_order, s.largest_lag_ms) for s in found.segments] == [(2, 40), (1, 60)]
 
 
 @pytest.mark.parametrize("chunk_bytes", [100, 1 << 20])
 def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
     text = f"a=1~{START_MS} b=1~{2**62} | c=1~{START_MS + 9} || d=1~{START_MS + 5} | e=1~{START_MS + 5}"
-    found = profile(replace(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
+    found = profile(changed(plan(tmp_path, text), limits=Limits(chunk_bytes=chunk_bytes)))
     assert [(s.out_of_order, s.largest_lag_ms, s.without_time) for s in found.segments] == [(0, 0, 1), (2, 4, 0)]
 
 
 def test_damage_is_a_problem_and_nothing_else(tmp_path):
     made = plan(tmp_path, "a=1 a=2 || b=1")
-    log = tmp_path / "archive" / made.segments[0].listed.path
+    log = tmp_path / "archive" / made.input.segments[0].listed.path
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
     found = profile_partition(ProfilePlan(made, True))
     assert found.problem is not None and found.problem.kind == "crc"
-    assert found.size_bytes == sum(s.listed.size for s in made.segments) and not found.segments
+    assert found.size_bytes == sum(s.listed.size for s in made.input.segments) and not found.segments
 
 
 def test_more_keys_than_memory_is_a_problem_that_says_what_to_do(tmp_path):
     text = " | ".join(" ".join(f"k{i}-{j}=v" for j in range(1000)) for i in range(30))
-    made = replace(plan(tmp_path, text), limits=Limits(task_memory_bytes=1 << 20))
+    made = changed(plan(tmp_path, text), limits=Limits(task_memory_bytes=1 << 20))
     found = profile_partition(ProfilePlan(made, True))
     assert found.problem is not None and "task.memory.bytes" in str(found.problem)
-    assert profile(replace(made, limits=Limits())).distinct_keys == 30_000
+    assert profile(changed(made, limits=Limits())).distinct_keys == 30_000
 
 
 def test_many_records_of_few_keys_need_no_more_memory_than_the_keys(tmp_path):
     text = " ".join(f"k{i % 50}=v" for i in range(30_000))
     made = plan(tmp_path, text + " || z=1")
-    found = profile(replace(made, limits=Limits(task_memory_bytes=1 << 20)))
+    found = profile(changed(made, limits=Limits(task_memory_bytes=1 << 20)))
     assert (found.distinct_keys, found.total("superseded")) == (51, 29_950)
 
 

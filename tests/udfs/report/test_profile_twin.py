@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lastkey.udfs.compact.plan import Limits, PartitionPlan
 from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import compact, lay_out, load, plan_of
+from tests.builders.plans import changed
 from tests.builders.profiles import profile
 from tests.reference.cleaner import clean
 from tests.reference.record_figures import LAST_TIME
@@ -74,8 +75,8 @@ def check_all_records(drawn: Drawn, plan: PartitionPlan) -> None:
 
 def check_cleaned(drawn: Drawn, plan: PartitionPlan) -> None:
     """Compare the live records with those that the twin leaves, and the sizes with those of a dry run."""
-    settings = replace(plan.settings, min_cleanable_dirty_ratio=-1.0)
-    said = compact(replace(plan, dry_run=True, settings=settings)).result
+    settings = replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0)
+    said = compact(changed(plan, dry_run=True, settings=settings)).result
     found = profile(plan)
     if said.status == "set_aside":
         assert said.problem is not None and said.problem.kind == "null_key"

@@ -12,7 +12,7 @@ import pytest
 
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.jobs.compact.plan_partition import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.listing import ListedSegment
@@ -28,6 +28,7 @@ from lastkey.udfs.verify.generation import GenerationPlan, check_generation
 from lastkey.udfs.verify.parent import AllowedDrops, Differences, compare
 from lastkey.udfs.verify.partition import check_partition
 from tests.builders.damage import NOW_MS, START_MS, build, edit, flip
+from tests.builders.plans import made_plan
 from tests.builders.trees import files_in
 from tests.golden import Case, case_names
 from tests.reference import log
@@ -53,10 +54,10 @@ def test_nothing_is_wrong_with_what_a_broker_wrote(cases: dict[str, Case], name:
 
 def compacted(root: Path, store: Path, now_ms: int, settings: CleanSettings) -> tuple[PartitionPlan, PartitionResult]:
     (archived,) = list_archive(open_root(str(root)), lambda _: True).partitions.values()
-    plan = PartitionPlan(
+    plan = made_plan(
         topic=archived.topic, partition=archived.partition, store_uri=str(store),
         folder="segments/p/1-run", high_watermark=None, sealed=False, force=True, dry_run=False, now_ms=now_ms,
-        settings=settings, limits=Limits(), secret=(1, 2), **inputs_from_archive(archived),  # type: ignore[arg-type]
+        settings=settings, limits=Limits(), secret=(1, 2), given=input_from_archive(archived),  # type: ignore[arg-type]
     )  # fmt: skip
     result = compact_partition(plan)
     assert result.status == "cleaned", result.problem
@@ -65,31 +66,32 @@ def compacted(root: Path, store: Path, now_ms: int, settings: CleanSettings) -> 
 
 def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) -> GenerationPlan:
     def ours(base: int, kind: str) -> str:
-        return f"{plan.folder}/{segment_file(base, kind)}"
+        return f"{plan.run.folder}/{segment_file(base, kind)}"
 
     segments = tuple(
         ListedSegment(
-            plan.store_uri if s.root == "store" else plan.segments[0].listed.root, s.path, s.base_offset, s.size_bytes,
-            s.mtime_ms,
+            plan.run.store_uri if s.root == "store" else plan.input.segments[0].listed.root, s.path, s.base_offset,
+            s.size_bytes, s.mtime_ms,
             ours(s.base_offset, "index"), ours(s.base_offset, "timeindex"),
-            ours(s.base_offset, "txnindex") if s.txn_index_bytes else None, plan.store_uri,
+            ours(s.base_offset, "txnindex") if s.txn_index_bytes else None, plan.run.store_uri,
         )
         for s in result.segments
     )  # fmt: skip
     bases = [s.base_offset for s in result.segments if s.base_offset > result.log_start_offset]
     side = CheckPlan(
-        topic=plan.topic, partition=plan.partition, name="p", store_uri=plan.store_uri,
+        topic=plan.input.topic, partition=plan.input.partition, name="p", store_uri=plan.run.store_uri,
         segments=segments,
-        snapshots=tuple(SideFile(plan.store_uri, ours(b, "snapshot"), b) for b in [*bases, result.next_offset]),
-        leader_epochs=SideFile(plan.store_uri, f"{plan.folder}/leader-epoch-checkpoint", 0),
-        archived_epochs=plan.leader_epochs or (), generation=True,
-        index_interval_bytes=plan.settings.index_interval_bytes,
+        snapshots=tuple(SideFile(plan.run.store_uri, ours(b, "snapshot"), b) for b in [*bases, result.next_offset]),
+        leader_epochs=SideFile(plan.run.store_uri, f"{plan.run.folder}/leader-epoch-checkpoint", 0),
+        archived_epochs=plan.input.leader_epochs or (), generation=True,
+        index_interval_bytes=plan.policy.settings.index_interval_bytes,
     )  # fmt: skip
     made = GenerationPlan(
-        side=side, manifest=result.segments, folder=plan.folder, log_start_offset=result.log_start_offset,
+        side=side, manifest=result.segments, folder=plan.run.folder, log_start_offset=result.log_start_offset,
         next_offset=result.next_offset, last_batch=result.last_batch, first_dirty_offset=result.first_dirty_before,
-        end_offset=result.first_dirty_offset, now_ms=plan.now_ms,
-        delete_retention_ms=plan.settings.delete_retention_ms, null_keys=plan.settings.null_keys, parent=plan.segments,
+        end_offset=result.first_dirty_offset, now_ms=plan.run.now_ms,
+        delete_retention_ms=plan.policy.settings.delete_retention_ms, null_keys=plan.policy.settings.null_keys,
+        parent=plan.input.segments,
     )  # fmt: skip
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -119,7 +121,7 @@ def made(cases: dict[str, Case], tmp_path: Path) -> tuple[PartitionPlan, Partiti
 
 
 def log_of(plan: PartitionPlan, result: PartitionResult) -> Path:
-    return Path(plan.store_uri) / result.segments[0].path
+    return Path(plan.run.store_uri) / result.segments[0].path
 
 
 def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult]) -> None:
@@ -151,9 +153,9 @@ def test_epochs_of_ours_that_the_archive_contradicts(
     wrote no checksum of it.
     """
     plan, result = made
-    assert plan.leader_epochs == ((0, 0),)
-    path = f"{plan.folder}/leader-epoch-checkpoint"
-    (Path(plan.store_uri) / path).write_bytes(checkpoints.write_leader_epochs(held) if held is not None else b"")
+    assert plan.input.leader_epochs == ((0, 0),)
+    path = f"{plan.run.folder}/leader-epoch-checkpoint"
+    (Path(plan.run.store_uri) / path).write_bytes(checkpoints.write_leader_epochs(held) if held is not None else b"")
     older = generation(plan, result, manifest=without_checksums(result))
     told = check_generation(older)
     assert [(p.kind, p.path) for p in told.problems] == [("side_file", path)]
@@ -180,7 +182,7 @@ def test_epochs_that_the_archive_has_too_are_no_problem(
     file.write_bytes(checkpoints.write_leader_epochs(epochs))
     settings = CleanSettings(segment_bytes=case.settings["segment.bytes"], min_cleanable_dirty_ratio=0.0)
     plan, result = compacted(root, tmp_path / "store", case.now_ms(1, case.partitions[0]), settings)
-    assert plan.leader_epochs == epochs
+    assert plan.input.leader_epochs == epochs
     assert not check_generation(generation(plan, result)).problems
 
 
@@ -191,7 +193,7 @@ def test_an_epoch_that_begins_at_a_log_start_within_a_batch_is_no_problem(tmp_pa
     settings = CleanSettings(index_interval_bytes=0, min_cleanable_dirty_ratio=0.0)
     plan, result = compacted(part.root, tmp_path / "store", NOW_MS, settings)
     assert result.log_start_offset == 14
-    own = tmp_path / "store" / plan.folder / "leader-epoch-checkpoint"
+    own = tmp_path / "store" / plan.run.folder / "leader-epoch-checkpoint"
     own.write_bytes(checkpoints.write_leader_epochs([(3, 14)]))
     assert not check_generation(generation(plan, result, manifest=without_checksums(result))).problems
 
@@ -204,18 +206,18 @@ def without_checksums(result: PartitionResult) -> tuple[OutputSegment, ...]:
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint", "log"])
 def test_files_that_are_gone(made: tuple[PartitionPlan, PartitionResult], kind: str) -> None:
     plan, result = made
-    folder = Path(plan.store_uri) / plan.folder
+    folder = Path(plan.run.store_uri) / plan.run.folder
     gone = folder / kind if kind == "leader-epoch-checkpoint" else files_in(folder, f"*.{kind}")[0]
     gone.unlink()
     checked = check_generation(generation(plan, result))
-    assert any(p.path == f"{plan.folder}/{gone.name}" for p in checked.problems)
+    assert any(p.path == f"{plan.run.folder}/{gone.name}" for p in checked.problems)
     assert checked.not_checked  # the parent
 
 
 def test_an_index_of_ours_is_exact(made: tuple[PartitionPlan, PartitionResult]) -> None:
     """An archive's index may be sparser; one that we wrote may not."""
     plan, result = made
-    index = (Path(plan.store_uri) / result.segments[2].path).with_suffix(".index")
+    index = (Path(plan.run.store_uri) / result.segments[2].path).with_suffix(".index")
     index.write_bytes(index.read_bytes()[8:])
     problems = check_generation(generation(plan, result)).problems
     assert {(p.kind, p.position) for p in problems if "rebuilds" in p.expected} == {("index", 0)}
@@ -226,24 +228,24 @@ def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResul
     checked = check_generation(generation(plan, result, parent_gone="vacuum took it"))
     assert not checked.problems and checked.compared_records == 0
     assert checked.not_checked == ("p: comparison with its source: vacuum took it",)
-    end = plan.segments[-1].base_offset
-    shorter = check_generation(generation(plan, result, parent=plan.segments[1:], parent_stays_from=end))
+    end = plan.input.segments[-1].base_offset
+    shorter = check_generation(generation(plan, result, parent=plan.input.segments[1:], parent_stays_from=end))
     assert not shorter.problems and "bytes when the generation was made" in shorter.not_checked[0]
-    [unexplained] = check_generation(generation(plan, result, parent=plan.segments[1:])).problems
-    assert (unexplained.kind, unexplained.path) == ("changed", plan.segments[0].listed.path.rpartition("/")[0])
+    [unexplained] = check_generation(generation(plan, result, parent=plan.input.segments[1:])).problems
+    assert (unexplained.kind, unexplained.path) == ("changed", plan.input.segments[0].listed.path.rpartition("/")[0])
     [nothing_left] = check_generation(generation(plan, result, parent=())).problems
     assert (nothing_left.kind, nothing_left.path) == ("changed", "p")
-    (Path(plan.segments[0].listed.root) / plan.segments[0].listed.path).unlink()
+    (Path(plan.input.segments[0].listed.root) / plan.input.segments[0].listed.path).unlink()
     gone = check_generation(generation(plan, result))
     assert not gone.problems and "unreadable" in gone.not_checked[0]
 
 
 def test_a_parent_that_is_damaged_is_a_problem(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
-    log = Path(plan.segments[1].listed.root) / plan.segments[1].listed.path
+    log = Path(plan.input.segments[1].listed.root) / plan.input.segments[1].listed.path
     flip(log, 70)
     checked = check_generation(generation(plan, result))
-    assert [(p.kind, p.path) for p in checked.problems] == [("crc", plan.segments[1].listed.path)]
+    assert [(p.kind, p.path) for p in checked.problems] == [("crc", plan.input.segments[1].listed.path)]
     assert checked.not_checked == ("p: comparison with its source, which has problems",)
     log.unlink()
     log.mkdir()  # it is there, and cannot be read

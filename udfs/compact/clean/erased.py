@@ -17,7 +17,7 @@ class ErasedKeys:
     """Table of the keys whose records go from a partition, each below an offset."""
 
     def __init__(self, plan: PartitionPlan, erasing: Erasing) -> None:
-        store = open_root(plan.store_uri)
+        store = open_root(plan.run.store_uri)
         files = [(read_erased(store, path), until) for path, until in erasing.files]
         files += [(erasing.digests, MAX_OFFSET)] if erasing.digests else []
         parts = [(np.frombuffer(data, SLOT, offset=KEY_ID_BYTES), until) for data, until in files]

@@ -40,8 +40,8 @@ class PendingKeys:
 
 def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) -> PendingKeys:
     """Write SLOT[n], and read it back."""
-    store = make_folder(open_root(plan.store_uri), plan.folder)
-    path, raw = f"{plan.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
+    store = make_folder(open_root(plan.run.store_uri), plan.run.folder)
+    path, raw = f"{plan.run.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
     make_private(store, path)
     put_file(store, path, raw.data)
     written = PendingKeys(first, until, path, len(keys), crc32c_extend(_seed(plan), raw))
@@ -52,7 +52,7 @@ def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) ->
 def read_keys(plan: PartitionPlan, pending: PendingKeys) -> np.ndarray:
     """Return SLOT[n]. Raises LogFormatError if they cannot be read, or are not the written ones."""
     size = pending.n * SLOT.itemsize
-    with opened(open_root(plan.store_uri), pending.path) as file:
+    with opened(open_root(plan.run.store_uri), pending.path) as file:
         if file.size() != size:
             raise LogFormatError("readback", pending.path, 0, f"{size} bytes, as written", f"{file.size()}")
         raw = np.empty(size, np.uint8)
@@ -66,7 +66,7 @@ def read_keys(plan: PartitionPlan, pending: PendingKeys) -> np.ndarray:
 
 def _seed(plan: PartitionPlan) -> int:
     """Return a CRC-32C to begin with, which differs for hashes under another key."""
-    return crc32c_extend(0, np.frombuffer(hash_key_id(plan.secret), np.uint8))
+    return crc32c_extend(0, np.frombuffer(hash_key_id(plan.run.secret), np.uint8))
 
 
 def pending_of(rows: Iterable[OutputSegment | None]) -> list[PendingKeys]:

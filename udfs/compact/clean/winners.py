@@ -77,16 +77,16 @@ def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
     """Return int64[len(run.spans)]: the version of each record of the wanted batches. NO_VERSION: no version, or no
     key. Records below the log start get less, so that they never supersede readable ones.
     """
-    versions, settings = np.full(len(run.spans), NO_VERSION, np.int64), plan.settings
+    versions, settings = np.full(len(run.spans), NO_VERSION, np.int64), plan.policy.settings
     if settings.compaction_strategy == "timestamp":
         versions_by_time(run.batches, run.bodies, run.wanted, run.spans, versions)
     else:
         name = np.frombuffer(settings.compaction_strategy_header.encode(), np.uint8)
         versions_by_header(run.raw, run.scratch, run.bodies, run.wanted, run.spans, name, versions)
     versions[run.spans["null_key"]] = NO_VERSION
-    if len(run.batches) and run.batches["base_offset"][0] < plan.log_start_offset:
+    if len(run.batches) and run.batches["base_offset"][0] < plan.input.log_start_offset:
         offsets = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
-        versions[offsets < plan.log_start_offset] = NO_VERSION - 1
+        versions[offsets < plan.input.log_start_offset] = NO_VERSION - 1
     return versions
 
 
@@ -94,11 +94,11 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
     """Find the winners in everything that will be cleaned. Raises TooManyKeys, and SetAside if no record has the
     header.
     """
-    table = Winners(plan.limits.task_memory_bytes // 2)
+    table = Winners(plan.run.limits.task_memory_bytes // 2)
     loader = BodyLoader(
-        max_batch_bytes=plan.settings.max_decompressed_batch_bytes,
-        secret=plan.secret,
-        keys_only=plan.settings.compaction_strategy != "header",
+        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes,
+        secret=plan.run.secret,
+        keys_only=plan.policy.settings.compaction_strategy != "header",
     )
     highest = NO_VERSION
     for numbers in analysis.groups:
@@ -120,7 +120,7 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
     """Raise SetAside if no record of a partition has the header: offsets alone would decide, which nobody asked for."""
-    settings = plan.settings
+    settings = plan.policy.settings
     if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
         raise SetAside(
             Problem(

@@ -60,7 +60,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     pending = pending_of(rows.values())
     if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
         raise KeysLost
-    table = KeyTable(plan.limits.task_memory_bytes // 2)
+    table = KeyTable(plan.run.limits.task_memory_bytes // 2)
     mark_last = marker(table, dirty)
     keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *applied.values()]))
     written = clean_groups(
@@ -69,9 +69,9 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
     schedule = tuple(schedule_of(plan, analysis, rows, superseded))
-    chosen = [] if plan.only_schedule else [one.number for one in schedule if one.reason != "kept"]
+    chosen = [] if plan.run.only_schedule else [one.number for one in schedule if one.reason != "kept"]
     kept = None
-    if fresh and len(chosen) < len(older) and not plan.dry_run:
+    if fresh and len(chosen) < len(older) and not plan.run.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
     before = _KeysBehind(plan, table, pending)
     rules_of = partial(_rules_of, analysis, applied, chosen, before)

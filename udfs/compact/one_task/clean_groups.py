@@ -56,10 +56,10 @@ def clean_groups(
 
     groups: numbers of sources; rules_of: is asked for the rules of a source, just before it is cleaned.
     """
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
     out: list[OutputSegment] = []
     held: tuple[Group, PieceStack] | None = None
-    fails = plan.settings.null_keys == "fail"
+    fails = plan.policy.settings.null_keys == "fail"
     meanwhile = chunk_buffer(plan)  # while `buffer` holds the chunk that is cleaned
 
     def write_held(back: ChunkBuffer) -> None:
@@ -70,7 +70,7 @@ def clean_groups(
         held = None
 
     for numbers in reversed(groups):
-        stack = PieceStack(plan.limits.task_memory_bytes // 4)
+        stack = PieceStack(plan.run.limits.task_memory_bytes // 4)
         for number in reversed(numbers):
             rules = rules_of(number)
             for piece, chunk in clean_backwards(
@@ -83,7 +83,7 @@ def clean_groups(
             continue  # this partition will not be committed; go on only to count
         follows = held is not None and held[0].base_offset == group.next_offset
         if held is not None and follows and not len(stack):
-            last_offset = held[1].last_offset(plan.max_log_bytes)
+            last_offset = held[1].last_offset(plan.run.max_log_bytes)
             if can_begin_at(last_offset, group.base_offset):
                 held = begin_at(held[0], group), held[1]
                 continue

@@ -36,7 +36,7 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
     clock = Clock()
     done = attempt(plan.name, lambda: _compact_if_due(plan, clock))
     if isinstance(done, Problem):
-        result = PartitionResult(plan.topic, plan.partition, "set_aside", problem=done)
+        result = PartitionResult(plan.input.topic, plan.input.partition, "set_aside", problem=done)
     else:
         result = done
     if result.status in ("set_aside", "too_large"):
@@ -50,13 +50,13 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
             return _compact(plan, clock)
         except KeysLost:
             remove_folder(plan)
-            if plan.only_schedule:
-                return PartitionResult(plan.topic, plan.partition, "scheduled", bytes_before=plan.log_bytes)
-            return _compact(replace(plan, partial=False), clock)
+            if plan.run.only_schedule:
+                return PartitionResult(plan.input.topic, plan.input.partition, "scheduled", bytes_before=plan.log_bytes)
+            return _compact(replace(plan, policy=replace(plan.policy, partial=False)), clock)
     except NotDue as reason:
         return reason.result
     except TooManyKeys:
-        return PartitionResult(plan.topic, plan.partition, "too_large")
+        return PartitionResult(plan.input.topic, plan.input.partition, "too_large")
 
 
 def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
@@ -69,9 +69,9 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     with clock.phase("clean"):
         if analysis.aging:
             analysis, segments = expire_records(plan, analysis, tally, buffer)
-            unchanged = 0 if plan.erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
+            unchanged = 0 if plan.policy.erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
             cleaned = Cleaned(analysis, segments, bytes_read=unchanged)
-        elif plan.partial and analysis.compacts:
+        elif plan.policy.partial and analysis.compacts:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
             cleaned = Cleaned(analysis, clean_everything(plan, analysis, tally, buffer, clock))
@@ -86,14 +86,14 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         bytes_written=result.bytes_written + cleaned.bytes_written,
         schedule=cleaned.schedule,
         erased_offsets=() if tally.erased is None else tuple(map(tuple, tally.erased[:MOST_RANGES].tolist())),
-        status="scheduled" if plan.only_schedule else result.status,
+        status="scheduled" if plan.run.only_schedule else result.status,
     )
 
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
     """Raise SetAside if the partition holds records without key and the setting null_keys is "fail"."""
     found = int(tally.counters[NULL_KEYS])
-    if found and plan.settings.null_keys == "fail":
+    if found and plan.policy.settings.null_keys == "fail":
         raise SetAside(
             Problem(
                 "null_key",
@@ -110,8 +110,8 @@ def clean_everything(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock
 ) -> list[OutputSegment]:
     """Clean all groups; return the new segments in order. Raises TooManyKeys."""
-    if plan.settings.by_offset:
-        table = KeyTable(plan.limits.task_memory_bytes // 2)
+    if plan.policy.settings.by_offset:
+        table = KeyTable(plan.run.limits.task_memory_bytes // 2)
         mark_last = marker(table, analysis.cleanable.first_dirty_offset)
     else:
         mark_last = find_winners(plan, analysis, buffer).mark

@@ -38,10 +38,10 @@ def with_what_is_old(
     """Return the analysis of a compacted partition that was not due: as for --force, if it holds records that are too
     old. Raises NotDue if it holds none and no whole segment expires.
     """
-    if not (analysis.aging and plan.settings.compacts):
+    if not (analysis.aging and plan.policy.settings.compacts):
         return analysis
     try:
-        forced = analyse(replace(plan, force=True), scans, identity)
+        forced = analyse(replace(plan, run=replace(plan.run, force=True)), scans, identity)
     except NotDue:  # nothing may be cleaned yet
         forced = None
     if forced is not None and _any_is_old(plan, analysis, len(forced.replaced), buffer):
@@ -53,7 +53,7 @@ def with_what_is_old(
 
 def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
     """Return whether one of the first `stop` sources holds a record that is too old."""
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes)
     rules = replace(analysis.rules, dry_run=True)
     tally = Tally()
     for number in range(analysis.aging.start, min(analysis.aging.stop, stop)):
@@ -71,7 +71,7 @@ def expire_records(
     """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
     Raises NotDue if no record goes and nothing else is to be done.
     """
-    erasing, most = plan.erasing, plan.settings.max_decompressed_batch_bytes
+    erasing, most = plan.policy.erasing, plan.policy.settings.max_decompressed_batch_bytes
     loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
     erased = None if erasing is None else ErasedKeys(plan, erasing)
     mark = _mark_all if erased is None else erased.mark
@@ -85,7 +85,7 @@ def expire_records(
         # keep the last batch, empty if need be: a segment without batches has only its file time, which misleads
         # look-ups by time
         rules = replace(analysis.rules, first_uncleanable_offset=source.last_offset + 1)
-        stack, before = PieceStack(plan.limits.task_memory_bytes // 4), tally.counters[counter]
+        stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally.counters[counter]
         for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer, stack.room):
             stack.push(number, piece, chunk)
         row = source.segment.row
@@ -109,9 +109,11 @@ def expire_records(
 
 def _is_noted(plan: PartitionPlan, analysis: Analysis) -> bool:
     """Return whether a generation that changes nothing would say nothing new: what is erased up to the log end."""
-    if plan.erasing is None or plan.known_until is None:  # the archive alone, which holds none of the keys
+    if (
+        plan.policy.erasing is None or plan.input.before.until is None
+    ):  # the archive alone, which holds none of the keys
         return True
-    return plan.erasing.noted and analysis.log_end_offset == plan.known_until
+    return plan.policy.erasing.noted and analysis.log_end_offset == plan.input.before.until
 
 
 def _mark_all(run: Run, is_last: np.ndarray) -> None:

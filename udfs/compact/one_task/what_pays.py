@@ -20,7 +20,9 @@ Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of 
 
 def policy_of(plan: PartitionPlan) -> Policy:
     """Return the limits of a partition's schedule."""
-    return Policy(plan.settings.compaction_min_yield, plan.io_budget_bytes, plan.settings.segment_bytes)
+    return Policy(
+        plan.policy.settings.compaction_min_yield, plan.policy.io_budget_bytes, plan.policy.settings.segment_bytes
+    )
 
 
 def older_segments(rows: Sequence[OutputSegment], dead: Sequence[int]) -> Segments:
@@ -67,7 +69,7 @@ def schedule_of(
     older, policy = replace(older_segments([rows[n] for n in numbers], dead), must=must), policy_of(plan)
     schedule = choose(older, policy)
     past = np.array([rows[n].tombstones > 0 for n in numbers], bool)
-    past &= np.array([-1 < s.last_horizon_ms <= plan.now_ms for s in sources], bool)
+    past &= np.array([-1 < s.last_horizon_ms <= plan.run.now_ms for s in sources], bool)
     met = np.array([rows[n].applied_to for n in numbers], np.int64)
     ends = np.array([s.last_offset for s in sources], np.int64)
     while numbers:

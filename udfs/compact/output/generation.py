@@ -52,10 +52,10 @@ from lastkey.udfs.storage import (
 
 def remove_folder(plan: PartitionPlan) -> None:
     """Delete the files of a generation that will not be committed; `vacuum` deletes what this cannot."""
-    if not plan.dry_run:
-        store = open_root(plan.store_uri)
-        await_flushes(store, plan.folder)  # another try may use the folder again
-        remove_folder_at(store, plan.folder)
+    if not plan.run.dry_run:
+        store = open_root(plan.run.store_uri)
+        await_flushes(store, plan.run.folder)  # another try may use the folder again
+        remove_folder_at(store, plan.run.folder)
 
 
 def remove_folder_at(store: Root, folder: str) -> None:
@@ -73,7 +73,7 @@ def write_group(
     """
     output = GroupOutput(plan, group, analysis.kept_aborts)
     digest = stack.digest
-    for rows, data in stack.drain(analysis.sources, dry_run=plan.dry_run):
+    for rows, data in stack.drain(analysis.sources, dry_run=plan.run.dry_run):
         output.append(rows, data)
     segments = output.finish(digest, buffer)
     return segments if segments[0].size_bytes else [place_one(plan, segments[0])]
@@ -104,9 +104,13 @@ def write_generation(
         segments.append(_empty(plan, analysis, one) if empty else _untouched(plan, analysis, one))
     if not segments:
         segments = [_empty(plan, analysis)]
-    log_start = max(plan.log_start_offset, segments[0].base_offset) if n_gone else plan.log_start_offset
+    log_start = max(plan.input.log_start_offset, segments[0].base_offset) if n_gone else plan.input.log_start_offset
     notes: tuple[str, ...] = ()
-    if plan.dry_run and plan.settings.retention_bytes >= 0 and any(s.codecs not in ("", "none") for s in cleaned):
+    if (
+        plan.run.dry_run
+        and plan.policy.settings.retention_bytes >= 0
+        and any(s.codecs not in ("", "none") for s in cleaned)
+    ):
         notes = (f"{plan.name}: retention.bytes goes by estimated sizes in a dry run",)
     generation = WrittenGeneration(
         tuple(segments),
@@ -117,7 +121,7 @@ def write_generation(
         tuple(gone),
         notes,
     )
-    if plan.dry_run:
+    if plan.run.dry_run:
         return generation
     store = folder_of(plan)
     for segment in gone:
@@ -127,15 +131,15 @@ def write_generation(
     epochs, note = _epochs(plan, analysis)
     epochs = checkpoints.truncate_from_start(epochs, log_start)  # also where remote storage has what lies below
     side_files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
-    if plan.topic_id is not None:
-        topic_id = checkpoints.parse_uuid(plan.topic_id, plan.name)
+    if plan.input.topic_id is not None:
+        topic_id = checkpoints.parse_uuid(plan.input.topic_id, plan.name)
         side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
-    rows = () if plan.erasing else (s.segment.row for s in analysis.sources)  # a run by yield begins anew then
+    rows = () if plan.policy.erasing else (s.segment.row for s in analysis.sources)  # a run by yield begins anew then
     pending = [*pending_of(rows), *([] if keys is None else [keys])]
-    segments = with_pending(_with_checksums(segments, write_side_files(store, plan.folder, side_files)), pending)
-    if plan.by_yield:
+    segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
+    if plan.policy.by_yield:
         write_secret(store, plan)
-    flush_whole(store, plan.folder)
+    flush_whole(store, plan.run.folder)
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
 
 
@@ -203,13 +207,15 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSe
     """Return the manifest's row of a segment that is not cleaned, and write its indexes."""
     source = analysis.sources[number]
     row, txn_index = untouched_row(plan, analysis, number), _txn_index(analysis, number)
-    if plan.dry_run:
+    if plan.run.dry_run:
         return row
     store = folder_of(plan)
     if source.segment.from_offset:
-        row = replace(row, root="store", path=f"{plan.folder}/{segment_file(source.base_offset, 'log')}")
+        row = replace(row, root="store", path=f"{plan.run.folder}/{segment_file(source.base_offset, 'log')}")
         _copy_rest(source, store, row.path)
-    checksums = write_indexes(store, plan.folder, source.base_offset, source.offset_index, source.time_index, txn_index)
+    checksums = write_indexes(
+        store, plan.run.folder, source.base_offset, source.offset_index, source.time_index, txn_index
+    )
     return replace(row, side_files=json.dumps(checksums))
 
 
@@ -235,7 +241,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Outpu
             superseded=dead,
             expected_dead=-1,
             key_files=None,
-            facts_bytes=0 if plan.erasing else row.facts_bytes,
+            facts_bytes=0 if plan.policy.erasing else row.facts_bytes,
         )
     return OutputSegment(
         base_offset=source.base_offset,
@@ -287,7 +293,7 @@ def _snapshots(
     """
     files = {}
     starts = [s.base_offset for s in analysis.sources]
-    given = {s.offset: s for s in plan.snapshots}
+    given = {s.offset: s for s in plan.input.snapshots}
     for base in bases:
         if base == log_start_offset:
             continue
@@ -332,7 +338,7 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     """
     known: list[EpochEntry] = []
     notes: tuple[str, ...] = ()
-    file = plan.known_epochs
+    file = plan.input.before.epochs
     if file is not None:
         try:
             known = checkpoints.read_leader_epochs(read_side_file(file), file.path)
@@ -343,7 +349,7 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
                 f"{error}; the epochs of the archive's file and of the batches are used instead: "
                 "an epoch of which the log holds no batch may be missing",
             )
-    given, epochs = plan.leader_epochs, known
+    given, epochs = plan.input.leader_epochs, known
     if given is None or known or notes:
         until = given[0][0] if given else np.iinfo(np.int32).max
         for source in analysis.sources:

@@ -61,7 +61,7 @@ class GroupOutput:
         while True:
             now = later[:0]
             if not self._due and len(later):
-                n = batches_that_fit(later["size"], self._plan.max_log_bytes - self._size)
+                n = batches_that_fit(later["size"], self._plan.run.max_log_bytes - self._size)
                 if not n and self._size:
                     self._roll()
                     continue
@@ -71,7 +71,7 @@ class GroupOutput:
             part, data = data[: self._due], data[self._due :]
             if len(now) or len(part):
                 self._write(now, part)
-            self._due -= self._due if self._plan.dry_run else len(part)
+            self._due -= self._due if self._plan.run.dry_run else len(part)
             if self._due or not len(later):
                 break
         self._later = later
@@ -96,11 +96,11 @@ class GroupOutput:
     def _write(self, rows: np.ndarray, data: np.ndarray) -> None:
         if len(rows):
             self._rows[-1].append(rows)
-        if self._plan.dry_run:
+        if self._plan.run.dry_run:
             return
         if len(self._outputs) < len(self._groups):
             base, plan = self._groups[-1].base_offset, self._plan
-            self._outputs.append(SegmentOutput(folder_of(plan), plan.folder, base, plan.settings))
+            self._outputs.append(SegmentOutput(folder_of(plan), plan.run.folder, base, plan.policy.settings))
         self._outputs[-1].append(rows, data)
 
     def _roll(self) -> None:
@@ -117,13 +117,13 @@ class GroupOutput:
         rows, offset_index, time_index = output.close()
         inside = (aborts["last_offset"] >= group.base_offset) & (aborts["last_offset"] < group.next_offset)
         txn_index = transaction_index.write(aborts[inside])
-        checksums = write_indexes(store, plan.folder, group.base_offset, offset_index, time_index, txn_index)
-        back = ReadBack(output.path, rows, plan.settings.max_decompressed_batch_bytes)
+        checksums = write_indexes(store, plan.run.folder, group.base_offset, offset_index, time_index, txn_index)
+        back = ReadBack(output.path, rows, plan.policy.settings.max_decompressed_batch_bytes)
         sizes = (len(offset_index), len(time_index), len(txn_index))
         row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
         # A large log is flushed at once, so that a task does not end with all of them; a small one with its folder.
         with flushing(store, output.path) if output.size > _SMALL else nullcontext():
-            if not plan.by_yield:
+            if not plan.policy.by_yield:
                 read_whole(store, output.path, buffer, back)
                 return row, back.check(output.checksum)
             back.check_size(file_size(store, output.path))

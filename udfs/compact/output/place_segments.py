@@ -27,7 +27,7 @@ _SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  
 
 def folder_of(plan: PartitionPlan) -> Root:
     """Make the generation's folder; return the store."""
-    return make_folder(open_root(plan.store_uri), plan.folder)
+    return make_folder(open_root(plan.run.store_uri), plan.run.folder)
 
 
 def write_side_files(store: Root, folder: str, files: Mapping[str, bytes]) -> dict[str, int]:
@@ -86,14 +86,14 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
     """Move the segment's files into the generation's folder, under the name of its base. No task writes there, so a
     late retry cannot touch them.
     """
-    if plan.dry_run:
+    if plan.run.dry_run:
         return segment
     store = folder_of(plan)
-    path = f"{plan.folder}/{segment_file(segment.base_offset, 'log')}"
+    path = f"{plan.run.folder}/{segment_file(segment.base_offset, 'log')}"
     if not segment.size_bytes:
         make_private(store, path)
         put_file(store, path, b"")
-        checksums = write_indexes(store, plan.folder, segment.base_offset, b"", b"", b"")
+        checksums = write_indexes(store, plan.run.folder, segment.base_offset, b"", b"", b"")
         return replace(segment, path=path, side_files=json.dumps(checksums))
     written, placed = segment.path.removesuffix(".log"), path.removesuffix(".log")
     written_base = int(written.rpartition("/")[2])
@@ -105,7 +105,7 @@ def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
         old, new = f"{written}.{kind}", f"{placed}.{kind}"
         if shift and kind in _SHIFTED:
             data = _shifted(store, old, shift, _SHIFTED[kind])
-            checksums |= write_side_files(store, plan.folder, {segment_file(segment.base_offset, kind): data})
+            checksums |= write_side_files(store, plan.run.folder, {segment_file(segment.base_offset, kind): data})
             continue
         if kind not in ("log", *OF_YIELD):
             checksums[segment_file(segment.base_offset, kind)] = known[segment_file(written_base, kind)]

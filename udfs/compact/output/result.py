@@ -34,13 +34,13 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
     read_again = sum(s.source_bytes for s in cleaned)
     last = analysis.sources[-1]
     log_start, cleanable = generation.log_start_offset, analysis.cleanable
-    dirty = first_dirty_offset(plan.checkpoint, plan.log_start_offset, analysis.log_end_offset)
+    dirty = first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, analysis.log_end_offset)
     cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else dirty
     return PartitionResult(
-        topic=plan.topic,
-        partition=plan.partition,
+        topic=plan.input.topic,
+        partition=plan.input.partition,
         status="cleaned",
-        folder=plan.folder,
+        folder=plan.run.folder,
         notes=analysis.notes + generation.notes,
         first_dirty_before=analysis.cleanable.first_dirty_offset,
         first_dirty_offset=max(cleaned_until, log_start),
@@ -54,7 +54,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
         segments=out,
         gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
         compacted=analysis.compacts,
-        erases=plan.erasing is not None,
+        erases=plan.policy.erasing is not None,
         expired=generation.expired,
         segments_before=len(analysis.sources),
         counters=dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True)),

@@ -111,19 +111,19 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     gaps = check_gaps(plan, scans, log_end, notes)
     producers, aborted = _replay(scans)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
-    open_ones = open_batches(rows, plan.log_start_offset, [*(s.base_offset for s in scans), log_end])
-    lost, shows, transactions = undecided_batches(rows, plan.log_start_offset)
+    open_ones = open_batches(rows, plan.input.log_start_offset, [*(s.base_offset for s in scans), log_end])
+    lost, shows, transactions = undecided_batches(rows, plan.input.log_start_offset)
     note_undecided(scans, transactions, notes)
     undecided, witnesses = rows["base_offset"][lost], rows["base_offset"][shows]
     final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
     producers[-1] = final.entries()
     cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows)
-    dirty = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
-    sealed = plan.sealed and len(scans) == len(plan.segments) and not scans[-1].reached_end_offset
+    dirty = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
+    sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
     facts = facts_of(scans)
     by_rule = expired(plan, facts, sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
-    if plan.erasing is None and (plan.settings.retention.has_limit or not plan.settings.compacts):
+    if plan.policy.erasing is None and (plan.policy.settings.retention.has_limit or not plan.policy.settings.compacts):
         active = log_end if sealed else scans[-1].base_offset
         paths = [s.path for s in scans]
         stays = retention_held_back(plan, facts, paths, first=sum(by_rule.values()), active=active)
@@ -176,8 +176,8 @@ def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int
         [len(s.offset_index) for s in scans],
         [len(s.time_index) for s in scans],
         end_offset=end_offset,
-        max_bytes=plan.settings.segment_bytes,
-        max_index_bytes=plan.settings.segment_index_bytes,
+        max_bytes=plan.policy.settings.segment_bytes,
+        max_index_bytes=plan.policy.settings.segment_index_bytes,
     )
 
 
@@ -226,8 +226,8 @@ def _loaded_producers(
     """Return the producers at the log end, and the path of the snapshot that they are based on; "" without one."""
     border = {s.base_offset: i for i, s in enumerate(scans)}
     border[log_end] = len(scans)
-    for snapshot in sorted(plan.snapshots, key=lambda s: -s.offset):
-        if snapshot.offset not in border or snapshot.offset <= plan.log_start_offset:
+    for snapshot in sorted(plan.input.snapshots, key=lambda s: -s.offset):
+        if snapshot.offset not in border or snapshot.offset <= plan.input.log_start_offset:
             continue
         try:
             entries = producer_snapshot.read(read_side_file(snapshot), snapshot.path)
@@ -236,7 +236,7 @@ def _loaded_producers(
                 raise
             notes.append(f"{error}; an older snapshot or the log is used instead")
             continue
-        state = ProducerState.from_snapshot(entries, plan.now_ms, plan.settings.producer_id_expiration_ms)
+        state = ProducerState.from_snapshot(entries, plan.run.now_ms, plan.policy.settings.producer_id_expiration_ms)
         for scan in scans[border[snapshot.offset] :]:
             state.apply(scan.producers)
         return state, snapshot.path
@@ -259,19 +259,19 @@ def _rules(
     before = [s for s in scans if s.base_offset < cleanable.first_dirty_offset]
     entries = producers.entries()
     return Rules(
-        now_ms=plan.now_ms,
-        delete_retention_ms=plan.settings.delete_retention_ms,
+        now_ms=plan.run.now_ms,
+        delete_retention_ms=plan.policy.settings.delete_retention_ms,
         first_uncleanable_offset=cleanable.first_uncleanable_offset,
-        legacy_horizon_ms=before[-1].mtime_ms - plan.settings.delete_retention_ms
+        legacy_horizon_ms=before[-1].mtime_ms - plan.policy.settings.delete_retention_ms
         if before
         else cleaner.NO_LEGACY_HORIZON,
         keeps_end=scans[-1].base_offset < cleanable.first_uncleanable_offset,
-        keep_null_keys=plan.settings.null_keys == "keep",
+        keep_null_keys=plan.policy.settings.null_keys == "keep",
         producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
         txn_base_offsets=rows["base_offset"].copy(),
         txn_discardable=discardable,
         oldest_ms=plan.oldest_ms,
-        dry_run=plan.dry_run,
+        dry_run=plan.run.dry_run,
         tombstones_from=min(undecided.tolist(), default=MAX_OFFSET),
         undecided=undecided,
         witnesses=witnesses,

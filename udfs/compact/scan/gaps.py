@@ -43,8 +43,8 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
     """Return the holes that the compaction passes over, old ones and new ones. Raises SetAside for a gap unless
     accepted.
     """
-    accept = plan.settings.gaps == "accept"
-    passed = [gap for gap in plan.known_gaps if gap.last >= (plan.log_start_checkpoint or 0)]
+    accept = plan.policy.settings.gaps == "accept"
+    passed = [gap for gap in plan.input.before.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
     known, said = _Ranges(passed), []
     thinned_above = list(accumulate((s.thinned_offset for s in reversed(scans)), max))[::-1]
     for hole in _holes(plan, scans):
@@ -55,7 +55,7 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
             continue
         if missing is not None and not accept:
             raise SetAside(missing)
-        below = plan.segments[hole.below].listed if hole.below >= 0 else None
+        below = plan.input.segments[hole.below].listed if hole.below >= 0 else None
         before, size = (-1, -1) if below is None or plan.is_ours(below) else (below.base_offset, below.size)
         passed.append(Gap(hole.first, hole.last, before, size, missing is not None))
         said.append(f"{hole.first} to {hole.last}" + ("" if missing is not None else " (removed by a cleaner)"))
@@ -68,7 +68,7 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
         more = f", and {len(said) - _SHOWN} more ranges" if len(said) > _SHOWN else ""
         notes.append(f"{plan.name}: no segment holds offsets {', '.join(said[:_SHOWN])}{more}")
     ranges = _Ranges(passed)
-    for snapshot in plan.snapshots:
+    for snapshot in plan.input.snapshots:
         if not plan.is_ours(snapshot) and ranges.hold(snapshot.offset - 1, snapshot.offset):
             notes.append(f"{snapshot.path}: the log once ended, or a segment began, where no segment holds offsets now")
     return tuple(sorted(passed, key=lambda gap: gap.first))
@@ -93,11 +93,13 @@ def _holes(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Iterator[_Hole]
     first segment, if orphaned indexes or leader epochs show that the log began earlier.
     """
     first = scans[0].base_offset
-    low = min([orphan.offset for orphan in plan.orphans] + [start for _, start in _first_epoch(plan)], default=first)
-    if low < first and (plan.log_start_checkpoint or 0) < first:
-        yield _Hole(max(low, plan.log_start_checkpoint or 0), first - 1, -1)
+    low = min(
+        [orphan.offset for orphan in plan.input.orphans] + [start for _, start in _first_epoch(plan)], default=first
+    )
+    if low < first and (plan.input.log_start_checkpoint or 0) < first:
+        yield _Hole(max(low, plan.input.log_start_checkpoint or 0), first - 1, -1)
     for i, scan in enumerate(scans[:-1]):
-        end = max(scan.base_offset, scan.last_offset + 1, plan.log_start_offset)
+        end = max(scan.base_offset, scan.last_offset + 1, plan.input.log_start_offset)
         after, cleaned = scans[i + 1].base_offset, _cleaned_until(plan, i)
         if end < after:
             yield _Hole(cleaned if end < cleaned < after else end, after - 1, i)
@@ -108,15 +110,15 @@ def _first_epoch(plan: PartitionPlan) -> tuple[tuple[int, int], ...]:
     remote storage: Kafka writes a log start checkpoint of 0 for no other topic. A broker that gives up the beginning of
     a log moves this offset up, so it is never below the first segment.
     """
-    told = plan.known_until is not None or plan.anew or plan.log_start_checkpoint == 0
-    return plan.leader_epochs[:1] if plan.leader_epochs and not told else ()
+    told = plan.input.before.until is not None or plan.input.anew or plan.input.log_start_checkpoint == 0
+    return plan.input.leader_epochs[:1] if plan.input.leader_epochs and not told else ()
 
 
 def _behind_generation(plan: PartitionPlan, below: int) -> bool:
     """Return whether the last generation ends with this segment, and the archive continues behind it."""
     if below < 0:
         return False
-    segment, after = plan.segments[below], plan.segments[below + 1]
+    segment, after = plan.input.segments[below], plan.input.segments[below + 1]
     return bool(segment.from_offset) or (plan.is_ours(segment.listed) and not plan.is_ours(after.listed))
 
 
@@ -124,7 +126,7 @@ def _cleaned_until(plan: PartitionPlan, below: int) -> int:
     """Return the offset below which a cleaner's holes are no news. Holes that the archive's own cleaner made behind a
     generation are news.
     """
-    return plan.checkpoint or 0 if _behind_generation(plan, below) else plan.cleaned_until
+    return plan.input.checkpoint or 0 if _behind_generation(plan, below) else plan.cleaned_until
 
 
 def _missing(
@@ -134,14 +136,18 @@ def _missing(
 
     thinned_above: for each segment, the largest `thinned_offset` of it and all above it.
     """
-    n = bisect_left(plan.orphans, hole.first, key=lambda orphan: orphan.offset)
-    orphan = plan.orphans[n].path if n < len(plan.orphans) and plan.orphans[n].offset <= hole.last else None
-    line = f'gaps = "accept" below [topics."{plan.topic}"] in the settings file (--config)'
+    n = bisect_left(plan.input.orphans, hole.first, key=lambda orphan: orphan.offset)
+    orphan = (
+        plan.input.orphans[n].path
+        if n < len(plan.input.orphans) and plan.input.orphans[n].offset <= hole.last
+        else None
+    )
+    line = f'gaps = "accept" below [topics."{plan.input.topic}"] in the settings file (--config)'
     hint = f"{ACCEPT_HINT}; {line} accepts the gaps of this topic in every run"
     if hole.below < 0:
-        epochs = f"{plan.segments[0].listed.path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
+        epochs = f"{plan.input.segments[0].listed.path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
         return missing_below(hole.first, hole.last, orphan, epochs, hint)
-    scan, after = scans[hole.below], plan.segments[hole.below + 1].listed
+    scan, after = scans[hole.below], plan.input.segments[hole.below + 1].listed
     below = hole.last < plan.cleaned_until
     if _behind_generation(plan, hole.below) and not (orphan or scan.indexed_end or below):
         return gap(
@@ -150,7 +156,7 @@ def _missing(
             f"a segment that begins at {hole.last + 1}",
             f"{ACCEPT_HINT}; or --reset to start over from what the archive holds",
         )
-    path, known = plan.segments[hole.below].listed.path, scan.indexed_end
+    path, known = plan.input.segments[hole.below].listed.path, scan.indexed_end
     first = scan.last_offset + 1 if known and not orphan else hole.first
     thinned = thinned_above[hole.below + 1] >= 0 or scan.thinned_offset >= plan.cleaned_until
     between = Hole(first, hole.last, path, scan.end_position, known, after.path)
@@ -164,19 +170,19 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
     """
     if scans[-1].reached_end_offset:
         return _passed_over(plan, scans), True
-    if len(scans) < len(plan.segments):
+    if len(scans) < len(plan.input.segments):
         return None, False
     certain = _certainly_beyond(plan, scans, log_end)
     if certain is not None:
         return certain, True
     if scans[-1].indexed_end:
-        last = plan.segments[len(scans) - 1].listed
+        last = plan.input.segments[len(scans) - 1].listed
         expected = f"batches up to offset {scans[-1].indexed_end - 1}, as its index says"
         end = f"the end of the file after offset {scans[-1].last_offset}"
-        return gap(last.path, expected, end, ACCEPT_HINT, scans[-1].end_position), plan.sealed
-    if (plan.high_watermark or 0) > log_end:
-        expected = f"{plan.name} up to offset {plan.high_watermark}, its high watermark"
-        return gap(HIGH_WATERMARK_CHECKPOINT, expected, f"a log that ends at {log_end}", ACCEPT_HINT), plan.sealed
+        return gap(last.path, expected, end, ACCEPT_HINT, scans[-1].end_position), plan.run.sealed
+    if (plan.input.high_watermark or 0) > log_end:
+        expected = f"{plan.name} up to offset {plan.input.high_watermark}, its high watermark"
+        return gap(HIGH_WATERMARK_CHECKPOINT, expected, f"a log that ends at {log_end}", ACCEPT_HINT), plan.run.sealed
     return None, False
 
 
@@ -186,9 +192,9 @@ def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem |
 
     No checksum covers its own offset, and a damaged one would end the log too early.
     """
-    scan, planned = scans[-1], plan.segments[len(scans) - 1]
+    scan, planned = scans[-1], plan.input.segments[len(scans) - 1]
     segment = planned.listed
-    first = max(scan.last_offset + 1, scan.base_offset, planned.from_offset or 0, plan.log_start_offset)
+    first = max(scan.last_offset + 1, scan.base_offset, planned.from_offset or 0, plan.input.log_start_offset)
     found = f"one at {scan.above_base}"
     if scan.indexed_end:
         expected = f"a batch with offset {scan.indexed_end - 1}, as its index says"
@@ -206,10 +212,10 @@ def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem |
 
 
 def _certainly_beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> Problem | None:
-    for orphan in plan.orphans:
+    for orphan in plan.input.orphans:
         if orphan.offset > scans[-1].base_offset:
             return gap(orphan.path, "the .log of this index", f"a log that ends at offset {log_end}", ACCEPT_HINT)
-    for snapshot in plan.snapshots:
+    for snapshot in plan.input.snapshots:
         if snapshot.offset > log_end:
             return gap(
                 snapshot.path,

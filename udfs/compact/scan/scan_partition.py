@@ -31,7 +31,7 @@ _HEADERS_BYTES: Final = 1 << 20
 def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
     """Scan the plan's segments in order, up to the high watermark."""
     scans = []
-    for i in range(len(plan.segments)):
+    for i in range(len(plan.input.segments)):
         scans.append(scan_one(plan, i, buffer))
         if scans[-1].reached_end_offset:
             break
@@ -40,23 +40,23 @@ def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
 
 def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
     """Scan one of the plan's segments. In a large partition each scan is a task of its own."""
-    segment = plan.segments[number]
-    known = scan_by_facts(plan, segment) if plan.partial else None
+    segment = plan.input.segments[number]
+    known = scan_by_facts(plan, segment) if plan.policy.partial else None
     if known is not None:
         return known
-    after = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else None
+    after = plan.input.segments[number + 1].base_offset if number + 1 < len(plan.input.segments) else None
     scan = scan_segment(
         segment,
         buffer,
         next_base_offset=after,
-        index_interval_bytes=plan.settings.index_interval_bytes,
-        max_index_bytes=plan.settings.segment_index_bytes,
+        index_interval_bytes=plan.policy.settings.index_interval_bytes,
+        max_index_bytes=plan.policy.settings.segment_index_bytes,
         end_offset=NO_END if plan.read_until is None else plan.read_until,
-        mark=plan.known_until,
+        mark=plan.input.before.until,
     )
     if scan.reached_end_offset:
         after = scan.above_base  # no batch holds the offsets that an index names in front of it
-        if plan.settings.retention_bytes >= 0:
+        if plan.policy.settings.retention_bytes >= 0:
             scan = replace(scan, bytes_above=_bytes_above(plan, number, scan.end_position))
     last = max(scan.last_offset, scan.base_offset - 1)
     end = indexed_end(segment.listed, scan.end_position, last + 1, MAX_OFFSET if after is None else after)
@@ -67,7 +67,7 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
     """Return the bytes of log from a position in a segment on, as Kafka counts them: the last segment counts up to its
     last batch, because a preallocated file ends in zeros. It reads only headers; damage ends the count.
     """
-    *closed, last = [segment.listed for segment in plan.segments[number:]]
+    *closed, last = [segment.listed for segment in plan.input.segments[number:]]
     start = 0 if closed else position
     tail = Tail(start)
     with opened(open_root(last.root), last.path) as file, suppress(LogFormatError):
@@ -80,10 +80,10 @@ def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     """Raise NotDue if the topic is not compacted and the oldest segment shows that retention removes nothing, so that
     the other segments need not be read.
     """
-    if plan.settings.compacts or plan.is_due_anyway or plan.erasing is not None:
+    if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
         return
     first = scan_one(plan, 0, buffer)
-    facts = first.size, first.max_timestamp, plan.segments[0].listed.mtime_ms
+    facts = first.size, first.max_timestamp, plan.input.segments[0].listed.mtime_ms
     if not may_expire(plan, *facts):
         _check_continues(plan, buffer)
         raise NotDue(unread_result(plan, *facts))
@@ -93,17 +93,17 @@ def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, f
     """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
     others.
     """
-    closed = plan.segments if plan.sealed else plan.segments[:-1]
+    closed = plan.input.segments if plan.run.sealed else plan.input.segments[:-1]
     if any(s.listed.size and s.min_timestamp_ms < plan.oldest_ms for s in closed):
         return True
     return may_take_any(
-        [s.base_offset for s in plan.segments],
-        [first_size, *(s.listed.size for s in plan.segments[1:])],
+        [s.base_offset for s in plan.input.segments],
+        [first_size, *(s.listed.size for s in plan.input.segments[1:])],
         first_max_timestamp if first_max_timestamp >= 0 else first_mtime_ms,
-        plan.settings.retention,
-        log_start_offset=plan.log_start_offset,
-        now_ms=plan.now_ms,
-        last_may_go=plan.sealed,
+        plan.policy.settings.retention,
+        log_start_offset=plan.input.log_start_offset,
+        now_ms=plan.run.now_ms,
+        last_may_go=plan.run.sealed,
     )
 
 
@@ -116,12 +116,12 @@ def not_due(
 ) -> PartitionResult:
     """Return the result of a partition with which nothing is done now."""
     return PartitionResult(
-        plan.topic,
-        plan.partition,
+        plan.input.topic,
+        plan.input.partition,
         "not_due",
         first_dirty_before=first_dirty,
         first_dirty_offset=first_dirty,
-        log_start_offset=plan.log_start_offset,
+        log_start_offset=plan.input.log_start_offset,
         next_offset=next_offset,
         dirty_ratio=cleanable.ratio,
         clean_bytes=cleanable.clean_bytes,
@@ -136,22 +136,22 @@ def unread_result(
     """Return the result of a partition that is not compacted and loses nothing by retention, as its first segment
     shows.
     """
-    start = max(plan.checkpoint or 0, plan.log_start_offset)
-    bases, paths = [s.base_offset for s in plan.segments], [s.listed.path for s in plan.segments]
-    sizes = [first_size, *(s.listed.size for s in plan.segments[1:])][: len(bases)]
+    start = max(plan.input.checkpoint or 0, plan.input.log_start_offset)
+    bases, paths = [s.base_offset for s in plan.input.segments], [s.listed.path for s in plan.input.segments]
+    sizes = [first_size, *(s.listed.size for s in plan.input.segments[1:])][: len(bases)]
     unknown = np.full(len(bases), -1, np.int64)
     newest, times = unknown.copy(), unknown.copy()
     newest[:1], times[:1] = first_max_timestamp, first_mtime_ms
     facts = SegmentFacts(np.array(bases, np.int64), np.array(sizes, np.int64), newest, unknown, times)
-    held_back = retention_held_back(plan, facts, paths, active=MAX_OFFSET if plan.sealed else max(bases, default=0))
+    held_back = retention_held_back(plan, facts, paths, active=MAX_OFFSET if plan.run.sealed else max(bases, default=0))
     result = not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0), held_back)
     return replace(result, compacted=False)
 
 
 def known_end(plan: PartitionPlan) -> int:
     """Return the log end of a partition that was not read; -1 if the archive may hold more than the generation."""
-    unread = any(s.listed.size for s in plan.segments if not plan.is_ours(s.listed))
-    return -1 if unread or plan.known_until is None else plan.known_until
+    unread = any(s.listed.size for s in plan.input.segments if not plan.is_ours(s.listed))
+    return -1 if unread or plan.input.before.until is None else plan.input.before.until
 
 
 def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
@@ -160,8 +160,8 @@ def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], note
         if scan.reached_end_offset:
             how_far = f"read up to offset {scan.last_offset}" if scan.n_batches else "nothing of it was read"
             notes.append(
-                f"{plan.segments[i].listed.path}: {how_far}, below the high watermark {plan.read_until}; what is above "
-                "it may still be undone by the cluster"
+                f"{plan.input.segments[i].listed.path}: {how_far}, below the high watermark {plan.read_until}; what is "
+                "above it may still be undone by the cluster"
             )
             return scans[: i + 1]
     return scans
@@ -174,19 +174,19 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
     for i, scan in enumerate(scans):
         if not scan.torn_bytes:
             continue
-        last = i + 1 == len(plan.segments)
-        if not last or plan.sealed:
+        last = i + 1 == len(plan.input.segments)
+        if not last or plan.run.sealed:
             raise LogFormatError(
                 "torn_tail",
-                plan.segments[i].listed.path,
+                plan.input.segments[i].listed.path,
                 scan.end_position,
                 "whole batches up to the end of the file",
                 f"{scan.torn_bytes} bytes that are not a whole batch",
                 hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
             )
         notes.append(
-            f"{plan.segments[i].listed.path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; the "
-            "log ends before them"
+            f"{plan.input.segments[i].listed.path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; "
+            "the log ends before them"
         )
 
 
@@ -195,7 +195,7 @@ def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
     begin at the log start, or delete everything.
     """
     for what, offset in (
-        ("log start", max(plan.log_start_offset, plan.log_start_checkpoint or 0)),
+        ("log start", max(plan.input.log_start_offset, plan.input.log_start_checkpoint or 0)),
         ("first dirty offset", plan.cleaned_until),
     ):
         if offset > log_end:
@@ -217,38 +217,42 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
     """Return the archive's last batch before the end of the last generation if it lies in no segment of the plan; else
     an empty LastBatch.
     """
-    segment = plan.identity_segment
+    segment = plan.input.identity_segment
     if segment is None:
         return LastBatch()
     scan = scan_segment(
         segment,
         buffer,
         next_base_offset=None,
-        mark=plan.known_until,
-        index_interval_bytes=plan.settings.index_interval_bytes,
-        max_index_bytes=plan.settings.segment_index_bytes,
+        mark=plan.input.before.until,
+        index_interval_bytes=plan.policy.settings.index_interval_bytes,
+        max_index_bytes=plan.policy.settings.segment_index_bytes,
     )
     return scan.marked_batch
 
 
 def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     """Raise SetAside if the archive is another log than the last generation was made of. Reads one segment."""
-    until = plan.known_until or 0
-    theirs = [s for s in plan.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until and s.listed.size]
-    segment = plan.identity_segment or (theirs[-1] if theirs else None)
+    until = plan.input.before.until or 0
+    theirs = [
+        s for s in plan.input.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until and s.listed.size
+    ]
+    segment = plan.input.identity_segment or (theirs[-1] if theirs else None)
     if segment is not None:
-        _check_last_batch(plan, scan_identity(replace(plan, identity_segment=segment), buffer))
+        _check_last_batch(
+            plan, scan_identity(replace(plan, input=replace(plan.input, identity_segment=segment)), buffer)
+        )
 
 
 def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
-    known = plan.known_last_batch
+    known = plan.input.before.last_batch
     if known.base_offset >= 0 and found != known:
         raise SetAside(
             Problem(
                 "changed",
                 plan.name,
                 NO_POSITION,
-                f"{known} before offset {plan.known_until}",
+                f"{known} before offset {plan.input.before.until}",
                 f"{found}",
                 hint=ANOTHER_LOG,
                 state="diverged",
@@ -258,14 +262,14 @@ def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
 
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
     """Raise SetAside unless this is still the log that the last generation was made of. Return its last batch."""
-    if plan.known_until is not None:
-        if log_end < plan.known_until:
+    if plan.input.before.until is not None:
+        if log_end < plan.input.before.until:
             raise SetAside(
                 Problem(
                     "changed",
                     plan.name,
                     NO_POSITION,
-                    f"a log that reaches offset {plan.known_until}, as the last generation did",
+                    f"a log that reaches offset {plan.input.before.until}, as the last generation did",
                     f"one that ends at {log_end}",
                     hint=ANOTHER_LOG,
                     state="diverged",
@@ -273,12 +277,14 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
             )
         marked = [  # skip our own files: their last batch may be rebuilt
             scan.marked_batch
-            for scan, segment in zip(scans, plan.segments, strict=False)
+            for scan, segment in zip(scans, plan.input.segments, strict=False)
             if not plan.is_ours(segment.listed) and scan.marked_batch.base_offset >= 0
         ]
-        known = plan.known_last_batch
-        _check_last_batch(plan, identity if plan.identity_segment is not None else (marked[-1] if marked else known))
+        known = plan.input.before.last_batch
+        _check_last_batch(
+            plan, identity if plan.input.identity_segment is not None else (marked[-1] if marked else known)
+        )
     last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
-    if plan.known_until == log_end:
-        return plan.known_last_batch
+    if plan.input.before.until == log_end:
+        return plan.input.before.last_batch
     return last[-1] if last else LastBatch()

@@ -136,7 +136,7 @@ class _Collected:
 
 def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
     """Return a buffer through which one task reads all its segments."""
-    return ChunkBuffer(plan.limits.chunk_bytes, plan.settings.max_decompressed_batch_bytes)
+    return ChunkBuffer(plan.run.limits.chunk_bytes, plan.policy.settings.max_decompressed_batch_bytes)
 
 
 def scan_segment(

@@ -46,7 +46,9 @@ def scan_written(
     also: sees every chunk. Raises LogFormatError kind "readback", or "unreadable".
     """
     hashes, horizons = [np.empty(0, np.uint64)], [-1]
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret, keys_only=True)
+    loader = BodyLoader(
+        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret, keys_only=True
+    )
 
     def see(chunk: Chunk) -> None:
         also(chunk)
@@ -59,14 +61,14 @@ def scan_written(
         ):
             hashes.append(run.spans["key_high"][~run.spans["null_key"]])
 
-    listed = ListedSegment(plan.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
+    listed = ListedSegment(plan.run.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
     try:
         scan = scan_segment(
             SegmentInput(listed),
             buffer,
             next_base_offset=None,
-            index_interval_bytes=plan.settings.index_interval_bytes,
-            max_index_bytes=plan.settings.segment_index_bytes,
+            index_interval_bytes=plan.policy.settings.index_interval_bytes,
+            max_index_bytes=plan.policy.settings.segment_index_bytes,
             see=see,
         )
     except LogFormatError as error:
@@ -78,7 +80,7 @@ def scan_written(
 
 def write_facts(plan: PartitionPlan, row: OutputSegment, scan: SegmentScan, hashes: np.ndarray) -> int:
     """Write a segment's facts and its filter beside it. Returns their bytes."""
-    store, bound = open_root(plan.store_uri), _bound(plan, row)
+    store, bound = open_root(plan.run.store_uri), _bound(plan, row)
     files = _packed(scan), filter_of(hashes).tobytes()
     for path, data in zip(files_beside(row.path), files, strict=True):
         _write(store, path, data, bound)
@@ -92,7 +94,7 @@ def scan_by_facts(plan: PartitionPlan, segment: SegmentInput) -> SegmentScan | N
     row = segment.row
     if row is None or segment.from_offset:
         return None
-    store = open_root(plan.store_uri)
+    store = open_root(plan.run.store_uri)
     data = _read(store, files_beside(row.path)[0], _bound(plan, row))
     if data is None:
         return None
@@ -104,14 +106,14 @@ def scan_by_facts(plan: PartitionPlan, segment: SegmentInput) -> SegmentScan | N
 
 def filter_beside(plan: PartitionPlan, row: OutputSegment) -> np.ndarray | None:
     """Return the filter of a segment's keys: uint32[8 * blocks]; None if it has none that holds for it."""
-    data = _read(open_root(plan.store_uri), files_beside(row.path)[1], _bound(plan, row))
+    data = _read(open_root(plan.run.store_uri), files_beside(row.path)[1], _bound(plan, row))
     return np.frombuffer(data, np.uint32) if data and len(data) % FILTER_BLOCK == 0 else None
 
 
 def write_secret(store: Root, plan: PartitionPlan) -> None:
     """Write the key of the hashes, for the owner alone."""
-    data = _SECRET.pack(*plan.secret, plan.secret_ms)
-    _write(store, f"{plan.folder}/{SECRET}", data, b"")
+    data = _SECRET.pack(*plan.run.secret, plan.run.secret_ms)
+    _write(store, f"{plan.run.folder}/{SECRET}", data, b"")
 
 
 def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
@@ -125,8 +127,8 @@ def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
 
 def _bound(plan: PartitionPlan, row: OutputSegment) -> bytes:
     """Return what a file must be bound to: the segment's bytes, the key of the hashes, settings of the indexes."""
-    settings: CleanSettings = plan.settings
-    secret = hash_key_id(plan.secret).hex()
+    settings: CleanSettings = plan.policy.settings
+    secret = hash_key_id(plan.run.secret).hex()
     return json.dumps(
         [2, row.size_bytes, row.checksum, secret, settings.index_interval_bytes, settings.segment_index_bytes]
     ).encode()

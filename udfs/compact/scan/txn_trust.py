@@ -103,7 +103,7 @@ def with_index_entries(
     rows = np.concatenate([s.transactional for s in scans])
     markers, before = abort_markers(rows)
     index_only = [out[:0]]
-    for file in plan.txn_indexes:
+    for file in plan.input.txn_indexes:
         try:
             entries = transaction_index.read(read_side_file(file), file.path)
         except LogFormatError as error:
@@ -155,7 +155,7 @@ def _check_no_marker_lost(
     if not len(aborted) or _is_dense(scans):
         return
     first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
-    at_stake = np.maximum(first, plan.log_start_offset)
+    at_stake = np.maximum(first, plan.input.log_start_offset)
     doubtful = known & (entries["first_offset"] > at_stake) & (entries["first_offset"] <= entries["last_offset"])
     if not doubtful.any():
         return
@@ -200,7 +200,7 @@ def _check_no_end_lost(
     at = np.searchsorted(bases, entries["last_offset"], "right") - 1
     behind = np.flatnonzero((at >= 0) & (at + 1 < len(scans)) & (entries["last_offset"] >= ends[at]))
     left = ~rows["control"] & (rows["records_count"] != 0) & matters
-    left &= rows["last_offset"] >= plan.log_start_offset
+    left &= rows["last_offset"] >= plan.input.log_start_offset
     data, ended = rows[left], markers_behind(rows)[left]
     last = data_before(data, entries["producer_id"][behind], entries["last_offset"][behind])
     behind, last = behind[last >= 0], last[last >= 0]

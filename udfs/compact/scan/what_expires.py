@@ -33,9 +33,9 @@ def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool) -> dict[R
     """Return how many segments retention removes, by rule."""
     return expired_segments(
         segments,
-        plan.settings.retention,
-        log_start_offset=plan.log_start_offset,
-        now_ms=plan.now_ms,
+        plan.policy.settings.retention,
+        log_start_offset=plan.input.log_start_offset,
+        now_ms=plan.run.now_ms,
         last_may_go=sealed,
     )
 
@@ -46,7 +46,7 @@ def aging_sources(
     """Return the numbers of the sources from the first that stays to the last that may hold a record that is too old,
     without those that may still grow or hold an open transaction. An erasure spares none.
     """
-    if plan.erasing is not None:
+    if plan.policy.erasing is not None:
         return range(len(sources))
     if plan.oldest_ms < 0:
         return range(0)
@@ -58,12 +58,13 @@ def aging_sources(
         active_base_offset=log_end if sealed else sources[-1].base_offset,
         last_stable_offset=producers.last_stable_offset(log_end),
         min_compaction_lag_ms=0,
-        now_ms=plan.now_ms,
+        now_ms=plan.run.now_ms,
     ).first_uncleanable_offset
     stop = sum(s.base_offset < limit for s in sources)
     while stop and not may_hold_old(plan, sources[stop - 1]):
         stop -= 1
-    by_time = replace(plan, settings=replace(plan.settings, retention_bytes=-1))
+    settings = replace(plan.policy.settings, retention_bytes=-1)
+    by_time = replace(plan, policy=replace(plan.policy, settings=settings))
     first = sum(expired(by_time, facts, sealed).values())  # sizes are known only after the rewrite
     return range(min(first, stop), stop)
 
@@ -77,8 +78,8 @@ def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, w
     """Return rules that drop only records that are too old, or of erased keys. witnesses: as in Rules."""
     entries, none = producers.entries(), np.empty(0, np.int64)
     return Rules(
-        now_ms=plan.now_ms,
-        delete_retention_ms=plan.settings.delete_retention_ms,
+        now_ms=plan.run.now_ms,
+        delete_retention_ms=plan.policy.settings.delete_retention_ms,
         first_uncleanable_offset=log_end,
         legacy_horizon_ms=cleaner.NO_LEGACY_HORIZON,
         keep_null_keys=True,
@@ -87,7 +88,7 @@ def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, w
         txn_discardable=none.astype(np.bool_),
         oldest_ms=plan.oldest_ms,
         compacts=False,
-        keep_batches=plan.erasing is not None,
-        dry_run=plan.dry_run,
+        keep_batches=plan.policy.erasing is not None,
+        dry_run=plan.run.dry_run,
         witnesses=witnesses,
     )

@@ -25,16 +25,16 @@ def cleanable_now(
     """Return what may be cleaned, whether to clean it now, and if not, the rule that holds it back. rows: TXN_BATCH[n],
     of the whole log.
     """
-    facts, settings = facts_of(scans), plan.settings
+    facts, settings = facts_of(scans), plan.policy.settings
     if not settings.compacts:
-        start = cleaner.first_dirty_offset(plan.checkpoint, plan.log_start_offset, log_end)
+        start = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
         return CleanableRange(start, start, 0, 0), False, ()
-    whole = len(scans) == len(plan.segments)
-    active = log_end if plan.sealed and whole else scans[-1].base_offset
+    whole = len(scans) == len(plan.input.segments)
+    active = log_end if plan.run.sealed and whole else scans[-1].base_offset
     dirty = (
-        plan.log_start_offset
-        if plan.force
-        else cleaner.first_dirty_offset(plan.clean_from, plan.log_start_offset, log_end)
+        plan.input.log_start_offset
+        if plan.run.force
+        else cleaner.first_dirty_offset(plan.clean_from, plan.input.log_start_offset, log_end)
     )
     cleanable = cleaner.cleanable_range(
         facts,
@@ -43,10 +43,10 @@ def cleanable_now(
         active_base_offset=active,
         last_stable_offset=producers.last_stable_offset(log_end),
         min_compaction_lag_ms=settings.min_compaction_lag_ms,
-        now_ms=plan.now_ms,
+        now_ms=plan.run.now_ms,
     )
-    delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
+    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.run.force)
     if due and cleanable.first_uncleanable_offset > scans[0].base_offset:
         return cleanable, True, ()
     paths = [s.path for s in scans]
@@ -71,15 +71,15 @@ def _compaction_held_back(
 
     paths: of the segments; active: base of the active segment, or the log end; opened: the oldest open transaction.
     """
-    settings, bases = plan.settings, segments.base_offset
+    settings, bases = plan.policy.settings, segments.base_offset
     until = partial(
         cleaner.cleanable_range, segments, first_dirty=first_dirty, log_end_offset=log_end,
-        active_base_offset=active, now_ms=plan.now_ms,
+        active_base_offset=active, now_ms=plan.run.now_ms,
     )  # fmt: skip
     lag_ms = settings.min_compaction_lag_ms
     free = until(last_stable_offset=log_end, min_compaction_lag_ms=0)
-    delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.now_ms)
-    due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.force)
+    delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
+    due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.run.force)
     if due and len(bases) and free.first_uncleanable_offset > bases[0]:
         stable = log_end if opened is None else opened.offset
         by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
@@ -90,7 +90,7 @@ def _compaction_held_back(
         newest = int(segments.largest_timestamp()[at])
         return HeldBack(
             "min.compaction.lag.ms", int(bases[at]), paths[at], newest, newest + lag_ms, limit=lag_ms,
-            found=plan.now_ms - newest, now_ms=plan.now_ms,
+            found=plan.run.now_ms - newest, now_ms=plan.run.now_ms,
         )  # fmt: skip
     return dirt_held_back(plan, segments, paths, free, log_end=log_end, active=active)
 
@@ -105,11 +105,11 @@ def dirt_held_back(
     active: int,
 ) -> HeldBack:
     """Return the rule that holds the compaction back where too little is dirty, or nothing."""
-    settings, bases = plan.settings, segments.base_offset
+    settings, bases = plan.policy.settings, segments.base_offset
     dirty = cleanable.first_dirty_offset
     if not len(bases) or cleanable.cleanable_bytes <= 0 or cleanable.first_uncleanable_offset <= bases[0]:
-        if len(bases) < len(plan.segments) or segments.bytes_above:
-            end = log_end if plan.high_watermark is None else plan.high_watermark
+        if len(bases) < len(plan.input.segments) or segments.bytes_above:
+            end = log_end if plan.input.high_watermark is None else plan.input.high_watermark
             return HeldBack("high_watermark", end, paths[-1] if paths else "")
         if len(bases) and active < log_end and segments.size[-1]:
             return HeldBack("active_segment", active, paths[-1], int(segments.first_timestamp[-1]))
@@ -129,7 +129,7 @@ def retention_held_back(
 
     active: base of the active segment, or the log end.
     """
-    limits, bases = plan.settings.retention, segments.base_offset
+    limits, bases = plan.policy.settings.retention, segments.base_offset
     if not limits.has_limit:
         return (HeldBack("no_retention"),)
     if first >= len(bases) or bases[first] >= active:
@@ -137,8 +137,8 @@ def retention_held_back(
     where, out = (int(bases[first]), paths[first]), list[HeldBack]()
     if limits.retention_ms >= 0:
         newest, ms = int(segments.largest_timestamp()[first]), limits.retention_ms
-        age = plan.now_ms - newest
-        out.append(HeldBack("retention.ms", *where, newest, newest + ms, limit=ms, found=age, now_ms=plan.now_ms))
+        age = plan.run.now_ms - newest
+        out.append(HeldBack("retention.ms", *where, newest, newest + ms, limit=ms, found=age, now_ms=plan.run.now_ms))
     if limits.retention_bytes >= 0:
         held = int(segments.size[first:].sum()) + segments.bytes_above
         out.append(HeldBack("retention.bytes", *where, found=held, limit=limits.retention_bytes))

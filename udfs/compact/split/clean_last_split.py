@@ -53,8 +53,11 @@ def clean_last_split(
     name: of the files, for this try alone. Raises TooManyKeys if the keys do not fit the task's memory.
     """
     buffer, tally = chunk_buffer(plan), Tally()
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes, secret=plan.secret)
-    table, output = KeyTable(plan.limits.task_memory_bytes // 2), SplitOutput(plan, groups, shared, kept_aborts, name)
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
+    table, output = (
+        KeyTable(plan.run.limits.task_memory_bytes // 2),
+        SplitOutput(plan, groups, shared, kept_aborts, name),
+    )
     with KeyFile(plan, name) as key_file:
         out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
 
@@ -66,14 +69,14 @@ def clean_last_split(
 
         last_first = reversed(list(enumerate(split.parts)))
         for number, parts in itertools.groupby(last_first, lambda pair: pair[1].group):
-            stack = PieceStack(plan.limits.task_memory_bytes // 4)
+            stack = PieceStack(plan.run.limits.task_memory_bytes // 4)
             for i, part in parts:
                 chunks = sources[i].chunks[part.first : part.stop]
                 for piece, chunk in clean_backwards(
                     sources[i], rules, loader, mark_last, tally, buffer, stack.room, chunks=chunks
                 ):
                     stack.push(i, piece, chunk)
-            output.write(number, Cleaned(stack.drain(sources, dry_run=plan.dry_run), stack.digest))
+            output.write(number, Cleaned(stack.drain(sources, dry_run=plan.run.dry_run), stack.digest))
         blocks = out.finish()
     none = Slice(key_file.path, 0, 0, 0)
     walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))

@@ -45,7 +45,7 @@ class KeyFile:
     def __init__(self, plan: PartitionPlan, name: str) -> None:
         """Create the file. name: unique, also among the tries of one task."""
         folder = key_folder(plan)
-        root = make_folder(open_root(plan.store_uri), folder)
+        root = make_folder(open_root(plan.run.store_uri), folder)
         self.path = f"{folder}/{name}"
         make_private(root, self.path)
         self._stream: Any = open_output(root, self.path)
@@ -95,29 +95,29 @@ def check(part: Slice, found: int) -> None:
 @contextmanager
 def store_of_keys(plan: PartitionPlan) -> Iterator[PartitionPlan]:
     """Yield the plan; of a dry run, with a temporary folder in place of the store."""
-    if not plan.dry_run:
+    if not plan.run.dry_run:
         yield plan
         return
     with tempfile.TemporaryDirectory(prefix="lastkey-keys-") as folder:
-        yield replace(plan, store_uri=folder)
+        yield replace(plan, run=replace(plan.run, store_uri=folder))
 
 
 def key_folder(plan: PartitionPlan) -> str:
     """Return the folder of the partition's key files, relative to the store."""
-    return f"{plan.folder}.{_KEYS}"
+    return f"{plan.run.folder}.{_KEYS}"
 
 
 def in_own_folder(plan: PartitionPlan) -> PartitionPlan:
     """Return the plan with a folder of its own, beside the generation's, where a new segment waits. No other task
     writes there, nor another try of the same task: a late retry must not write into a committed folder.
     """
-    return replace(plan, folder=f"{plan.folder}.{secrets.randbelow(_KEYS)}")
+    return replace(plan, run=replace(plan.run, folder=f"{plan.run.folder}.{secrets.randbelow(_KEYS)}"))
 
 
 def remove_key_files(plan: PartitionPlan) -> None:
     """Delete all folders named after the generation's folder, with a suffix; `vacuum` deletes what this cannot."""
-    store = open_root(plan.store_uri)
-    above, _, name = plan.folder.rpartition("/")
+    store = open_root(plan.run.store_uri)
+    above, _, name = plan.run.folder.rpartition("/")
     with suppress(OSError):
         for info in store.filesystem.get_file_info(pafs.FileSelector(store.full(above), allow_not_found=True)):
             if info.type == pafs.FileType.Directory and info.base_name.startswith(f"{name}."):

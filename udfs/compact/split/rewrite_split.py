@@ -91,9 +91,9 @@ def rewrite_split(
     parts; name: of the pieces' file, for this try alone.
     """
     buffer = chunk_buffer(plan)
-    root = open_root(plan.store_uri)
+    root = open_root(plan.run.store_uri)
     survivors = Survivors(root, walked, settled, plan.name, split.chunks)
-    loader = BodyLoader(max_batch_bytes=plan.settings.max_decompressed_batch_bytes)
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes)
     tally, output = Tally(), SplitOutput(plan, groups, shared, kept_aborts, name)
     thinned = iter(walked.thinned[split.chunks])
     of_part = {part: list(itertools.islice(thinned, part.stop - part.first)) for part in split.parts}
@@ -167,7 +167,7 @@ def _write_segments(
 def _finished(own: PartitionPlan, output: GroupOutput, digest: int) -> list[OutputSegment]:
     segments = output.finish(digest, chunk_buffer(own))
     if segments[0].path:
-        flush_whole(open_root(own.store_uri), own.folder)  # here: the driver may be elsewhere
+        flush_whole(open_root(own.run.store_uri), own.run.folder)  # here: the driver may be elsewhere
     return segments
 
 
@@ -177,7 +177,7 @@ def _write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) 
     with KeyFile(plan, name) as file:
         for rows, data in cleaned.pieces:
             written.append(rows)
-            if not plan.dry_run:
+            if not plan.run.dry_run:
                 file.append(data)
                 checksum = extended(checksum, rows, data)
         whole = Slice(file.path, 0, file.size, checksum)
@@ -188,7 +188,7 @@ def join_pieces(
     plan: PartitionPlan, number: int, group: Group, pieces: Sequence[GroupPiece], kept_aborts: np.ndarray
 ) -> JoinedGroup:
     """Make segments of a group's pieces, which come in the order of the log."""
-    root, own = open_root(plan.store_uri), in_own_folder(plan)
+    root, own = open_root(plan.run.store_uri), in_own_folder(plan)
     output, copied = GroupOutput(own, group, kept_aborts), np.empty(_COPY_BYTES, np.uint8)
     for piece in pieces:
         rows = read_slice(root, piece.rows).view(OUT_BATCH)

@@ -96,14 +96,14 @@ def settle(
 
     name: of the file that is written, for this try alone.
     """
-    root = open_root(plan.store_uri)
+    root = open_root(plan.run.store_uri)
     mine = slice(buckets.first, buckets.stop)
     used = np.zeros(buckets.stop - buckets.first, np.int64)
     of_splits = [np.sum([used, *(b.dirty[mine] for b in split.blocks)], axis=0) for split in splits]
     most = np.max([used, *of_splits], axis=0)  # about as many keys, for a split's entries differ
     table, slots = _with_room(np.zeros(0, slot_of(plan)), np.zeros_like(used), most)
     bits: dict[int, Slice] = {}
-    by_offset, last_first = plan.settings.by_offset, sorted(splits, key=lambda s: -s.number)
+    by_offset, last_first = plan.policy.settings.by_offset, sorted(splits, key=lambda s: -s.number)
     with KeyFile(plan, name) as key_file:
         for is_first, is_last in [(True, True)] if by_offset else [(True, False), (False, True)]:  # passes
             number = 0
@@ -128,7 +128,7 @@ def settle(
 
 def slot_of(plan: PartitionPlan) -> np.dtype[np.void]:
     """Return the kind of the slots in which a task settles keys."""
-    return SLOT if plan.settings.by_offset else WINNER
+    return SLOT if plan.policy.settings.by_offset else WINNER
 
 
 def _with_room(table: np.ndarray, slots: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

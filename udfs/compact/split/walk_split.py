@@ -160,11 +160,11 @@ def walk_split(
     """
     buffer = chunk_buffer(plan)
     loader = BodyLoader(
-        max_batch_bytes=plan.settings.max_decompressed_batch_bytes,
-        secret=plan.secret,
-        keys_only=plan.settings.compaction_strategy != "header",
+        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes,
+        secret=plan.run.secret,
+        keys_only=plan.policy.settings.compaction_strategy != "header",
     )
-    by_offset, table_bytes = plan.settings.by_offset, plan.limits.task_memory_bytes // 2
+    by_offset, table_bytes = plan.policy.settings.by_offset, plan.run.limits.task_memory_bytes // 2
     table: KeyTable | Winners = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
     first_dirty_offset = first_dirty_offset if by_offset else 0  # all versions compete
     walked, thinned, none = [], list[tuple[ThinnedRun, ...]](), np.empty(0, np.uint8)

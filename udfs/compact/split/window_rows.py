@@ -27,7 +27,7 @@ def places_end(walked: Sequence[WalkedSplit]) -> np.ndarray:
 
 def rows_of(plan: PartitionPlan, walked: Sequence[WalkedSplit], number: int) -> Iterator[pa.RecordBatch]:
     """Yield the ROWS of a split's entries, a batch for each block."""
-    root, end = open_root(plan.store_uri), int(places_end(walked)[number])
+    root, end = open_root(plan.run.store_uri), int(places_end(walked)[number])
     for block in walked[number].blocks:
         entries = read_cells(root, block, Buckets(0, len(block.counts)))
         n, starts = len(entries), np.cumsum(block.counts) - block.counts
@@ -35,7 +35,7 @@ def rows_of(plan: PartitionPlan, walked: Sequence[WalkedSplit], number: int) -> 
         columns = {
             "key_low": entries[:, 0].astype(np.int64),
             "key_high": entries[:, 1].astype(np.int64),
-            "version": np.zeros(n, np.int64) if plan.settings.by_offset else entries[:, 2].astype(np.int64),
+            "version": np.zeros(n, np.int64) if plan.policy.settings.by_offset else entries[:, 2].astype(np.int64),
             "dirty": in_cell < np.repeat(block.dirty, block.counts),
             "split": np.full(n, number, np.int32),
             "place": np.arange(end - 1, end - 1 - n, -1),

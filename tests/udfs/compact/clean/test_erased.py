@@ -65,7 +65,7 @@ def test_as_a_plain_loop(tmp_path: Path, seed: int) -> None:
     for of, bound in erasures:
         files.append((file_of(tmp_path, [key.encode() for key in of]), bound))
         until |= {key.encode(): max(bound, until.get(key.encode(), 0)) for key in of}
-    plan: Any = SimpleNamespace(store_uri=str(tmp_path))
+    plan: Any = SimpleNamespace(run=SimpleNamespace(store_uri=str(tmp_path)))
     table = ErasedKeys(plan, Erasing(SECRET, tuple(files)))
     seen, gone = 0, set[int]()
     for run, records in runs_of(tmp_path / "log", text):

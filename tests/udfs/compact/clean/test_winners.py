@@ -11,6 +11,7 @@ import pytest
 
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, Strategy
 from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
+from tests.builders.plans import changed
 from tests.builders.splits import compact_by_rule, compact_in_blocks
 from tests.builders.versions import NAME, NOW_MS, batch, drawn, long, twin, version_of
 from tests.reference.cleaner import Segment, Settings
@@ -20,8 +21,8 @@ from tests.reference.read_committed import committed_offsets
 
 def by(plan: PartitionPlan, strategy: Strategy, **fields: object) -> PartitionPlan:
     header = NAME if strategy == "header" else ""
-    settings = replace(plan.settings, compaction_strategy=strategy, compaction_strategy_header=header)
-    return replace(plan, settings=settings, **fields)
+    settings = replace(plan.policy.settings, compaction_strategy=strategy, compaction_strategy_header=header)
+    return changed(plan, settings=settings, **fields)
 
 
 def plan_for(archived: Archived, store: Path) -> PartitionPlan:
@@ -49,7 +50,7 @@ def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
         assert_without_versions(by(plan_for(archived, tmp_path), strategy))
         return
     plan = by(plan_for(archived, tmp_path), strategy)
-    outcomes = [way(replace(plan, folder=way.__name__)) for way in WAYS]
+    outcomes = [way(changed(plan, folder=way.__name__)) for way in WAYS]
     held = {r.offset: r for r in records}
     for done in outcomes:
         assert kept(done) == [held[offset] for offset in expected]  # unchanged, in the order of offsets
@@ -61,7 +62,7 @@ def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
 
 def assert_without_versions(plan: PartitionPlan) -> None:
     for way in WAYS:
-        problem = way(replace(plan, folder=way.__name__)).result.problem
+        problem = way(changed(plan, folder=way.__name__)).result.problem
         assert problem is not None and problem.kind == "version"
         assert "eight bytes" in str(problem)
 
@@ -77,9 +78,9 @@ def log(root: Path, *segments: list[tuple[int, bytes | None, bytes | None, tuple
 def test_a_clean_record_of_a_higher_version_stays(tmp_path: Path) -> None:
     """By offset, any dirty record would supersede it."""
     archived = log(tmp_path / "archive", [(5, b"k", b"high", ())], [(3, b"k", b"low", ()), (5, b"l", b"v", ())])
-    plan = replace(plan_for(archived, tmp_path), checkpoint=1, force=False)
+    plan = changed(plan_for(archived, tmp_path), checkpoint=1, force=False)
     assert [r.value for r in kept(compact(by(plan, "timestamp")))] == [b"high", b"v"]
-    assert [r.value for r in kept(compact(replace(plan, folder="o")))] == [b"low", b"v"]
+    assert [r.value for r in kept(compact(changed(plan, folder="o")))] == [b"low", b"v"]
 
 
 def test_a_tombstone_goes_by_its_version_too(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_tombstone_goes_by_its_version_too(tmp_path: Path) -> None:
     first = compact(by(plan_for(archived, tmp_path), "timestamp"))
     assert [(r.key, r.value) for r in kept(first)] == [(b"a", None), (b"b", None)]
     later = by(plan_for(first.as_archive(tmp_path / "again", snapshots=True), tmp_path / "b"), "timestamp")
-    assert kept(compact(replace(later, now_ms=NOW_MS + 2 * 86_400_000))) == []
+    assert kept(compact(changed(later, now_ms=NOW_MS + 2 * 86_400_000))) == []
 
 
 def test_a_header_that_no_record_has_is_named(tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_more_keys_than_a_task_holds_are_taken_by_several(tmp_path: Path) -> Non
     records = [(1000 + i % 7, b"%d" % i, b"v", ()) for i in range(n // 20)]
     archived = log(tmp_path / "archive", *([records] * 2))
     plan = by(plan_for(archived, tmp_path), "timestamp")
-    assert compact(replace(plan, limits=Limits(task_memory_bytes=1 << 21))).result.status == "too_large"
-    whole, split = compact(plan), compact_in_blocks(replace(plan, folder="s", limits=Limits(task_memory_bytes=1 << 22)))
+    assert compact(changed(plan, limits=Limits(task_memory_bytes=1 << 21))).result.status == "too_large"
+    whole, split = compact(plan), compact_in_blocks(changed(plan, folder="s", limits=Limits(task_memory_bytes=1 << 22)))
     assert whole.files() == split.files()
 
 
@@ -118,7 +119,7 @@ def test_more_keys_than_a_task_holds_are_taken_by_several(tmp_path: Path) -> Non
 def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., Outcome], tmp_path: Path) -> None:
     """Nobody reads that record any more: DeleteRecords went past it, in the middle of a segment."""
     archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
-    done = way(replace(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
+    done = way(changed(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
     assert done.result.log_start_offset == 1
     assert [r.value for r in kept(done) if r.offset >= 1] == [b"low", b"v"]
 

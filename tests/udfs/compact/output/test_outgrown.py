@@ -19,6 +19,7 @@ from lastkey.logformat.side_files import producer_snapshot
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import Outcome, compact, lay_out, plan_of
+from tests.builders.plans import changed
 from tests.builders.splits import assert_same_all_ways, compact_in_blocks
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, replay
@@ -56,7 +57,7 @@ def plan_for(tmp: Path, segments: tuple[Segment, ...] = SEGMENTS, **more: object
         lay_out(tmp / "archive", segments), tmp / "store", Settings(index_interval_bytes=0), now_ms=NOW_MS,
         log_start_offset=segments[0].base_offset,
     )  # fmt: skip
-    return replace(plan, **more)  # type: ignore[arg-type]
+    return changed(plan, **more)  # type: ignore[arg-type]
 
 
 def check_outgrown(done: Outcome, whole: Outcome, limit: int) -> None:
@@ -87,10 +88,10 @@ def check_side_files(done: Outcome, batches: list[list[Batch]]) -> None:
     """Check index files, transaction indexes and producer snapshots against the batches, by slow readers."""
     originals = [
         batch
-        for s in done.plan.segments
+        for s in done.plan.input.segments
         for batch in decode_any((Path(s.listed.root) / s.listed.path).read_bytes()[: s.listed.size])
     ]
-    interval, files = done.plan.settings.index_interval_bytes, done.files()
+    interval, files = done.plan.policy.settings.index_interval_bytes, done.files()
     for row, mine in zip(done.result.segments, batches, strict=True):
         prefix = f"{row.base_offset:020}."
         beside = {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
@@ -107,7 +108,7 @@ def check_side_files(done: Outcome, batches: list[list[Batch]]) -> None:
         assert row.txn_index_bytes == sizes.get("txnindex", 0)
         names = {f"{prefix}{kind}" for kind in beside if kind != "log"}
         assert names <= json.loads(row.side_files or "").keys()
-        if row.base_offset > done.plan.log_start_offset:
+        if row.base_offset > done.plan.input.log_start_offset:
             state = State()
             replay([b for b in originals if b.last_offset < row.base_offset], state)
             found = {tuple(map(int, entry)) for entry in producer_snapshot.read(beside["snapshot"], "").tolist()}
@@ -124,7 +125,7 @@ def test_every_limit_gives_the_same_batches_in_more_segments(tmp_path: Path) -> 
     (row, _) = whole.result.segments
     n_segments = set()
     for limit in range(1, row.size_bytes + 2, 13):
-        done = compact(replace(whole.plan, max_log_bytes=limit, folder=f"out-{limit}"))
+        done = compact(changed(whole.plan, max_log_bytes=limit, folder=f"out-{limit}"))
         check_outgrown(done, whole, limit)
         n_segments.add(len(done.result.segments))
     assert {2, 3, 4, row.batches + 1} <= n_segments
@@ -144,8 +145,8 @@ def test_all_ways_write_the_same_segments(tmp_path: Path) -> None:
 def test_a_dry_run_names_the_same_segments(tmp_path: Path) -> None:
     for limit in (300, 900):
         plan = plan_for(tmp_path, max_log_bytes=limit, folder=f"out-{limit}")
-        done, dry = compact(plan), compact(replace(plan, dry_run=True))
-        several = compact_in_blocks(replace(plan, dry_run=True))
+        done, dry = compact(plan), compact(changed(plan, dry_run=True))
+        several = compact_in_blocks(changed(plan, dry_run=True))
         expected = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in done.result.segments]
         for run in (dry, several):
             found = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in run.result.segments]
@@ -159,12 +160,12 @@ def test_aborted_records_that_stay_and_their_marker_in_another_segment(tmp_path:
     segments = (replace(SEGMENTS[1], base_offset=0, batches=(*messages(0, "ab"), *SEGMENTS[1].batches)), *SEGMENTS[2:])
     one = Segment(0, (*segments[0].batches, *segments[1].batches, old), NOW_MS)
     plan = plan_for(tmp_path, (one, Segment(18, (data_batch(18, [(NOW_MS, b"q", b"")]),), NOW_MS)))
-    exact = replace(plan.settings, compacts=False, retention_ms=2000, retention_exact=True)
-    whole = compact(replace(plan, settings=exact, folder="whole", force=False))
+    exact = replace(plan.policy.settings, compacts=False, retention_ms=2000, retention_exact=True)
+    whole = compact(changed(plan, settings=exact, folder="whole", force=False))
     assert whole.aborted() and whole.result.counters["dropped_expired"] == 1
     spanned = 0
     for limit in range(60, whole.result.segments[0].size_bytes, 50):
-        done = compact(replace(plan, settings=exact, folder=f"out-{limit}", max_log_bytes=limit, force=False))
+        done = compact(changed(plan, settings=exact, folder=f"out-{limit}", max_log_bytes=limit, force=False))
         check_outgrown(done, whole, limit)
         spanned += any(10 < row.base_offset <= 14 for row in done.result.segments)
     assert spanned
@@ -176,8 +177,8 @@ def test_an_empty_group_gives_its_base_to_the_first_segment(tmp_path: Path) -> N
         Segment(s.base_offset + 3, tuple(moved(b, 3) for b in s.batches), s.mtime_ms) for s in SEGMENTS[:1]
     ), Segment(9, (data_batch(9, rows),), NOW_MS))  # fmt: skip
     plan = plan_for(tmp_path, segments, max_log_bytes=300)
-    plan = replace(plan, settings=replace(plan.settings, segment_bytes=1))
-    whole = compact(replace(plan, max_log_bytes=1 << 30, folder="whole"))
+    plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=1))
+    whole = compact(changed(plan, max_log_bytes=1 << 30, folder="whole"))
     done = assert_same_all_ways(plan)
     check_outgrown(done, whole, 300)
     assert done.result.segments[0].base_offset == 0
@@ -198,9 +199,9 @@ def moved(batch: Batch, by: int) -> Batch:
 def test_drawn_logs(tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, limit: int, in_tasks: bool) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as tmp:
         plan = plan_of_drawn(drawn, Path(tmp))
-        whole = compact(replace(plan, folder="whole"))
+        whole = compact(changed(plan, folder="whole"))
         if whole.result.status != "cleaned":
             return
-        limited = replace(plan, max_log_bytes=limit)
+        limited = changed(plan, max_log_bytes=limit)
         done = assert_same_all_ways(limited) if in_tasks else compact(limited)
         check_outgrown(done, whole, limit)

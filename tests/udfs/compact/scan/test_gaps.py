@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
-from lastkey.jobs.compact.plan_partition import _check_nothing_came_back, inputs_from_archive
+from lastkey.jobs.compact.plan_partition import _check_nothing_came_back, input_from_archive
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.layout import BATCH, DELETE_HORIZON_MASK
@@ -33,6 +33,7 @@ from lastkey.udfs.verify.gaps import Thinned, gap_problems
 from tests.builders.archives import borders
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build
 from tests.builders.logs import write_partition
+from tests.builders.plans import changed, made_plan
 from tests.builders.trees import files_in
 from tests.golden import PASSES, Case, case_names
 
@@ -51,10 +52,10 @@ def plan_of(folder: Path, **fields: object) -> PartitionPlan:
     topic, _, number = folder.name.rpartition("-")
     archived = list_archive(open_root(str(folder.parent)), lambda name: name == topic).partitions[topic, int(number)]
     assert archived.problem is None
-    return PartitionPlan(
+    return made_plan(
         topic=topic, partition=int(number), store_uri="", folder="", sealed=False,
         high_watermark=None, force=True, dry_run=True, now_ms=1_800_000_000_000, settings=CleanSettings(),
-        limits=Limits(), secret=(1, 2), **inputs_from_archive(archived) | fields,  # type: ignore[arg-type]
+        limits=Limits(), secret=(1, 2), given=input_from_archive(archived), **fields,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -103,24 +104,24 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
     for partition in case.partitions:
         begins = case.first_dirty_offset(1, partition)
         plan = plan_of(case.input(partition), checkpoint=begins, cleaner_checkpoint=begins)
-        inner = [i for i, s in enumerate(plan.segments[:-1]) if i and s.base_offset >= begins]
+        inner = [i for i, s in enumerate(plan.input.segments[:-1]) if i and s.base_offset >= begins]
         assert inner
         for i in inner:
-            s = plan.segments[i]
-            before, after = plan.segments[:i], plan.segments[i + 1 :]
+            s = plan.input.segments[i]
+            before, after = plan.input.segments[:i], plan.input.segments[i + 1 :]
             bare = listed(s, index=None, time_index=None)
             half = borders((case.input(partition) / Path(s.listed.path).name).read_bytes())
             half = half[len(half) // 2 - 1 : len(half) // 2] if len(half) > 1 else [0]
             orphan = SideFile(s.listed.root, s.listed.path.replace(".log", ".index"), s.base_offset)
             for made in (
-                replace(plan, segments=(*before, *after)),
-                replace(plan, segments=(*before, *after), orphans=(orphan,)),
-                replace(plan, segments=(*before, listed(bare, size=0), *after)),
-                replace(plan, segments=(*before, listed(bare, size=half[0]), *after)),
-                replace(plan, segments=(*before, listed(s, size=half[0]), *after)),
+                changed(plan, segments=(*before, *after)),
+                changed(plan, segments=(*before, *after), orphans=(orphan,)),
+                changed(plan, segments=(*before, listed(bare, size=0), *after)),
+                changed(plan, segments=(*before, listed(bare, size=half[0]), *after)),
+                changed(plan, segments=(*before, listed(s, size=half[0]), *after)),
             ):
                 assert state(made) == "gap"
-                accepting = replace(made, settings=replace(made.settings, gaps="accept"))
+                accepting = changed(made, settings=replace(made.policy.settings, gaps="accept"))
                 found = judged(accepting)
                 if isinstance(found, Problem):  # cannot be accepted: a transaction was open across it
                     assert name.startswith("txn")
@@ -136,16 +137,16 @@ def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) ->
     for partition in case.partitions:
         begins = case.first_dirty_offset(1, partition)
         plan = plan_of(case.input(partition), checkpoint=begins, cleaner_checkpoint=begins)
-        below = [i for i, s in enumerate(plan.segments) if i and s.base_offset < begins]
+        below = [i for i, s in enumerate(plan.input.segments) if i and s.base_offset < begins]
         assert below
         told = 0
         for i in below:
-            s = plan.segments[i]
-            rest = (*plan.segments[:i], *plan.segments[i + 1 :])
+            s = plan.input.segments[i]
+            rest = (*plan.input.segments[:i], *plan.input.segments[i + 1 :])
             orphan = SideFile(s.listed.root, s.listed.path.replace(".log", ".index"), s.base_offset)
-            assert state(replace(plan, segments=rest)) == "fine"  # nothing shows the loss
-            assert state(replace(plan, segments=rest, orphans=(orphan,))) == "gap"
-            empty = replace(plan, segments=(*plan.segments[:i], listed(s, size=0), *plan.segments[i + 1 :]))
+            assert state(changed(plan, segments=rest)) == "fine"  # nothing shows the loss
+            assert state(changed(plan, segments=rest, orphans=(orphan,))) == "gap"
+            empty = changed(plan, segments=(*plan.input.segments[:i], listed(s, size=0), *plan.input.segments[i + 1 :]))
             log = case.input(partition) / Path(s.listed.path).name
             entries = sum(log.with_suffix(kind).stat().st_size for kind in (".index", ".timeindex"))
             assert state(empty) == ("gap" if entries else "fine")  # indexes of few batches hold nothing
@@ -174,7 +175,7 @@ def expect_gap(part: Partition, path: str) -> Problem:
     assert (result.problem.kind, result.problem.state, result.problem.path) == ("gap", "gap", f"t-0/{path}")
     assert ("gap", f"t-0/{path}") in [(p.kind, p.path) for p in part.verify().problems]
     plan = part.plan()
-    accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
+    accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert accepted.status == "cleaned" and accepted.notes
     return result.problem
 
@@ -184,8 +185,8 @@ def test_a_segment_in_the_middle(part: Partition) -> None:
     problem = expect_gap(part, segment_file(2 * INNER, "log"))
     assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
     plan = part.plan()
-    accepted = part.compact(plan=replace(plan, settings=replace(plan.settings, gaps="accept")))
-    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.segments[0].listed.size),)
+    accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
+    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.input.segments[0].listed.size),)
     assert any(f"no segment holds offsets {INNER} to {2 * INNER - 1}" in note for note in accepted.notes)
 
 
@@ -238,9 +239,9 @@ def test_an_empty_last_segment_whose_index_or_high_watermark_goes_on(part: Parti
     assert any("it may be cut short" in note for note in result.notes)
     remove(part, ACTIVE, "index", "timeindex")
     checkpoint(part, "replication-offset", END)
-    plan = replace(part.plan(), high_watermark=END)
+    plan = changed(part.plan(), high_watermark=END)
     assert any("its high watermark" in note for note in part.compact(plan=plan).notes)
-    sealed = part.compact(plan=replace(plan, sealed=True)).problem
+    sealed = part.compact(plan=changed(plan, sealed=True)).problem
     assert sealed is not None and (sealed.kind, sealed.path) == ("gap", "replication-offset-checkpoint")
 
 
@@ -259,9 +260,9 @@ def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
     hidden = files_in(tmp_path / "t-0")[1]
     for path in files_in(tmp_path / "t-0", f"{hidden.stem}.*"):
         path.unlink()
-    plan = replace(plan_of(tmp_path / "t-0"), sealed=True)
+    plan = changed(plan_of(tmp_path / "t-0"), sealed=True)
     assert state(plan) == "gap"
-    found = judged(replace(plan, settings=replace(plan.settings, gaps="accept")))
+    found = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert isinstance(found, Problem)
     assert (found.state, found.expected) == ("gap", "the end of the transaction of producer 7 at offset 0")
 
@@ -277,7 +278,7 @@ def test_a_transaction_whose_end_only_a_snapshot_knows(tmp_path: Path, snapshots
         if path.suffix != ".snapshot" or int(path.stem) not in snapshots:
             path.unlink(missing_ok=True)
     plan = plan_of(folder)
-    found = judged(replace(plan, settings=replace(plan.settings, gaps="accept")))
+    found = judged(changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     if not snapshots:
         assert isinstance(found, PartitionResult) and found.status == "not_due"
         return
@@ -297,12 +298,12 @@ def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
     third = files_in(folder)[1]
     entry = np.array([(0, 7, 2, 4, 5)], transaction_index.ENTRY)
     third.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
-    plan = replace(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)
+    plan = changed(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)
     found = judged(plan)
     assert isinstance(found, Problem)
     assert (found.kind, found.path) == ("transaction", f"t-0/{third.stem}.txnindex")
     third.with_suffix(".txnindex").unlink()
-    assert state(replace(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)) == "fine"
+    assert state(changed(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)) == "fine"
 
 
 @pytest.mark.parametrize("later", ["{pid=7 txn} c=1 | {pid=7 commit}", "c=1"], ids=["its next marker", "a snapshot"])
@@ -320,7 +321,7 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
 
     def found(log_start: int = 0) -> Problem | Analysis | PartitionResult:
         plan = plan_of(folder, checkpoint=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
-        return judged(replace(plan, sealed=True, settings=replace(plan.settings, gaps="accept")))
+        return judged(changed(plan, sealed=True, settings=replace(plan.policy.settings, gaps="accept")))
 
     problem = found()
     assert isinstance(problem, Problem)
@@ -384,7 +385,7 @@ def test_the_last_segment_cut_short(part: Partition) -> None:
 
 @pytest.mark.parametrize(("offset", "how_far"), [(INNER, "nothing of it was read"), (INNER + RECORDS, "read up to")])
 def test_how_far_a_segment_was_read(part: Partition, offset: int, how_far: str) -> None:
-    done = judged(replace(part.plan(), high_watermark=offset))
+    done = judged(changed(part.plan(), high_watermark=offset))
     assert not isinstance(done, Problem)
     [note] = [note for note in done.notes if "high watermark" in note]
     assert f"{INNER:020d}.log: {how_far}" in note
@@ -395,7 +396,7 @@ def test_above_the_high_watermark_nothing_is_asked(part: Partition) -> None:
     remove(part, 2 * INNER)
     (part.folder / segment_file(END + 5, "snapshot")).write_bytes(b"")
     checkpoint(part, "replication-offset", INNER + RECORDS)
-    plan = replace(part.plan(), high_watermark=INNER + RECORDS)
+    plan = changed(part.plan(), high_watermark=INNER + RECORDS)
     assert part.compact(plan=plan).status == "cleaned"
 
 
@@ -570,7 +571,7 @@ def test_a_checkpoint_at_the_log_end(part: Partition, name: str) -> None:
 def test_a_high_watermark_older_than_the_checkpoints(part: Partition) -> None:
     """A broker writes it every five seconds; offsets that were cleaned, or given up, lay below it then."""
     checkpoint(part, "cleaner-offset", 2 * INNER)
-    plan = replace(part.plan(), high_watermark=INNER)
+    plan = changed(part.plan(), high_watermark=INNER)
     assert part.compact(plan=plan).status in ("cleaned", "not_due")
 
 
@@ -625,14 +626,14 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
     """
     plan = many_holes(tmp_path, n, thinned=thinned)
     orphans = tuple(SideFile("", f"{2 * i}.index", 2 * i) for i in range(n))  # their logs are there
-    plan = replace(plan, orphans=orphans, settings=replace(plan.settings, gaps="accept"))
+    plan = changed(plan, orphans=orphans, settings=replace(plan.policy.settings, gaps="accept"))
     scans = scan_all(plan, ChunkBuffer(1 << 20))
     gaps = check_gaps(plan, scans, 2 * n + 1, [])
     assert len(gaps) == n - 1 and {gap.lost for gap in gaps} == {not thinned}
-    again = replace(plan, known_gaps=gaps)
+    again = changed(plan, known_gaps=gaps)
     rows = [(s.base_offset, max(s.thinned_offset, -1)) for s in scans]
     facts = [(f"{base}.log", base, base + 1, last, True) for base, last in rows]
-    archived = ArchivedPartition("t", 0, "", "t-0", [s.listed for s in plan.segments])
+    archived = ArchivedPartition("t", 0, "", "t-0", [s.listed for s in plan.input.segments])
     checkpoint: Any = None  # unused unless something came back
     return {
         "compact": lines_run(lambda: check_gaps(plan, scans, 2 * n + 1, [])),

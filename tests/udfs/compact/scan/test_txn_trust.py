@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,14 @@ from hypothesis import given, settings
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan_partition import inputs_from_archive
+from lastkey.jobs.compact.plan_partition import input_from_archive
 from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.side_files import transaction_index
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
-from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionResult
 from lastkey.udfs.lookup.queries import Queries, lookup
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
@@ -29,6 +28,7 @@ from lastkey.udfs.verify.partition import check_partition
 from tests.builders.drawn import Drawn, logs
 from tests.builders.folders import Archived, Outcome, compact, lay_out, plan_of
 from tests.builders.logs import write_partition
+from tests.builders.plans import changed, made_plan
 from tests.builders.sources import read
 from tests.reference.cleaner import replay
 from tests.reference.producer_state import State
@@ -66,10 +66,10 @@ def compacted(root: Path) -> tuple[PartitionResult, list[int]]:
     """Compact an archive; return the result, and the offsets that survive."""
     archived = list_archive(open_root(str(root)), lambda _: True).partitions["t", 0]
     store = root.parent / "store"
-    plan = PartitionPlan(
+    plan = made_plan(
         topic="t", partition=0, store_uri=str(store), folder="segments/t-0/1-run",
         high_watermark=None, sealed=False, force=True, dry_run=False, now_ms=NOW_MS, settings=CleanSettings(),
-        limits=Limits(), secret=(1, 2), **inputs_from_archive(archived),  # type: ignore[arg-type]
+        limits=Limits(), secret=(1, 2), given=input_from_archive(archived),  # type: ignore[arg-type]
     )  # fmt: skip
     result = compact_partition(plan)
     assert result.status == "cleaned", result.problem
@@ -163,7 +163,7 @@ def test_readers_do_not_look_at_it(root: Path, row: int, name: str, value: int, 
     assert committed == [0, 1, 7, 10, 11]
     (plan,) = archive_plans(str(root), EVERY_TOPIC, [])
     asked = Queries(np.array([-1]), np.array([True]))
-    assert lookup(replace(plan, read_committed=True), asked).answers["answer_offset"].to_pylist() == [12]  # the end
+    assert lookup(changed(plan, read_committed=True), asked).answers["answer_offset"].to_pylist() == [12]  # the end
 
 
 def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,16 +270,16 @@ def test_the_markers_alone_decide_in_every_pass(tmp_path_factory: pytest.TempPat
         if ours.result.status != "cleaned":
             return
         assert not [note for note in ours.result.notes if "txnindex" in note]
-        without = compact(replace(plan, txn_indexes=(), store_uri=str(tmp / f"none{number}")))
+        without = compact(changed(plan, txn_indexes=(), store_uri=str(tmp / f"none{number}")))
         assert logs_of(without) == logs_of(ours)
-        for file in plan.txn_indexes:
+        for file in plan.input.txn_indexes:
             path = Path(file.root) / file.path
             data = bytearray(path.read_bytes())
             right = bytes(data)
             for _ in range(3):
                 data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
             path.write_bytes(bytes(data))
-            damaged = compact(replace(plan, store_uri=str(tmp / f"bad{number}-{file.offset}")))
+            damaged = compact(changed(plan, store_uri=str(tmp / f"bad{number}-{file.offset}")))
             assert logs_of(damaged) == logs_of(ours)
             path.write_bytes(right)
         archived = ours.as_archive(tmp / f"pass{number}", snapshots=True)

@@ -35,6 +35,7 @@ from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
 from lastkey.udfs.problem import SetAside
 from lastkey.udfs.storage import open_root, read_file
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
+from tests.builders.plans import changed
 from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.splits import compact_in_blocks
 from tests.reference.cleaner import Segment, Settings
@@ -49,7 +50,7 @@ def plan_for(tmp_path: Path, segments: list[Segment], checkpoint: int | None = N
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0,
         checkpoint=checkpoint, force=checkpoint is None, sealed=True,
     )  # fmt: skip
-    return replace(plan, limits=replace(plan.limits, chunk_bytes=chunk))
+    return changed(plan, limits=replace(plan.run.limits, chunk_bytes=chunk))
 
 
 def log_of(*keys: str, per_segment: int = 100) -> list[Segment]:
@@ -71,7 +72,7 @@ def kept(outcome: Outcome) -> list[int]:
 
 def analysed(plan: PartitionPlan) -> tuple[Analysis, list[Split]]:
     """Return the analysis of a partition and splits at every chunk."""
-    buffer = ChunkBuffer(plan.limits.chunk_bytes)
+    buffer = ChunkBuffer(plan.run.limits.chunk_bytes)
     analysis = analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
     scans = analysis.sources
     return analysis, make_splits(scans, analysis.groups, SPREAD)
@@ -90,7 +91,7 @@ def test_clean_records_go_for_dirty_ones_alone(tmp_path: Path) -> None:
     segments = log_of("ab", "ab", "cb", per_segment=1)
     plan = plan_for(tmp_path, segments, checkpoint=4)
     for folder, split_bytes in (("many", 1), ("one", 1 << 30)):
-        outcome = compact_in_blocks(replace(plan, folder=folder), split_bytes=split_bytes)
+        outcome = compact_in_blocks(changed(plan, folder=folder), split_bytes=split_bytes)
         assert kept(outcome) == [0, 2, 4, 5]
         assert outcome.files() == compact(plan).files()
 
@@ -118,7 +119,7 @@ def test_a_table_emptied_in_mid_split_sends_a_key_twice_and_the_first_counts(
     monkeypatch.setattr(walking, "_collect", forgetful)
     newest = sorted({r.key: r.offset for s in segments for b in s.batches for r in b.records}.values())
     for split_bytes in (1, 100, 1 << 30):
-        outcome = compact_in_blocks(replace(plan, folder=f"s{split_bytes}"), split_bytes=split_bytes, at_once=False)
+        outcome = compact_in_blocks(changed(plan, folder=f"s{split_bytes}"), split_bytes=split_bytes, at_once=False)
         assert kept(outcome) == newest
     analysis, splits = analysed(plan)
     assert sum(w.n_entries for w in walked(plan, analysis, splits)) > len(newest)
@@ -135,7 +136,7 @@ def test_what_is_aborted_or_of_control_never_supersedes_and_a_tombstone_past_its
     ]  # fmt: skip
     plan = plan_for(tmp_path, segments)
     expected = compact(plan)
-    outcome = compact_in_blocks(replace(plan, folder="blocks"))
+    outcome = compact_in_blocks(changed(plan, folder="blocks"))
     assert outcome.files() == expected.files()
     assert outcome.result.counters == expected.result.counters
     assert {0, 2, 7} <= set(kept(outcome))
@@ -158,7 +159,7 @@ def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypa
         return real(self, raw, position, rows, wanted, path, **more)
 
     monkeypatch.setattr(BodyLoader, "runs", watched)
-    outcome = compact_in_blocks(replace(plan, folder="blocks"), split_bytes=1 << 30)
+    outcome = compact_in_blocks(changed(plan, folder="blocks"), split_bytes=1 << 30)
     assert outcome.files() == expected.files()
     assert outcome.result.counters == expected.result.counters
     assert read[0] == [0, 1, 2, 3, 4, 5]  # the walk
@@ -203,7 +204,7 @@ def test_a_bit_that_a_key_file_loses_is_noticed(tmp_path: Path, kind: str) -> No
     """Damage every byte of the key files, one after the other: hashes, marks, bits, pieces and their rows."""
     plan = plan_for(tmp_path, log_of("abca", "bdea", "aefb"))
     analysis, splits = analysed(plan)
-    root, folder = open_root(plan.store_uri), Path(plan.store_uri) / key_folder(plan)
+    root, folder = open_root(plan.run.store_uri), Path(plan.run.store_uri) / key_folder(plan)
     groups = {0: analysis.group(analysis.groups[0])}
     aborts = analysis.kept_aborts
 
@@ -253,10 +254,10 @@ def test_a_slice_is_what_was_written(tmp_path: Path) -> None:
     with KeyFile(plan, "x") as file:
         first, second = file.write(np.arange(5)), file.write(np.empty(0, np.int64))
         third = file.write(np.arange(3, dtype=np.uint8))
-    root = open_root(plan.store_uri)
+    root = open_root(plan.run.store_uri)
     assert read_slice(root, first).view(np.int64).tolist() == [0, 1, 2, 3, 4]
     assert (read_slice(root, second).size, read_slice(root, third).tolist()) == (0, [0, 1, 2])
-    assert (Path(plan.store_uri) / first.path).stat().st_mode & 0o077 == 0
+    assert (Path(plan.run.store_uri) / first.path).stat().st_mode & 0o077 == 0
 
 
 def test_splits_end_at_chunks_and_rather_where_a_group_ends(tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ def test_settling_takes_memory_for_the_keys_and_not_for_the_splits_that_hold_the
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         stay = [
-            np.unpackbits(read_slice(open_root(plan.store_uri), settled.bits[i]), count=5000).sum()
+            np.unpackbits(read_slice(open_root(plan.run.store_uri), settled.bits[i]), count=5000).sum()
             for i in range(n_splits)
         ]
         assert stay == [0] * (n_splits - 1) + [5000]
@@ -365,7 +366,7 @@ def test_survivors_come_in_the_order_of_the_log(tmp_path: Path) -> None:
     analysis, splits = analysed(plan)
     walks = walked(plan, analysis, splits)
     settled = [settle(plan, walks, b, 4, f"s{b.first}") for b in share_out(walks, 4, 1 << 30, 4)]
-    survivors = Survivors(open_root(plan.store_uri), walks[0], settled, "t-0")
+    survivors = Survivors(open_root(plan.run.store_uri), walks[0], settled, "t-0")
     survivors._next_chunk()
     assert np.flatnonzero(survivors._survives).tolist() == [5, 9, 11]
 
@@ -383,7 +384,7 @@ def test_answers_that_the_window_loses_are_noticed(tmp_path: Path) -> None:
         write_bits(plan, walks, [pa.RecordBatch.from_pylist(answers[:-1])], "less")
     lost = SettledBuckets(Buckets(0, 4), {0: bits[0]})
     with pytest.raises(KeyError):
-        Survivors(open_root(plan.store_uri), walks[1], [lost], "t-0")
+        Survivors(open_root(plan.run.store_uri), walks[1], [lost], "t-0")
 
 
 def _wrapper(first: int, n: int) -> bytes:
@@ -406,7 +407,7 @@ def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None
     plan = plan_of(
         archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
     )  # fmt: skip
-    (scan,) = scan_all(replace(plan, limits=replace(plan.limits, chunk_bytes=1)), ChunkBuffer(1))
+    (scan,) = scan_all(changed(plan, limits=replace(plan.run.limits, chunk_bytes=1)), ChunkBuffer(1))
     assert (scan.n_batches, scan.n_records) == (4, 4)
     by_bytes = len(wrappers[3]) * 1032 // 26
     assert scan.most_records == 1301 + by_bytes
@@ -425,11 +426,11 @@ def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Pat
     plan = plan_of(
         archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
     )  # fmt: skip
-    tight = replace(plan, limits=replace(plan.limits, task_memory_bytes=8 << 20))
+    tight = changed(plan, limits=replace(plan.run.limits, task_memory_bytes=8 << 20))
     assert compact(tight).result.status == "too_large"
-    enough = compact_in_blocks(replace(tight, folder="enough"), split_bytes=1 << 30, n_buckets=buckets_for(n))
+    enough = compact_in_blocks(changed(tight, folder="enough"), split_bytes=1 << 30, n_buckets=buckets_for(n))
     assert enough.result.counters["records_kept"] == n
-    as_a_run_does = compact_in_blocks(replace(tight, folder="run"), split_bytes=1 << 30)
+    as_a_run_does = compact_in_blocks(changed(tight, folder="run"), split_bytes=1 << 30)
     assert as_a_run_does.result.counters["records_kept"] == n
 
 
@@ -443,7 +444,7 @@ def test_no_split_has_more_records_than_its_memory_is_for(tmp_path: Path) -> Non
     ]
     plan = plan_for(tmp_path, [Segment(0, (*large, *small), 1000)])
     memory = 128 << 10
-    plan = replace(plan, limits=replace(plan.limits, task_memory_bytes=memory))
+    plan = changed(plan, limits=replace(plan.run.limits, task_memory_bytes=memory))
     analysis, _ = analysed(plan)
     scans = analysis.sources
     n = number_of_splits(scans, analysis.groups, 1 << 30, memory, 1)
@@ -462,7 +463,7 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
     """
     segments = log_of("ab", "cd", "ef", per_segment=1)
     plan = plan_for(tmp_path, segments)
-    plan = replace(plan, settings=replace(plan.settings, segment_bytes=1))
+    plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=1))
     analysis, _ = analysed(plan)
     splits = make_splits(analysis.sources, analysis.groups, 1)
     walks = walked(plan, analysis, splits)
@@ -484,12 +485,12 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
         """Run the first try: it has written one segment when the second try finishes, and is killed in its second
         segment.
         """
-        if mine.folder != plan.folder:
+        if mine.run.folder != plan.run.folder:
             return real(mine, group, cleaned, kept_aborts)
         if not written:
             written.append(group)
             return real(mine, group, cleaned, kept_aborts)
-        second = rewrite(replace(plan, folder=f"{plan.folder}.7"), "r7")
+        second = rewrite(changed(plan, folder=f"{plan.run.folder}.7"), "r7")
         placed.extend(join_empty_groups(plan, [s for g in sorted(second.segments) for s in second.segments[g]]))
         monkeypatch.setattr(SegmentOutput, "append", killed)
         return real(mine, group, cleaned, kept_aborts)
@@ -501,7 +502,7 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
     with pytest.raises(Killed):
         rewrite(plan, "r0")
     assert [s.size_bytes > 0 for s in placed] == [True] * 3
-    root = Path(plan.store_uri)
+    root = Path(plan.run.store_uri)
     assert {s.path: (root / s.path).stat().st_size for s in placed} == {s.path: s.size_bytes for s in placed}
 
 
@@ -509,16 +510,16 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
 def test_segments_are_moved_in_a_bucket_too(tmp_path: Path) -> None:
     """Segments of tasks wait in folders of their own; one of them takes the base of the empty ones before it."""
     plan = plan_for(tmp_path, log_of("abca", "aa", "aa", "bdea", "aefb", per_segment=1))
-    plan = replace(plan, settings=replace(plan.settings, segment_bytes=1))
+    plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=1))
     one = compact(plan)
     with s3_server():
-        in_bucket = replace(plan, store_uri=f"{BUCKET}/store")
+        in_bucket = changed(plan, store_uri=f"{BUCKET}/store")
         several = compact_in_blocks(in_bucket)
-        root = open_root(in_bucket.store_uri)
+        root = open_root(in_bucket.run.store_uri)
         there = root.filesystem.get_file_info(pafs.FileSelector(root.full(""), recursive=True))
-        found = {f.base_name: read_file(root, f"{plan.folder}/{f.base_name}") for f in there if f.is_file}
+        found = {f.base_name: read_file(root, f"{plan.run.folder}/{f.base_name}") for f in there if f.is_file}
         assert found == one.files()
-        assert {f.path.rpartition("/")[0] for f in there if f.is_file} == {root.full(plan.folder)}
+        assert {f.path.rpartition("/")[0] for f in there if f.is_file} == {root.full(plan.run.folder)}
     assert several.result.segments == one.result.segments
     assert len(one.result.segments) < 5
 

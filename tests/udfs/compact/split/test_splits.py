@@ -16,6 +16,7 @@ from lastkey.udfs.compact.one_task.clean_groups import Clock
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
 from tests.builders.limits import within
+from tests.builders.plans import changed
 from tests.builders.splits import assert_same_all_ways, compact_by_rule, compact_in_blocks
 from tests.golden import case_names, golden
 from tests.reference.cleaner import Segment, Settings
@@ -86,13 +87,13 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,
         sealed=True,
     )  # fmt: skip
-    plan = replace(plan, limits=replace(plan.limits, chunk_bytes=1 << 16))
+    plan = changed(plan, limits=replace(plan.run.limits, chunk_bytes=1 << 16))
     expected = compact(plan)
-    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=4 << 20))
+    tight = changed(plan, folder="tight", limits=replace(plan.run.limits, task_memory_bytes=4 << 20))
     refused = compact(tight)
     assert refused.result.status == "too_large"
     for name, compact_several in (("rule", compact_by_rule), ("blocks", compact_in_blocks)):
-        assert compact_several(replace(tight, folder=name), split_bytes=1 << 30).files() == expected.files()
+        assert compact_several(changed(tight, folder=name), split_bytes=1 << 30).files() == expected.files()
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
     assert expected.result.counters["records_kept"] == len(newest)
 
@@ -113,10 +114,10 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
     )  # fmt: skip
     expected = compact(plan)
     assert expected.result.counters["records_kept"] == n_keys
-    tight = replace(plan, folder="tight", limits=replace(plan.limits, task_memory_bytes=2 << 20))  # 43,690 keys
+    tight = changed(plan, folder="tight", limits=replace(plan.run.limits, task_memory_bytes=2 << 20))  # 43,690 keys
     with within(60):
         one = compact(tight)
-        several = compact_by_rule(replace(tight, folder="several"), split_bytes=1 << 30)
+        several = compact_by_rule(changed(tight, folder="several"), split_bytes=1 << 30)
     assert one.result.status == ("too_large" if n_keys > 43_690 else "cleaned")
     assert several.files() == expected.files()
 

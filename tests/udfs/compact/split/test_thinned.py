@@ -25,6 +25,7 @@ from lastkey.udfs.compact.split.splits import make_splits
 from lastkey.udfs.compact.split.thinned import Thinner
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, walk_split
 from tests.builders.folders import compact, lay_out, plan_of
+from tests.builders.plans import changed
 from tests.builders.splits import assert_same, assert_same_all_ways, compact_in_blocks
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import (
@@ -115,8 +116,10 @@ def drawn_plan(draw: random.Random, folder: Path) -> PartitionPlan:
         checkpoint=draw.choice([None, None, draw.randint(segments[0].base_offset, offset)]), force=True,
     )  # fmt: skip
     more: dict[str, Any] = draw.choice([{}, {}, {"compaction_strategy": "timestamp"}, {"retention_exact": True}])
-    plan = replace(plan, force=plan.checkpoint is None, settings=replace(plan.settings, retention_ms=2000, **more))
-    return replace(plan, limits=replace(plan.limits, chunk_bytes=max(size // draw.choice([1, 3, 8]), 1)))
+    plan = changed(
+        plan, force=plan.input.checkpoint is None, settings=replace(plan.policy.settings, retention_ms=2000, **more)
+    )
+    return changed(plan, limits=replace(plan.run.limits, chunk_bytes=max(size // draw.choice([1, 3, 8]), 1)))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -180,7 +183,7 @@ def test_a_chunk_is_kept_where_nothing_else_of_it_can_be_asked_for(
 ) -> None:
     plan = plan_for(tmp_path, *batches)
     assert_same_all_ways(plan)
-    walked, _ = walk_of(replace(plan, folder="alone"))
+    walked, _ = walk_of(changed(plan, folder="alone"))
     assert [bool(runs) for runs in walked.thinned] == [keeps]
 
 
@@ -188,9 +191,9 @@ def test_headers_alone_are_not_kept_where_they_are_larger_than_their_batches(tmp
     """Nothing leaves the first chunk, and its batches have 71 bytes each."""
     batches = [data_batch(i, [(NOW, b"a", b"")]) for i in range(20)]
     plan = plan_for(tmp_path, *batches)
-    plan = replace(plan, limits=replace(plan.limits, chunk_bytes=sum(len(batch.data) for batch in batches) // 2))
+    plan = changed(plan, limits=replace(plan.run.limits, chunk_bytes=sum(len(batch.data) for batch in batches) // 2))
     assert_same_all_ways(plan)
-    walked, _ = walk_of(replace(plan, folder="alone"))
+    walked, _ = walk_of(changed(plan, folder="alone"))
     assert [chunk["entries"] for chunk in walked.chunks] == [0, 1]
     assert walked.thinned == ((), ())
 
@@ -198,8 +201,8 @@ def test_headers_alone_are_not_kept_where_they_are_larger_than_their_batches(tmp
 def test_a_dry_run_keeps_nothing(tmp_path: Path) -> None:
     """It guesses sizes from whole bodies, as one task does."""
     plan = plan_for(tmp_path, of_keys(0, "aaab"), of_keys(4, "aaab"))
-    assert walk_of(replace(plan, folder="written"))[0].thinned != ((),)
-    assert walk_of(replace(plan, folder="dry", dry_run=True))[0].thinned == ((),)
+    assert walk_of(changed(plan, folder="written"))[0].thinned != ((),)
+    assert walk_of(changed(plan, folder="dry", dry_run=True))[0].thinned == ((),)
 
 
 def test_a_rewrite_does_not_read_the_log_of_a_chunk_that_was_kept(tmp_path: Path) -> None:
@@ -225,16 +228,16 @@ def test_a_chunk_whose_batches_are_decompressed_in_several_runs(tmp_path: Path, 
     ]
     batches.append(data_batch(16, [(NOW, key, b"") for key in (b"long", b"long", b"pad")], codec=ZSTD))
     plan = plan_for(tmp_path, *batches)
-    walked, _ = walk_of(replace(plan, folder="alone"))
+    walked, _ = walk_of(changed(plan, folder="alone"))
     assert [len(runs) > 1 for runs in walked.thinned] == [keeps]
-    assert_same(compact(plan), compact_in_blocks(replace(plan, folder="blocks"), at_once=False))
+    assert_same(compact(plan), compact_in_blocks(changed(plan, folder="blocks"), at_once=False))
 
 
 def test_a_bit_that_kept_records_or_headers_lose_is_noticed(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, of_keys(0, "aaab"), of_keys(4, "aaab"))
     walked, rewrite = walk_of(plan)
     ((run,),) = walked.thinned
-    file = Path(plan.store_uri) / key_folder(plan) / "walk"
+    file = Path(plan.run.store_uri) / key_folder(plan) / "walk"
     whole = file.read_bytes()
     for position in range(run.data.position, run.data.position + run.data.size):
         damaged = bytearray(whole)
