@@ -41,9 +41,8 @@ def choose(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
     split = by_size[0].run.limits.split_by
     if split == "none" or by_size[0].run.dry_run:  # several tasks would meet in the store, and a dry run may not
         return Choice(by_size, ())
-    alone = [
-        plan.policy.partial or plan.policy.erasing is not None for plan in by_size
-    ]  # few bytes are read, or no keys held
+    # few bytes are read, or no keys held
+    alone = [plan.policy.partial or plan.policy.erasing is not None for plan in by_size]
     partial = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if is_alone)
     rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
     if split != "auto":

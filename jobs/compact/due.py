@@ -117,9 +117,8 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             report.anew.discard(key)
             report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
     for plan in with_shares(options.io_budget, plans):
-        found = _if_due(
-            whole_if_overdue(plan, run.secret), start.manifests.get((plan.input.topic, plan.input.partition), ())
-        )
+        manifest = start.manifests.get((plan.input.topic, plan.input.partition), ())
+        found = _if_due(whole_if_overdue(plan, run.secret), manifest)
         if isinstance(found, PartitionResult):
             report.results.append(found)
         else:
@@ -220,9 +219,7 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
         min_compaction_lag_ms=0,
         now_ms=plan.run.now_ms,
     )
-    if is_due(
-        cleanable, 0, plan.policy.settings.min_cleanable_dirty_ratio, plan.policy.settings.min_dirty_bytes, False
-    ):
+    if is_due(cleanable, 0, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, False):
         return plan
     paths = [s.listed.path for s in plan.input.segments]
     held_back = dirt_held_back(plan, facts, paths, cleanable, log_end=end, active=active)

@@ -109,11 +109,10 @@ def expire_records(
 
 def _is_noted(plan: PartitionPlan, analysis: Analysis) -> bool:
     """Return whether a generation that changes nothing would say nothing new: what is erased up to the log end."""
-    if (
-        plan.policy.erasing is None or plan.input.before.until is None
-    ):  # the archive alone, which holds none of the keys
+    erasing, until = plan.policy.erasing, plan.input.before.until
+    if erasing is None or until is None:  # the archive alone, which holds none of the keys
         return True
-    return plan.policy.erasing.noted and analysis.log_end_offset == plan.input.before.until
+    return erasing.noted and analysis.log_end_offset == until
 
 
 def _mark_all(run: Run, is_last: np.ndarray) -> None:

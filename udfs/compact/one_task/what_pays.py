@@ -20,9 +20,8 @@ Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of 
 
 def policy_of(plan: PartitionPlan) -> Policy:
     """Return the limits of a partition's schedule."""
-    return Policy(
-        plan.policy.settings.compaction_min_yield, plan.policy.io_budget_bytes, plan.policy.settings.segment_bytes
-    )
+    settings = plan.policy.settings
+    return Policy(settings.compaction_min_yield, plan.policy.io_budget_bytes, settings.segment_bytes)
 
 
 def older_segments(rows: Sequence[OutputSegment], dead: Sequence[int]) -> Segments:
