@@ -138,7 +138,8 @@ def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> Par
     """
     archived = start.archive.partitions[plan.input.topic, plan.input.partition]
     anew = plan.input.before.until is not None or plan.input.anew
-    return _planned(start, input_from_archive(archived, checkpoints=checkpoints, anew=anew), plan.run)
+    planned = _planned(start, input_from_archive(archived, checkpoints=checkpoints, anew=anew), plan.run)
+    return PartitionPlan(planned.input, planned.policy, plan.run)  # its secret was not drawn now
 
 
 def _linked(path: str) -> Problem:
