@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.udfs.segments import cleaned_until
 from tests.builders.archives import Lab
@@ -245,6 +246,28 @@ def test_a_full_run_draws_a_new_key_and_needs_no_key_files(five_nights: Nights) 
     assert all(row.cleaned and row.key_files is None for row in five_nights.rows()[:-1])
     assert five_nights.beside("hash.key")[-1].read_bytes() not in first
     five_nights.checked()
+
+
+def test_a_partition_that_starts_over_keeps_the_age_of_its_key(five_nights: Nights) -> None:
+    """The run by yield finds damage in the generation, and --reset starts over. The secret is not a new one: the next
+    run that draws one is due `compaction.full.ms` after the secret was drawn, not after the reset.
+    """
+    drawn = {path.read_bytes() for path in five_nights.beside("hash.key")}
+    assert len(drawn) == 1
+    logs = [five_nights.lab().store / row.path for row in five_nights.rows() if row.root == "store" and row.size_bytes]
+    assert logs
+    for path in (*five_nights.beside("*.facts"), *logs):  # a segment without its facts is read
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    report = five_nights.run(reset=TopicFilter(("t",)))
+    assert (report.anew, report.generations) == ({KEY}, {KEY: 5})
+    [new] = [path for path in five_nights.beside("hash.key") if path.parent.name.startswith("5-")]
+    assert {new.read_bytes()} == drawn
+    five_nights.checked()
+    five_nights.settings["compaction.full.ms"] = DAY * len(five_nights.segments)  # since the first night, not the fifth
+    five_nights.grow("h1=7")
+    five_nights.run()
+    assert {path.read_bytes() for path in five_nights.beside("hash.key")} > drawn
 
 
 def test_retention_takes_segments_that_the_same_run_has_cleaned(five_nights: Nights) -> None:
