@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,7 +13,6 @@ from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.plan_partition import (
-    NotPlanned,
     clean_settings,
     input_from_archive,
     input_from_generation,
@@ -86,36 +85,20 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
     plans = []
     links = links_in(open_root(report.store), PARTITIONS)
     for key, archived in sorted(start.archive.partitions.items()):
-        checkpoint, settings = start.checkpoints.get(key), start.settings[key[0]]
+        checkpoint = start.checkpoints.get(key)
         report.notes += archived.notes
-        try:
-            if partition_folder(*key) in links:
-                raise NotPlanned(_linked(f"{PARTITIONS}/{partition_folder(*key)}"))
-            if archived.problem is not None:
-                raise NotPlanned(archived.problem)
-            if archived.high_watermark_problem is not None:
-                raise NotPlanned(archived.high_watermark_problem)
-            if archived.unread is not None:
-                raise NotPlanned(archived.unread)
-            if options.sealed and archived.held_by_broker:
-                raise NotPlanned(_held(archived))
-            if checkpoint is None:
-                given = input_from_archive(archived)
-            else:
-                given = input_from_generation(archived, checkpoint, start.manifests[key], report.store, settings.gaps)
-        except NotPlanned as reason:
-            if checkpoint is None or not archived.segments or not begins_anew(start, key, reason.problem):
-                report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
-                continue
-            report.anew.add(key)
+        given = _listing_problem(start, key, links) or _input(start, key)
+        if isinstance(given, Problem) and checkpoint and archived.segments and begins_anew(start, key, given):
             given = input_from_archive(archived, anew=True)
         previous = checkpoint.generation if checkpoint else 0
         folder = generation_folder(*key, previous + 1, report.run_id)
-        try:
-            plans.append(_planned(start, given, replace(run, folder=folder)))
-        except NotPlanned as reason:
-            report.anew.discard(key)
-            report.results.append(PartitionResult(*key, "set_aside", problem=reason.problem))
+        plan = given if isinstance(given, Problem) else _planned(start, given, replace(run, folder=folder))
+        if isinstance(plan, Problem):
+            report.results.append(PartitionResult(*key, "set_aside", problem=plan))
+            continue
+        plans.append(plan)
+        if plan.input.anew:
+            report.anew.add(key)
     for plan in with_shares(options.io_budget, plans):
         manifest = start.manifests.get((plan.input.topic, plan.input.partition), ())
         found = _if_due(whole_if_overdue(plan, run.secret), manifest)
@@ -125,20 +108,44 @@ def plans_of(start: Start) -> Iterator[PartitionPlan]:
             yield found
 
 
-def _planned(start: Start, given: PartitionInput, run: RunContext) -> PartitionPlan:
-    """Return the plan of a partition. Raise NotPlanned if it needs a key that was not given."""
+def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem | None:
+    """Return the problem for which a partition cannot be read at all. links: symbolic links among the store's folders
+    of partitions.
+    """
+    archived, folder = start.archive.partitions[key], partition_folder(*key)
+    if folder in links:
+        return _linked(f"{PARTITIONS}/{folder}")
+    held = _held(archived) if start.options.sealed and archived.held_by_broker else None
+    return archived.problem or archived.high_watermark_problem or archived.unread or held
+
+
+def _input(start: Start, key: Key) -> PartitionInput | Problem:
+    """Return the input of a partition: its generation and what follows, or the archive if there is no generation."""
+    archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
+    if checkpoint is None:
+        return input_from_archive(archived)
+    gaps = start.settings[key[0]].gaps
+    return input_from_generation(archived, checkpoint, start.manifests[key], start.report.store, gaps)
+
+
+def _planned(start: Start, given: PartitionInput, run: RunContext) -> PartitionPlan | Problem:
+    """Return the plan of a partition, or the problem if the plan needs a key that was not given."""
     before = start.checkpoints.get((given.topic, given.partition))
     erasing = start.erasures.erasing_of(given, before, dry_run=run.dry_run)
+    if isinstance(erasing, Problem):
+        return erasing
     return plan_of(given, clean_settings(start.settings[given.topic]), erasing, run, before)
 
 
-def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan:
+def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan | Problem:
     """Return a plan that starts a partition over from what the archive holds; without the archive's `checkpoints` if
-    they contradict the log. Raise NotPlanned if it needs a key that was not given.
+    they contradict the log. Return the problem if the plan needs a key that was not given.
     """
     archived = start.archive.partitions[plan.input.topic, plan.input.partition]
     anew = plan.input.before.until is not None or plan.input.anew
     planned = _planned(start, input_from_archive(archived, checkpoints=checkpoints, anew=anew), plan.run)
+    if isinstance(planned, Problem):
+        return planned
     return PartitionPlan(planned.input, planned.policy, plan.run)  # its secret was not drawn now
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lastkey.jobs.compact.commit import topic_id_of
-from lastkey.jobs.compact.plan_partition import NotPlanned
 from lastkey.jobs.store.erasures import (
     Bounds,
     bounds_of,
@@ -59,19 +58,21 @@ class Erasures:
         """Name of the new erasure; "": there is none."""
         return id_of(self.new) if self.new else ""
 
-    def erasing_of(self, given: PartitionInput, before: Checkpoint | None, *, dry_run: bool) -> Erasing | None:
+    def erasing_of(
+        self, given: PartitionInput, before: Checkpoint | None, *, dry_run: bool
+    ) -> Erasing | Problem | None:
         """Return what a partition's run erases, if this run does, or if it reads again what was erased; else None.
-        Raise NotPlanned if it needs the user's key for that.
+        Return the problem if the run needs the user's key for that, or the log's topic id.
         """
         known, bounds = 0 if given.anew else given.before.until or 0, bounds_of(before)
         if given.anew and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
-            raise NotPlanned(_no_topic_id(given))
+            return _no_topic_id(given)
         here = in_log(bounds, given.topic_id, MAX_OFFSET)
         again = {one: until for one, until in here.items() if until > known}
         if not again and not self.new:
             return None
         if not self.key:
-            raise NotPlanned(_no_key(given, again))
+            return _no_key(given, again)
         files = {erasure_path(one): until for one, until in again.items()}
         if self.new and not dry_run:
             files[erasure_path(self.id)] = MAX_OFFSET

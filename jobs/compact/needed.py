@@ -24,7 +24,7 @@ from typing import Any, Final
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import labelled
-from lastkey.jobs.compact.plan_partition import NotPlanned, gaps_of, input_from_generation
+from lastkey.jobs.compact.plan_partition import gaps_of, input_from_generation
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import partition_folder
@@ -278,10 +278,9 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
     """Yield the reasons that follow from what later runs read. until: number of the first segment that is needed."""
     archived, at = facts.archived, current.checkpoint
     bases = [s.base_offset for s in archived.segments]
-    try:
-        inputs = input_from_generation(archived, at, current.segments, facts.store_uri, facts.gaps)
-    except NotPlanned as reason:
-        yield Reason("set_aside", 0, f"the next run would report: {reason.problem}")
+    inputs = input_from_generation(archived, at, current.segments, facts.store_uri, facts.gaps)
+    if isinstance(inputs, Problem):
+        yield Reason("set_aside", 0, f"the next run would report: {inputs}")
         return
     found = []
     first = _first_read(archived, inputs)
@@ -303,9 +302,8 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
 
 def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[Reason]:
     row = kept.checkpoint
-    try:
-        inputs = input_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
-    except NotPlanned:
+    inputs = input_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
+    if isinstance(inputs, Problem):
         return  # no run could go on after a rollback to it, whatever is deleted now
     if (first := _first_read(facts.archived, inputs)) is not None:
         message = f"generation {row.generation} ends at {row.next_offset}, until vacuum deletes it"
@@ -321,9 +319,8 @@ def _first_read(archived: ArchivedPartition, inputs: PartitionInput) -> int | No
 def _reads_the_same(facts: Facts, current: Kept, inputs: PartitionInput, left: Sequence[ListedSegment]) -> bool:
     """Return whether the next run would read the same segments if only these were `left`."""
     archived = replace(facts.archived, segments=list(left))
-    try:
-        then = input_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)
-    except NotPlanned:
+    then = input_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)
+    if isinstance(then, Problem):
         return False
     same = ("segments", "log_start_offset", "checkpoint", "identity_segment")
     return all(getattr(then, name) == getattr(inputs, name) for name in same)

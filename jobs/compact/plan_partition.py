@@ -44,14 +44,6 @@ if TYPE_CHECKING:
     from lastkey.jobs.store.rows import Checkpoint
 
 
-class NotPlanned(Exception):
-    """Reason why a partition cannot be taken: its `problem`."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
 def run_context(config: Config, store_uri: str, now_ms: int, **flags: Any) -> RunContext:
     """Return the values that the plans of a run have in common: the limits of the settings, and a new secret."""
     job = config.job
@@ -104,22 +96,27 @@ def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
 
 def input_from_generation(
     archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment], store_uri: str, gaps: str
-) -> PartitionInput:
-    """Return the input of a partition with a generation: that generation, and the archive after it.
+) -> PartitionInput | Problem:
+    """Return the input of a partition with a generation: that generation, and the archive after it. Return the problem
+    if the archive is another log now, lacks what comes next, or holds again what the generation passed over.
 
-    gaps: the setting. Raise NotPlanned if the archive is another log now, lacks what comes next, or holds again what
-    the generation passed over.
+    gaps: the setting.
     """
-    _check_identity(archived, checkpoint)
     ours = [s for s in manifest if s.root == "store"]
     theirs = [s for s in manifest if s.root == "archive"]
     covered = ours[-1].next_offset if ours else min((s.base_offset for s in theirs), default=checkpoint.next_offset)
     log_start = max(checkpoint.log_start_offset, archived.log_start_checkpoint or 0)
-    _check_still_there(archived, checkpoint, theirs, log_start)
     known_gaps = gaps_of(checkpoint)
-    _check_nothing_came_back(archived, checkpoint, known_gaps)
-    _check_begins_there(archived, checkpoint, manifest)
-    after, identity = _archive_after(archived, covered, checkpoint, log_start, gaps)
+    after, identity = _archive_after(archived, covered, checkpoint)
+    problem = (
+        _identity_problem(archived, checkpoint)
+        or _missing_segment_problem(archived, checkpoint, theirs, log_start)
+        or refilled_gap_problem(archived, checkpoint, known_gaps)
+        or _earlier_segment_problem(archived, checkpoint, manifest)
+        or (_gap_problem(archived, checkpoint, after, covered, log_start) if gaps == "fail" else None)
+    )
+    if problem is not None:
+        return problem
     below = min(searched(checkpoint), checkpoint.next_offset)
     if below:  # what is read again below must be what was searched for erased keys
         named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
@@ -182,17 +179,17 @@ def _as_known(segment: SegmentInput, row: OutputSegment | None) -> SegmentInput:
     return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store)
 
 
-def _check_still_there(
+def _missing_segment_problem(
     archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[OutputSegment], log_start: int
-) -> None:
-    """Check that the archive has the generation's segments, by base offset, as a partition may move between disks; and
-    that its log does not end below the generation in an empty segment.
+) -> Problem | None:
+    """Return the problem if the archive lacks a segment of the generation, by base offset, as a partition may move
+    between disks; or if its log ends below the generation in an empty segment.
     """
     for end in archived.segments[-1:]:
         if not end.size and end.base_offset < checkpoint.next_offset:
             expected = f"a log that reaches offset {checkpoint.next_offset}, as generation {checkpoint.generation} did"
             ends = f"one that ends at {end.base_offset}"
-            raise NotPlanned(Problem("changed", end.path, 0, expected, ends, hint=ANOTHER_LOG, state="diverged"))
+            return Problem("changed", end.path, 0, expected, ends, hint=ANOTHER_LOG, state="diverged")
     listed = {s.base_offset: s for s in archived.segments}
     last = max(listed, default=-1)
     for segment in theirs:
@@ -202,20 +199,19 @@ def _check_still_there(
         if found is None and segment.next_offset <= log_start:
             continue  # retention took it
         gap = found is None and last > segment.base_offset  # else the log ends before the generation does
-        raise NotPlanned(
-            Problem(
-                "gap" if gap else "changed",
-                segment.path,
-                0,
-                f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-                "no such file" if found is None else f"{found.size}",
-                state="gap" if gap else "diverged",
-                hint=f"bring the file back{_from_remote(archived)}, or --reset (with --gaps accept if a hole is left) "
-                "to start over from what the archive holds"
-                if gap
-                else ANOTHER_LOG,
-            )
+        return Problem(
+            "gap" if gap else "changed",
+            segment.path,
+            0,
+            f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
+            "no such file" if found is None else f"{found.size}",
+            state="gap" if gap else "diverged",
+            hint=f"bring the file back{_from_remote(archived)}, or --reset (with --gaps accept if a hole is left) "
+            "to start over from what the archive holds"
+            if gap
+            else ANOTHER_LOG,
         )
+    return None
 
 
 def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
@@ -223,8 +219,10 @@ def gaps_of(checkpoint: Checkpoint) -> tuple[Gap, ...]:
     return tuple(Gap(*gap) for gap in json.loads(checkpoint.gaps or "[]"))
 
 
-def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> None:
-    """Check that no file holds offsets that were missing when the generation was made: no run would read them."""
+def refilled_gap_problem(archived: ArchivedPartition, checkpoint: Checkpoint, gaps: Sequence[Gap]) -> Problem | None:
+    """Return the problem if a file holds offsets that were missing when the generation was made: no run would read
+    them.
+    """
     bases = [s.base_offset for s in archived.segments]
     for gap in gaps:
         inside = archived.segments[bisect_left(bases, gap.first) : bisect_right(bases, gap.last)]
@@ -233,52 +231,46 @@ def _check_nothing_came_back(archived: ArchivedPartition, checkpoint: Checkpoint
         for s in [*archived.segments[before : before + 1], *inside]:
             grown = s.base_offset == gap.before and s.size > gap.size and not cleaned
             if grown or (gap.first <= s.base_offset <= gap.last and s.size > 0):
-                raise _came_back(
+                return _reappeared(
                     s, f"no offsets from {gap.first} to {gap.last}, as when generation {checkpoint.generation} was made"
                 )
+    return None
 
 
-def _check_begins_there(archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment]) -> None:
-    """Check that the archive holds nothing below the generation's first offset: no run would read it."""
+def _earlier_segment_problem(
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment]
+) -> Problem | None:
+    """Return the problem if the archive holds records below the generation's first offset: no run would read them."""
     if not archived.segments:
-        return
+        return None
     begins = min([s.base_offset for s in manifest] + [checkpoint.log_start_offset])
     first = archived.segments[0]
     expired = checkpoint.expired_until >= begins and first.base_offset >= checkpoint.expired_from
     given_up = expired or (archived.log_start_checkpoint or 0) >= begins
     if first.base_offset < begins and first.size and not given_up:
-        raise _came_back(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
+        return _reappeared(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
+    return None
 
 
-def _came_back(s: ListedSegment, expected: str) -> NotPlanned:
-    return NotPlanned(
-        Problem(
-            "gap",
-            s.path,
-            0,
-            expected,
-            f"{s.size} bytes from offset {s.base_offset} on",
-            state="gap",
-            hint="what was missing has come back: --reset to start over from what the archive holds",
-        )
-    )
+def _reappeared(s: ListedSegment, expected: str) -> Problem:
+    found = f"{s.size} bytes from offset {s.base_offset} on"
+    hint = "what was missing has come back: --reset to start over from what the archive holds"
+    return Problem("gap", s.path, 0, expected, found, state="gap", hint=hint)
 
 
-def _check_identity(archived: ArchivedPartition, checkpoint: Checkpoint) -> None:
+def _identity_problem(archived: ArchivedPartition, checkpoint: Checkpoint) -> Problem | None:
     for what, known, found in (
         ("topic id", checkpoint.topic_id, archived.topic_id),
         ("cluster id", checkpoint.cluster_id, archived.cluster_id),
     ):
         if known is not None and found is not None and known != found:
-            raise NotPlanned(
-                Problem(
-                    "changed", archived.path, NO_POSITION, f"{what} {known}", found, hint=ANOTHER_LOG, state="diverged"
-                )
-            )
+            expected = f"{what} {known}"
+            return Problem("changed", archived.path, NO_POSITION, expected, found, hint=ANOTHER_LOG, state="diverged")
+    return None
 
 
 def _archive_after(
-    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint, log_start: int, gaps: str
+    archived: ArchivedPartition, covered: int, checkpoint: Checkpoint
 ) -> tuple[list[SegmentInput], SegmentInput | None]:
     """Return the archive's segments from offset `covered` on; and, if none shows the log's identity, one that does."""
     after = [s for s in archived.segments if s.base_offset >= covered]
@@ -290,22 +282,27 @@ def _archive_after(
         inputs.insert(0, SegmentInput(straddling, covered))
     elif not after and straddling is None:
         return [], None
-    if gaps == "fail" and inputs and inputs[0].base_offset > max(covered, log_start) and straddling is None:
-        raise NotPlanned(
-            Problem(
-                "gap",
-                archived.path,
-                NO_POSITION,
-                f"offsets from {covered} on, where generation {checkpoint.generation} ends",
-                f"a first segment at {inputs[0].base_offset}",
-                state="gap",
-                hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --gaps accept "
-                "if they are known to be lost, and the generation goes on with what comes next; or --reset to start "
-                "over from what the archive holds",
-            )
-        )
     shown = covered < checkpoint.next_offset
     return inputs, SegmentInput(straddling) if not shown and straddling is not None else None
+
+
+def _gap_problem(
+    archived: ArchivedPartition, checkpoint: Checkpoint, after: Sequence[SegmentInput], covered: int, log_start: int
+) -> Problem | None:
+    """Return the problem if the archive's first segment lies `after` the end of the generation, and none before it."""
+    if not after or after[0].base_offset <= max(covered, log_start) or archived.segments[0].base_offset < covered:
+        return None
+    return Problem(
+        "gap",
+        archived.path,
+        NO_POSITION,
+        f"offsets from {covered} on, where generation {checkpoint.generation} ends",
+        f"a first segment at {after[0].base_offset}",
+        state="gap",
+        hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --gaps accept "
+        "if they are known to be lost, and the generation goes on with what comes next; or --reset to start "
+        "over from what the archive holds",
+    )
 
 
 def _from_remote(archived: ArchivedPartition) -> str:

@@ -16,7 +16,7 @@ from lastkey.jobs.compact.choose import KEYS, Choice, choose
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
 from lastkey.jobs.compact.one_partition import one_partition
-from lastkey.jobs.compact.plan_partition import NotPlanned, clean_settings
+from lastkey.jobs.compact.plan_partition import clean_settings
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.errors import ConflictError
@@ -29,6 +29,7 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import open_root
 
 _AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
@@ -80,11 +81,12 @@ def _work_through(
                 wrong = result.problem is not None and result.problem.kind == "side_file"
                 if (plan.input.before.until is not None or wrong) and begins_anew(start, key, result.problem):
                     results.remove(result)
-                    try:
-                        todo.append(restart_plan(start, plan, checkpoints=not wrong))
+                    again = restart_plan(start, plan, checkpoints=not wrong)
+                    if isinstance(again, Problem):
+                        results.append(replace(result, problem=again))
+                    else:
+                        todo.append(again)
                         report.anew.add(key)
-                    except NotPlanned as reason:
-                        results.append(replace(result, problem=reason.problem))
             report.results += results
             if committing is not None:
                 commit_seconds += _committed(committing, report)

@@ -18,7 +18,6 @@ from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.parse import check_topics, unmatched_tables
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.compact.plan_partition import (
-    NotPlanned,
     input_from_archive,
     input_from_generation,
     run_context,
@@ -34,6 +33,7 @@ from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import generation_of, manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint, Segment
 from lastkey.jobs.topics import Key, of_topics
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.storage import normal_uri
 
@@ -178,12 +178,13 @@ def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
             continue
         given = input_from_archive(archived)
         if key in checkpoints:
-            try:
-                given = input_from_generation(
-                    archived, checkpoints[key], begun.manifests[key], report.store or "", settings.gaps
-                )
-            except NotPlanned as reason:
-                report.other_problems.append(reason.problem)
+            of_store = input_from_generation(
+                archived, checkpoints[key], begun.manifests[key], report.store or "", settings.gaps
+            )
+            if isinstance(of_store, Problem):
+                report.other_problems.append(of_store)
+            else:
+                given = of_store
         yield ProfilePlan(whole_plan(run, given, settings), settings.compacts)
 
 

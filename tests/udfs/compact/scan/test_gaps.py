@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
-from lastkey.jobs.compact.plan_partition import _check_nothing_came_back, input_from_archive
+from lastkey.jobs.compact.plan_partition import input_from_archive, refilled_gap_problem
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.layout import BATCH, DELETE_HORIZON_MASK
@@ -638,7 +638,7 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
     return {
         "compact": lines_run(lambda: check_gaps(plan, scans, 2 * n + 1, [])),
         "compact again": lines_run(lambda: check_gaps(again, scans, 2 * n + 1, [])),
-        "what came back": lines_run(lambda: _check_nothing_came_back(archived, checkpoint, gaps)),
+        "what came back": lines_run(lambda: refilled_gap_problem(archived, checkpoint, gaps)),
         "verify": lines_run(
             lambda: list(gap_problems("t", facts, orphans, topic="t", log_start_checkpoint=None, cleaned_until=0))
         ),
