@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.compact.blocks import SettleAll, rewrite_by_blocks
-from lastkey.jobs.spark.attempts import carried_problem, is_sparks
+from lastkey.jobs.spark.attempts import is_sparks
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
@@ -72,10 +72,7 @@ def _compact_if_due(
     except Exception as error:
         if not is_sparks(error):
             raise
-        problem = carried_problem(error)
-        if problem is None:
-            return error
-        raise SetAside(problem) from error
+        return error
 
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:

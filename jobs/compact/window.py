@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import pickle
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.spark.attempts import StoppedTask
 from lastkey.jobs.spark.tasks import RESULT, result_batch
 from lastkey.logformat.errors import stopped
 from lastkey.udfs.attempt import attempt
@@ -24,6 +23,10 @@ from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets
 from lastkey.udfs.compact.split.walk_split import WalkedSplit
 from lastkey.udfs.compact.split.window_rows import ROWS, rows_of, write_bits
 from lastkey.udfs.problem import Problem, SetAside
+
+_ROWS_AND_PROBLEMS = f"{ROWS}, problem binary"  # pickled; null but in the row of a split that could not be read
+_TYPES = {"long": pa.int64(), "int": pa.int32(), "boolean": pa.bool_(), "binary": pa.binary()}
+_ARROW = pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, _ROWS_AND_PROBLEMS.split(", "))])
 
 
 def settle_by_window(
@@ -35,18 +38,17 @@ def settle_by_window(
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    yield from rows_of(plan, walked, number)
+                    for rows in rows_of(plan, walked, number):
+                        yield rows.append_column("problem", pa.nulls(len(rows), pa.binary()))
                 except Exception as error:
-                    for _ in batches:  # else the JVM, which may still write them, reports a broken pipe instead
-                        pass
-                    raise StoppedTask(Problem.of(stopped(error, plan.name))) from error
+                    yield _problem_row(Problem.of(stopped(error, plan.name)), number)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         name = f"window-{secrets.token_hex(8)}"  # no other try of any task has it
-        yield result_batch(attempt(plan.name, lambda: write_bits(plan, walked, batches, name)))
+        yield result_batch(attempt(plan.name, lambda: write_bits(plan, walked, _without_problems(batches), name)))
 
     n = len(walked)
-    entries = spark.range(0, n, 1, n).mapInArrow(read, ROWS)
+    entries = spark.range(0, n, 1, n).mapInArrow(read, _ROWS_AND_PROBLEMS)
     results = decided(entries).repartition(n, "split").mapInArrow(write, RESULT).toArrow()
     bits: dict[int, Slice] = {}
     for row in results.column("result").to_pylist():
@@ -58,9 +60,28 @@ def settle_by_window(
 
 
 def decided(entries: DataFrame) -> DataFrame:
-    """Return (split, place, stays) of all ROWS: of each key stays the dirty one with the highest version, of equal ones
-    the last; or all if none is dirty.
+    """Return (split, place, stays, problem) of all rows: of each key stays the dirty one with the highest version, of
+    equal ones the last; or all if none is dirty.
     """
     rank = F.struct("version", "place")
     best = F.max(F.when(F.col("dirty"), rank)).over(Window.partitionBy("key_low", "key_high"))
-    return entries.select("split", "place", F.coalesce(rank >= best, F.lit(True)).alias("stays"))
+    return entries.select("split", "place", F.coalesce(rank >= best, F.lit(True)).alias("stays"), "problem")
+
+
+def _problem_row(problem: Problem, number: int) -> pa.RecordBatch:
+    """Return a row without a key: it carries the problem of a split to the task that writes the bits of that split."""
+    row = {"split": number, "problem": pickle.dumps(problem)}
+    return pa.RecordBatch.from_pylist([row], _ARROW)
+
+
+def _without_problems(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of decided rows without the column `problem`. Raise SetAside at the end, for a problem: the JVM,
+    which may still write batches, would report a broken pipe instead.
+    """
+    problems: list[bytes] = []
+    for batch in batches:
+        problems += batch.column("problem").drop_null().to_pylist()
+        if not problems:
+            yield batch.drop_columns(["problem"])
+    if problems:
+        raise SetAside(pickle.loads(problems[0]))

@@ -1,37 +1,17 @@
-"""Attempts of tasks: where each writes, and the problems that their errors carry. No pyspark: threads use it."""
+"""Attempts of tasks: the folder that each writes to, and errors of Spark. No pyspark: threads use it."""
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 import sys
-from dataclasses import asdict
 from typing import Any
 
-from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, open_root
-
-_CARRIED = "lastkey-problem "
-
-
-class StoppedTask(Exception):
-    """Carrier of a problem out of a task whose rows are no results: Spark passes on only the text of an error."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(f"{_CARRIED}{base64.b64encode(json.dumps(asdict(problem)).encode()).decode()}.")
 
 
 def is_sparks(error: Exception) -> bool:
     """Return whether Spark failed, or the way to it: a task's error, a JVM that is gone."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, ConnectionError) or bool(packages & {"pyspark", "py4j", "grpc"})
-
-
-def carried_problem(error: BaseException) -> Problem | None:
-    """Return the problem that a task's error carries; None if Spark itself failed, or the machine."""
-    found = re.search(f"{_CARRIED}([A-Za-z0-9+/=]+)\\.", str(error))
-    return None if found is None else Problem(**json.loads(base64.b64decode(found[1])))
 
 
 def folder_of_this_attempt(root: str, folder: str) -> str:

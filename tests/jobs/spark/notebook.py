@@ -19,9 +19,8 @@ import lastkey
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import JobReport
-from lastkey.jobs.spark.attempts import StoppedTask, carried_problem, is_sparks
+from lastkey.jobs.spark.attempts import is_sparks
 from lastkey.jobs.spark.engine import workers
-from lastkey.udfs.problem import Problem
 
 
 def main(remote: str, archive: str, folder: str) -> None:
@@ -78,15 +77,14 @@ def errors() -> dict[str, Any]:
     """Return what is known of tasks that fail."""
 
     def fails(item: int) -> int:
-        raise StoppedTask(Problem("crc", "x.log", item, "1", "2"))
+        raise ValueError(item)
 
     out: dict[str, Any] = {}
     with workers("spark", 0, Config(), JobReport(), Silent()) as made:
         try:
             made.run(fails, [7], "fails")
         except Exception as error:
-            found = carried_problem(error)
-            out = {"is_sparks": is_sparks(error), "position": None if found is None else found.position}
+            out = {"is_sparks": is_sparks(error)}
     return out
 
 

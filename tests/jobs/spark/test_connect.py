@@ -66,7 +66,7 @@ def test_a_notebooks_session_of_spark_connect_is_used_as_it_is(server, tmp_path)
     )
     assert generations(tmp_path / "store") == generations(tmp_path / "local")
     assert found["interrupted"] == {"raised": "KeyboardInterrupt", "theirs": [0]}
-    assert found["errors"] == {"is_sparks": True, "position": 7}
+    assert found["errors"] == {"is_sparks": True}
     assert (found["zone"], found["tags"]) == ("Europe/Vienna", [])
 
 
