@@ -101,7 +101,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.groups": set(),
     "udfs.problem": {"logformat.errors"},
     "udfs.held_back": set(),
-    "udfs.segments": {"logformat.listing"},
+    "udfs.segments": {"logformat.listing", "logformat.side_files", "udfs.storage"},
     "udfs.attempt": {"logformat.errors", "udfs.problem"},
     "udfs.erased_keys": {"logformat.errors", "udfs.storage"},
     "udfs.read_back": _LOGS | {"udfs.storage"},

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.side_files.producer_state import ProducerSummary, no_producers
+from lastkey.udfs.storage import open_root, opened
 
 
 class NamedBytes(NamedTuple):
@@ -124,6 +129,88 @@ class OutputSegment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dead_records", self.source_records - self.records)
         object.__setattr__(self, "dead_bytes", self.source_bytes - self.size_bytes)
+
+
+class ScannedChunk(NamedTuple):
+    """Whole batches as a scan read and checked them. The checksum covers the segment from the first scanned byte to the
+    end of the chunk, so also the bytes that no batch's own checksum covers.
+    """
+
+    position: int
+    size: int
+    batches: int
+    offset_before: int  # last offset of the batch before the chunk; for the first chunk the segment's base - 1
+    before: int  # CRC-32C of the bytes scanned before the chunk
+    checksum: int  # CRC-32C of those and the chunk
+    records: int  # upper bound (`collect_facts`)
+
+
+@dataclass(frozen=True)
+class SegmentScan:
+    """A scanned segment, with the facts that the scan remembers."""
+
+    segment: SegmentInput
+    start_position: int
+    end_position: int  # first byte that does not belong to the log
+    torn_bytes: int  # incomplete batch or zeros after end_position
+    reached_end_offset: bool
+    n_batches: int
+    n_records: int  # a wrapper of magic 0, 1 counts as one
+    last_offset: int  # -1: empty
+    max_timestamp: int  # ms, -1: none
+    first_timestamp: int  # ms, the largest of the first batch; -1: none
+    chunks: tuple[ScannedChunk, ...]
+    codecs: str
+    transactional: np.ndarray  # TXN_BATCH[m]
+    producers: ProducerSummary
+    epochs: tuple[tuple[int, int], ...]  # (leader epoch, base offset of its first batch)
+    last_batch: LastBatch
+    marked_batch: LastBatch  # last batch before the requested `mark`
+    checksum: int
+    offset_index: bytes
+    time_index: bytes
+    thinned_offset: int = -1  # last offset that shows a cleaner's work (`thinned_offset`); -1: none
+    indexed_end: int = 0  # end offset by the archive's own indexes if higher than by the batches; else 0 (`gaps`)
+    above_base: int = -1  # base of the batch that reached the end offset; -1: none, or unknown
+    bytes_above: int = 0  # bytes of log from the end offset on, in this segment and those behind it
+    wrapped_records: int = 0  # upper bound of the records in wrappers beyond n_records
+    facts_bytes: int = 0  # of the file that it was read from in place of the segment; 0: there was none
+    last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
+    magics: str | None = None  # comma list; None: not known, read from facts
+
+    @property
+    def base_offset(self) -> int:
+        """The lowest offset that counts."""
+        return self.segment.base_offset
+
+    @property
+    def path(self) -> str:
+        """The path of its `.log`."""
+        return self.segment.listed.path
+
+    @property
+    def mtime_ms(self) -> int:
+        """The file's modification time."""
+        return self.segment.listed.mtime_ms
+
+    def open_log(self) -> AbstractContextManager[Any]:
+        """Open its `.log` for reading, as `storage.opened` does."""
+        return opened(open_root(self.segment.listed.root), self.path)
+
+    @property
+    def size(self) -> int:
+        """Bytes that belong to the log."""
+        return self.end_position - self.start_position
+
+    @property
+    def most_records(self) -> int:
+        """Upper bound of the number of records (`collect_facts`)."""
+        return self.n_records + self.wrapped_records
+
+    def lean(self) -> SegmentScan:
+        """Return the scan without the parts that only the analysis needs, to send to the tasks of a large partition."""
+        none = no_producers()
+        return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
 
 
 OF_YIELD: Final = ("facts", "filter")  # kinds of files that runs by yield read

@@ -28,21 +28,25 @@ from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
-from lastkey.udfs.compact.clean.key_table import TooManyKeys
+from lastkey.udfs.compact.clean.deciders import TooManyKeys, check_versions
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.clean.winners import check_versions
 from lastkey.udfs.compact.memory import peak_memory
 from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
-from lastkey.udfs.compact.split.clean_last_split import CleanedSplit, clean_last_split
-from lastkey.udfs.compact.split.rewrite_split import JoinedGroup, RewrittenSplit, join_pieces, rewrite_split
+from lastkey.udfs.compact.split.rewrite_split import (
+    CleanedSplit,
+    JoinedGroup,
+    RewrittenSplit,
+    clean_last_split,
+    join_pieces,
+    rewrite_split,
+)
 from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
 from lastkey.udfs.compact.split.splits import Split, bytes_of, cut_between_groups
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.segments import OutputSegment, SegmentScan
 
 _PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
 

@@ -28,8 +28,8 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext
+from lastkey.udfs.compact.scan.due import dirt_held_back
 from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
-from lastkey.udfs.compact.scan.why_not_due import dirt_held_back
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, links_in, open_root
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from lastkey.jobs.store.rows import Checkpoint
-from lastkey.udfs.compact.one_task.what_pays import older_segments, policy_of
+from lastkey.udfs.compact.one_task.passes import older_segments, policy_of
 from lastkey.udfs.compact.plan import CleanPolicy, CleanSettings, Erasing, PartitionInput, PartitionPlan, RunContext
 from lastkey.udfs.compact.scan.segment_facts import read_secret
 from lastkey.udfs.storage import open_root

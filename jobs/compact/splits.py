@@ -19,20 +19,18 @@ from lastkey.jobs.spark.attempts import is_sparks
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.one_task.clean_groups import Clock
 from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
-from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
-from lastkey.udfs.compact.output.generation import remove_folder, write_generation
-from lastkey.udfs.compact.output.place_segments import join_empty_groups, place
-from lastkey.udfs.compact.output.result import result_of
+from lastkey.udfs.compact.one_task.passes import Clock, expire_records, with_what_is_old
+from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
+from lastkey.udfs.compact.output.segment_output import join_empty_groups, place
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_identity, scan_one
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
-from lastkey.udfs.compact.split.key_files import in_own_folder, remove_key_files, store_of_keys
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
+from lastkey.udfs.compact.split.walk_split import in_own_folder, remove_key_files, store_of_keys
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.segments import OutputSegment, SegmentScan
 from lastkey.udfs.storage import exists, flush_whole, open_root
 
 T = TypeVar("T")

@@ -18,10 +18,8 @@ from lastkey.jobs.spark.tasks import RESULT, result_batch
 from lastkey.logformat.errors import stopped
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.split.key_files import Slice
-from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets
-from lastkey.udfs.compact.split.walk_split import WalkedSplit
-from lastkey.udfs.compact.split.window_rows import ROWS, rows_of, write_bits
+from lastkey.udfs.compact.split.settle import ROWS, Buckets, SettledBuckets, rows_of, write_bits
+from lastkey.udfs.compact.split.walk_split import Slice, WalkedSplit
 from lastkey.udfs.problem import Problem, SetAside
 
 _ROWS_AND_PROBLEMS = f"{ROWS}, problem binary"  # pickled; null but in the row of a split that could not be read

@@ -15,12 +15,11 @@ from lastkey.jobs.command.progress import Counted, Silent, Watcher
 from lastkey.jobs.compact import blocks
 from lastkey.jobs.compact.splits import compact_in_splits
 from lastkey.jobs.spark.workers import InTurn
-from lastkey.udfs.compact.clean.key_table import TooManyKeys
+from lastkey.udfs.compact.clean.deciders import TooManyKeys
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.split.clean_last_split import CleanedSplit
-from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets
+from lastkey.udfs.compact.split.rewrite_split import CleanedSplit
+from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, rows_of, write_bits
 from lastkey.udfs.compact.split.walk_split import WalkedSplit
-from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
 from tests.builders.folders import Outcome, compact
 from tests.builders.plans import changed
 

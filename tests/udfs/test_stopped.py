@@ -23,7 +23,7 @@ from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
-from lastkey.udfs.compact.output import group_output
+from lastkey.udfs.compact.output import segment_output
 from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
@@ -129,7 +129,7 @@ def test_a_large_log_that_cannot_be_flushed(
     part: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, differs: bool
 ) -> None:
     """It is flushed while it is read back; a file system may have dropped what it could not write."""
-    monkeypatch.setattr(group_output, "_SMALL", -1)
+    monkeypatch.setattr(segment_output, "_SMALL", -1)
     logs, plan = f"{part.store}/*.log", part.plan()
     given = [Fault("fsync", logs, error=error), *[Fault("read", logs, flip=(70, 1))] * differs]
     with faults(tmp_path, *given):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lastkey.udfs.compact.output.generation import remove_folder
-from lastkey.udfs.compact.output.place_segments import folder_of
+from lastkey.udfs.compact.output.segment_output import folder_of
 from lastkey.udfs.storage import Root, flush_whole, flushing, open_root, put_file
 from tests.builders.damage import build
 from tests.builders.faults import Fault, faults, happened

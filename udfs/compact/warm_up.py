@@ -17,13 +17,13 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState, merge, no_producers, summarize
 from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
-from lastkey.udfs.compact.clean.key_table import KeyTable
-from lastkey.udfs.compact.clean.last_offset_kernels import mark_last_offsets
+from lastkey.udfs.compact.clean.deciders import KeyTable
+from lastkey.udfs.compact.clean.key_kernels import enter_keys, mark_last_offsets, rehash
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
-from lastkey.udfs.compact.clean.slot_kernels import enter_keys, rehash
 from lastkey.udfs.compact.cleaner import LastBatches, Rules
 from lastkey.udfs.compact.one_task import compact_partition  # noqa: F401 - so that workers need not
-from lastkey.udfs.compact.scan.transactions import TXN_BATCH, discardable_batches
+from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH
+from lastkey.udfs.compact.scan.transactions import discardable_batches
 from lastkey.udfs.compact.split import rewrite_split  # noqa: F401 - so that workers need not
 from lastkey.udfs.compact.split.block_kernels import (
     batch_verdicts,

@@ -8,7 +8,7 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.udfs.compact.clean.key_table import grown
+from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.report.measure_kernels import KEY_COUNT, count_keys
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
-from lastkey.udfs.compact.clean.slot_kernels import SLOT, entry_of, probe
+from lastkey.udfs.compact.clean.key_kernels import SLOT, entry_of, probe
 from lastkey.udfs.compact.verdicts import DROPPED
 
 # columns of the sums of a segment

@@ -19,11 +19,12 @@ from dataclasses import dataclass, replace
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.one_task.clean_groups import Clock
 from lastkey.udfs.compact.one_task.compact_partition import clean_everything
+from lastkey.udfs.compact.one_task.passes import Clock
 from lastkey.udfs.compact.plan import NotDue, PartitionPlan
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.due import expired, facts_of
 from lastkey.udfs.compact.scan.gaps import check_gaps
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
@@ -32,13 +33,12 @@ from lastkey.udfs.compact.scan.scan_partition import (
     scan_identity,
     until_high_watermark,
 )
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
-from lastkey.udfs.compact.scan.what_expires import expired, facts_of
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.report.partition_profile import PartitionProfile
 from lastkey.udfs.report.walk import Walk
-from lastkey.udfs.segments import LastBatch
+from lastkey.udfs.segments import LastBatch, SegmentScan
 
 
 @dataclass(frozen=True)

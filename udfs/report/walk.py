@@ -20,13 +20,13 @@ from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.read_again import chunk_at, chunks_again
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.scan_segment import chunk_at, chunks_again
 from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
 from lastkey.udfs.report import measure_kernels as sums_of
 from lastkey.udfs.report.key_counts import KeyCounts
 from lastkey.udfs.report.measure_kernels import LAST_TIME, N_AGES, N_SUMS, NOTHING, add_times, add_up
 from lastkey.udfs.report.partition_profile import Codec, HotKey, SegmentProfile, TimeBuckets, shown_key
+from lastkey.udfs.segments import SegmentScan
 
 HOT_KEYS: Final = 20
 

@@ -40,8 +40,8 @@ TOML = """
 SCANNED = "before lastkey.udfs.compact.one_task.compact_partition:clean_groups"
 STEPS = [
     (SCANNED, 1, False),  # nothing written
-    ("before lastkey.udfs.compact.output.group_output:write_indexes", 1, False),  # a log without its indexes
-    ("before lastkey.udfs.compact.output.group_output:read_whole", 1, False),
+    ("before lastkey.udfs.compact.output.segment_output:write_indexes", 1, False),  # a log without its indexes
+    ("before lastkey.udfs.compact.output.segment_output:read_whole", 1, False),
     ("before lastkey.udfs.compact.output.generation:flush_whole", 1, False),  # all files there, none flushed
 ]
 OF_COMMIT = [
@@ -56,8 +56,8 @@ OF_COMMIT = [
 
 # The first worker to return from one of these dies
 DYING = {
-    "read-back": "lastkey.udfs.compact.output.group_output:read_whole",
-    "last split": "lastkey.udfs.compact.split.clean_last_split:clean_last_split",
+    "read-back": "lastkey.udfs.compact.output.segment_output:read_whole",
+    "last split": "lastkey.udfs.compact.split.rewrite_split:clean_last_split",
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
@@ -277,7 +277,7 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
 
 
 @pytest.mark.parametrize(
-    ("who", "step"), [("JVM", "output.group_output:read_whole"), ("driver", "output.generation:flush_whole")]
+    ("who", "step"), [("JVM", "output.segment_output:read_whole"), ("driver", "output.generation:flush_whole")]
 )
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
     lab, _, _ = begun

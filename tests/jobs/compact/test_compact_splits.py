@@ -21,7 +21,7 @@ from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.compact.split import walk_split
-from lastkey.udfs.compact.split.key_files import KeyFile, remove_key_files
+from lastkey.udfs.compact.split.walk_split import KeyFile, remove_key_files
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_in

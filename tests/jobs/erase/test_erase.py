@@ -33,8 +33,7 @@ from lastkey.jobs.store.erasures import ErasedError, bounds_of, secret_of
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.side_files import checkpoints
-from lastkey.udfs.compact.clean import erased
-from lastkey.udfs.compact.clean.erased_kernels import mark_others
+from lastkey.udfs.compact.clean.key_kernels import mark_others
 from lastkey.udfs.storage import open_root, write_file
 from tests.builders.archives import COMPACT, offset_checkpoint
 from tests.builders.erasures import NOW, SECRET, Erasures, made, places_of, records_of, table_of, vacuumed, verified
@@ -451,7 +450,7 @@ def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
         stays[0] = True
 
     world = made(tmp_path, "bob=1 cem=1", "ann=1 | ann=2 dan=1")
-    monkeypatch.setattr(erased, "mark_others", spare)
+    monkeypatch.setattr("lastkey.udfs.compact.clean.deciders.mark_others", spare)
     report = world.erase("ann")
     assert (report.result, report.exit_code) == ("held", 3)
     assert [r.offset for r in world.current() if r.key == b"ann"] == [2]

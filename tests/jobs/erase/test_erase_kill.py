@@ -30,7 +30,7 @@ TOML = """
 """
 STEPS = [  # (where, at which call, partitions without the key then)
     ("after lastkey.jobs.store.erasures:write_erasure", 1, 0),
-    ("after lastkey.udfs.compact.output.group_output:read_whole", 1, 0),  # a segment there, no index
+    ("after lastkey.udfs.compact.output.segment_output:read_whole", 1, 0),  # a segment there, no index
     ("before lastkey.jobs.store.writing:commit_wave", 2, 1),  # the first wave is committed
     ("before lastkey.jobs.audit.erasure:search_places", 1, 2),
     ("before lastkey.jobs.store.erasures:add_row", 1, 2),  # searched, and nobody was told

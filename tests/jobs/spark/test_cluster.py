@@ -93,7 +93,7 @@ STAGES = {
     "scan": "lastkey.udfs.compact.scan.scan_partition:scan_all",
     "write": "lastkey.udfs.compact.output.generation:write_group",
     "read-back": "lastkey.udfs.compact.output.segment_output:read_whole",
-    "last split": "lastkey.udfs.compact.split.clean_last_split:clean_last_split",
+    "last split": "lastkey.udfs.compact.split.rewrite_split:clean_last_split",
     "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
     "settle": "lastkey.udfs.compact.split.settle:settle",
     "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",

@@ -12,7 +12,7 @@ from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.primitives.memory_kernels import load_i64, prefetch
 from lastkey.logformat.primitives.varint_kernels import read_varint
-from lastkey.udfs.compact.clean.slot_kernels import AHEAD, entry_of, probe
+from lastkey.udfs.compact.clean.key_kernels import AHEAD, entry_of, probe
 
 NO_VERSION: Final = -1
 _VERSION_BYTES: Final = 8

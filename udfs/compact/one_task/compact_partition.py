@@ -14,14 +14,19 @@ from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean.key_table import KeyTable, TooManyKeys
-from lastkey.udfs.compact.clean.winners import find_winners
+from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys, find_winners
 from lastkey.udfs.compact.memory import peak_memory
-from lastkey.udfs.compact.one_task.by_yield import Cleaned, KeysLost, clean_by_yield, marker
-from lastkey.udfs.compact.one_task.clean_groups import Clock, clean_groups
-from lastkey.udfs.compact.one_task.expire_records import expire_records, with_what_is_old
-from lastkey.udfs.compact.output.generation import remove_folder, write_generation
-from lastkey.udfs.compact.output.result import result_of
+from lastkey.udfs.compact.one_task.passes import (
+    Cleaned,
+    Clock,
+    KeysLost,
+    clean_by_yield,
+    clean_groups,
+    expire_records,
+    marker,
+    with_what_is_old,
+)
+from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.plan import MOST_RANGES, NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_all, scan_identity

@@ -1,4 +1,5 @@
-"""The files of a new generation: cleaned segments with their indexes, and the side files of every segment.
+"""The files of a new generation, and the partition's result: cleaned segments with their indexes, and the side files of
+every segment.
 
 A generation's folder holds everything that a broker needs beside each `.log`, also for the segments whose `.log` stays
 in the archive. Nobody sees these files before `jobs.store.tables` commits.
@@ -8,9 +9,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,24 +22,28 @@ from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.logformat.side_files.producer_state import ProducerState
-from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
-from lastkey.udfs.compact.clean.pending_keys import PendingKeys, pending_of, with_pending
-from lastkey.udfs.compact.cleaner import SegmentFacts
-from lastkey.udfs.compact.output.group_output import GroupOutput
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.deciders import PendingKeys, pending_of, with_pending
+from lastkey.udfs.compact.cleaner import SegmentFacts, first_dirty_offset
 from lastkey.udfs.compact.output.piece_stack import PieceStack
-from lastkey.udfs.compact.output.place_segments import folder_of, place_one, write_indexes, write_side_files
-from lastkey.udfs.compact.output.result import WrittenGeneration
-from lastkey.udfs.compact.output.segment_output import manifest_row
-from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.retention import summarize_expired
+from lastkey.udfs.compact.output.segment_output import (
+    GroupOutput,
+    folder_of,
+    manifest_row,
+    place_one,
+    write_indexes,
+    write_side_files,
+)
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, Group
-from lastkey.udfs.compact.scan.read_again import read_again, read_side_file
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
+from lastkey.udfs.compact.scan.due import expired
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer, read_again, read_side_file
 from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
-from lastkey.udfs.compact.scan.what_expires import expired
+from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import OutputSegment, SideFile, kinds_of, side_checksums
+from lastkey.udfs.segments import OutputSegment, ReadFile, SegmentScan, SideFile, kinds_of, side_checksums
 from lastkey.udfs.storage import (
     Root,
     await_flushes,
@@ -357,3 +362,64 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     if given is not None:
         epochs = checkpoints.with_earlier(given, epochs)
     return checkpoints.truncate_from_end(epochs, analysis.log_end_offset), notes
+
+
+@dataclass(frozen=True)
+class WrittenGeneration:
+    """The segments of a generation in order, and those that retention removed from it."""
+
+    segments: tuple[OutputSegment, ...]
+    log_start_offset: int
+    expired: tuple[Expired, ...] = ()
+    gone: tuple[OutputSegment, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGeneration, tally: Tally) -> PartitionResult:
+    """Return the result of a cleaned partition."""
+    out = generation.segments
+    cleaned = [s for s in (*generation.gone, *out) if s.cleaned]
+    before = sum(s.size for s in analysis.sources)
+    read = sum(s.facts_bytes or s.size for s in analysis.sources)
+    read_again = sum(s.source_bytes for s in cleaned)
+    last = analysis.sources[-1]
+    log_start, cleanable = generation.log_start_offset, analysis.cleanable
+    dirty = first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, analysis.log_end_offset)
+    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else dirty
+    return PartitionResult(
+        topic=plan.input.topic,
+        partition=plan.input.partition,
+        status="cleaned",
+        folder=plan.run.folder,
+        notes=analysis.notes + generation.notes,
+        first_dirty_before=analysis.cleanable.first_dirty_offset,
+        first_dirty_offset=max(cleaned_until, log_start),
+        log_start_offset=log_start,
+        next_offset=analysis.log_end_offset,
+        last_batch=analysis.last_batch,
+        log_end_timestamp_ms=last.max_timestamp,
+        dirty_ratio=analysis.cleanable.ratio,
+        clean_bytes=analysis.cleanable.clean_bytes,
+        dirty_bytes=analysis.cleanable.cleanable_bytes,
+        segments=out,
+        gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
+        compacted=analysis.compacts,
+        erases=plan.policy.erasing is not None,
+        expired=generation.expired,
+        segments_before=len(analysis.sources),
+        counters=dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True)),
+        bytes_read=read + read_again,
+        bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
+        bytes_before=before,
+        bytes_after=sum(s.size_bytes for s in out),
+        recompressed_bytes=tally.recompressed_bytes,
+        archived_files=tuple(_read_whole(plan, analysis)),
+    )
+
+
+def _read_whole(plan: PartitionPlan, analysis: Analysis) -> Iterator[ReadFile]:
+    """Yield the archived files of which every byte is a batch that this run has read."""
+    for s in analysis.sources:
+        listed = s.segment.listed
+        if not plan.is_ours(listed) and s.start_position == 0 and s.end_position == listed.size:
+            yield ReadFile(listed.base_offset, listed.size, s.checksum)

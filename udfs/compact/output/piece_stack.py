@@ -22,9 +22,9 @@ from lastkey.logformat.batches.chunks import Chunk, read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
-from lastkey.udfs.compact.output.group_output import batches_that_fit
-from lastkey.udfs.compact.scan.read_again import CHANGED_HINT
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.output.segment_output import batches_that_fit
+from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT
+from lastkey.udfs.segments import SegmentScan
 
 _COPY_BYTES = 4 << 20
 _BLOCK_BYTES = 8 << 20

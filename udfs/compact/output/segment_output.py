@@ -1,27 +1,171 @@
-"""One new segment: a `.log` written in a stream, read back, and its manifest row."""
+"""The segments that a group of sources becomes: one, or several if rebuilt batches outgrow a `.log`. A `.log` is
+written as a stream, read back, and moved into the generation's folder if a task wrote it in a folder of its own.
+
+Survivors of a group come in two ways, with the same bytes out. In one task, `clean_batches.clean_backwards` decides
+with the key table while it reads from the end, and its pieces wait in a `piece_stack.PieceStack`. In several tasks,
+`clean_batches.clean_forwards` gets the survivors from outside.
+
+A rebuilt batch can be larger than its source, and each message of magic 0 or 1 becomes a batch. So a group of sources
+can need more than `RunContext.max_log_bytes`. The next batch then begins another segment, as in a broker that rolls:
+the new base is the offset behind the last batch. That base divides the offsets of the group, and the entries of its
+transaction index: each entry stands in the segment of its ABORT marker. Nothing is decided again, because the
+analysis has settled all transactions before. (The cleaners of Kafka 4.3 and 4.4 fail here, KAFKA-20036. Kafka's first
+repair filtered the batches at the border twice, and its second look took aborted records for committed ones.)
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Final, TypeVar
 
+import google_crc32c
 import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.layout import (
+    CODEC_NAMES,
+    MAX_RELATIVE_OFFSET,
+    MAX_SEGMENT_BYTES,
+    OFFSET_INDEX_ENTRY,
+    TIME_INDEX_ENTRY,
+)
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.side_files import transaction_index
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
 from lastkey.udfs.compact.clean.rebuild_kernels import digest_records
-from lastkey.udfs.compact.plan import CleanSettings
+from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
+from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
-from lastkey.udfs.segments import OutputSegment
-from lastkey.udfs.storage import Root, make_private, open_output, opened
+from lastkey.udfs.read_back import check_written
+from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
+from lastkey.udfs.storage import (
+    Root,
+    file_size,
+    flushing,
+    make_folder,
+    make_private,
+    open_output,
+    open_root,
+    opened,
+    put_file,
+    read_file,
+)
+
+S = TypeVar("S", Group, OutputSegment)
+
+_MOVERS: Final = 8  # segments to move at once: in a bucket each is copied and read back
+_SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # their offsets are relative to the base
+
+
+def folder_of(plan: PartitionPlan) -> Root:
+    """Make the generation's folder; return the store."""
+    return make_folder(open_root(plan.run.store_uri), plan.run.folder)
+
+
+def write_side_files(store: Root, folder: str, files: Mapping[str, bytes]) -> dict[str, int]:
+    """Write files of a generation beside its logs; return their CRC-32C by name. They are flushed with their folder."""
+    for name, data in files.items():
+        put_file(store, f"{folder}/{name}", data)
+    return {name: int(google_crc32c.value(data)) for name, data in files.items()}
+
+
+def write_indexes(
+    store: Root, folder: str, base_offset: int, offset_index: bytes, time_index: bytes, txn_index: bytes
+) -> dict[str, int]:
+    """Write `.index` and `.timeindex`, and `.txnindex` unless empty, as Kafka does; return their CRC-32C by name."""
+    files = {"index": offset_index, "timeindex": time_index} | ({"txnindex": txn_index} if txn_index else {})
+    named = {segment_file(base_offset, kind): data for kind, data in files.items()}
+    return write_side_files(store, folder, named)
+
+
+def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """Join empty segments to those behind them, as `one_task.passes` does, and place all. The segments come in
+    order from tasks that knew nothing of each other; an empty one that cannot be joined becomes an empty file.
+    """
+    out: list[OutputSegment] = []
+    held: OutputSegment | None = None
+    for segment in reversed(segments):
+        if held is not None and not segment.size_bytes and can_begin_at(held.last_offset, segment.base_offset):
+            held = begin_at(held, segment)
+            continue
+        if held is not None:
+            out.append(held)
+        held = segment
+    if held is not None:
+        out.append(held)
+    return place(plan, out[::-1])
+
+
+def place(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+    """Move the segments that tasks wrote into the generation's folder; return all segments, in order."""
+    with ThreadPoolExecutor(_MOVERS) as pool:
+        return list(pool.map(lambda segment: place_one(plan, segment) if segment.cleaned else segment, segments))
+
+
+def can_begin_at(last_offset: int, base_offset: int) -> bool:
+    """Return whether a segment that ends with this batch (-1: it has none) may take an earlier base: offsets in its
+    indexes are relative.
+    """
+    return last_offset - base_offset <= MAX_RELATIVE_OFFSET
+
+
+def begin_at(segment: S, empty: S) -> S:
+    """Return the segment, or group, with the base of an empty one before it. `place_one` renames its files."""
+    return replace(segment, base_offset=empty.base_offset)
+
+
+def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
+    """Move the segment's files into the generation's folder, under the name of its base. No task writes there, so a
+    late retry cannot touch them.
+    """
+    if plan.run.dry_run:
+        return segment
+    store = folder_of(plan)
+    path = f"{plan.run.folder}/{segment_file(segment.base_offset, 'log')}"
+    if not segment.size_bytes:
+        make_private(store, path)
+        put_file(store, path, b"")
+        checksums = write_indexes(store, plan.run.folder, segment.base_offset, b"", b"", b"")
+        return replace(segment, path=path, side_files=json.dumps(checksums))
+    written, placed = segment.path.removesuffix(".log"), path.removesuffix(".log")
+    written_base = int(written.rpartition("/")[2])
+    shift = written_base - segment.base_offset
+    known, checksums = side_checksums([segment.side_files]), {}
+    for kind in kinds_of(segment):
+        if shift and kind in OF_YIELD:  # they hold relative offsets, and cost only time if they are missing
+            continue
+        old, new = f"{written}.{kind}", f"{placed}.{kind}"
+        if shift and kind in _SHIFTED:
+            data = _shifted(store, old, shift, _SHIFTED[kind])
+            checksums |= write_side_files(store, plan.run.folder, {segment_file(segment.base_offset, kind): data})
+            continue
+        if kind not in ("log", *OF_YIELD):
+            checksums[segment_file(segment.base_offset, kind)] = known[segment_file(written_base, kind)]
+        if store.is_local:
+            store.filesystem.move(store.full(old), store.full(new))  # the very file that was read back
+        else:
+            store.filesystem.copy_file(store.full(old), store.full(new))
+    if not store.is_local:
+        check_written(store, path, segment.size_bytes, segment.checksum)
+    facts_bytes = 0 if shift else segment.facts_bytes
+    return replace(segment, path=path, side_files=json.dumps(checksums), facts_bytes=facts_bytes)
+
+
+def _shifted(store: Root, path: str, shift: int, entry: np.dtype[np.void]) -> bytes:
+    """Return an index with all offsets increased by `shift`, because its base moved down by as much."""
+    entries = np.frombuffer(read_file(store, path, MAX_SEGMENT_BYTES), entry).copy()
+    entries["relative_offset"] += shift
+    return entries.tobytes()
 
 
 class SegmentOutput:
@@ -157,3 +301,103 @@ def manifest_row(
         txn_index_bytes=index_bytes[2],
         side_files=json.dumps(side_files) if side_files is not None else None,
     )
+
+
+_SMALL: Final = 8 << 20
+
+
+def batches_that_fit(sizes: np.ndarray, room: int) -> int:
+    """Return how many batches fit into `room` bytes, from the first one on. sizes: int64[n]."""
+    return int(np.searchsorted(np.cumsum(sizes), room, side="right"))
+
+
+class GroupOutput:
+    """Writer of a group's survivors as a stream. A group without survivors leaves no file, nor does a dry run."""
+
+    def __init__(self, plan: PartitionPlan, group: Group, kept_aborts: np.ndarray) -> None:
+        """kept_aborts: transaction_index.ENTRY[k] of the log."""
+        self._plan, self._kept_aborts = plan, kept_aborts
+        self._groups = [group]  # of each segment
+        self._rows: list[list[np.ndarray]] = [[]]  # OUT_BATCH[n] of each segment
+        self._outputs: list[SegmentOutput] = []
+        self._later = np.empty(0, OUT_BATCH)  # batches behind those of the current segment
+        self._size = 0  # of the current segment, with `_due`
+        self._due = 0  # bytes of its batches that have not come yet
+
+    def append(self, rows: np.ndarray, data: np.ndarray) -> None:
+        """Write bytes. rows: OUT_BATCH[n], batches that begin in these bytes or in those of the next calls, whose rows
+        are empty then.
+        """
+        later = rows if len(rows) else self._later
+        while True:
+            now = later[:0]
+            if not self._due and len(later):
+                n = batches_that_fit(later["size"], self._plan.run.max_log_bytes - self._size)
+                if not n and self._size:
+                    self._roll()
+                    continue
+                now, later = later[: max(n, 1)], later[max(n, 1) :]
+                self._due = int(now["size"].sum())
+                self._size += self._due
+            part, data = data[: self._due], data[self._due :]
+            if len(now) or len(part):
+                self._write(now, part)
+            self._due -= self._due if self._plan.run.dry_run else len(part)
+            if self._due or not len(later):
+                break
+        self._later = later
+
+    def finish(self, digest: int, buffer: ChunkBuffer) -> list[OutputSegment]:
+        """Close the segments, write their indexes, and read them back. digest: of the rebuilt records of all."""
+        if not self._outputs:
+            none = np.empty(0, OUT_BATCH)
+            return [
+                manifest_row(group, "", np.concatenate([none, *rows]), 0, (0, 0, 0))
+                for group, rows in zip(self._groups, self._rows, strict=True)
+            ]
+        segments, found = [], 0
+        for output, group in zip(self._outputs, self._groups, strict=True):
+            segment, of_segment = self._finish(output, group, buffer)
+            segments.append(segment)
+            found = (found + of_segment) & (2**64 - 1)
+        if found != digest:
+            raise LogFormatError("readback", segments[0].path, 0, f"records {digest:#018x}", f"{found:#018x}")
+        return segments
+
+    def _write(self, rows: np.ndarray, data: np.ndarray) -> None:
+        if len(rows):
+            self._rows[-1].append(rows)
+        if self._plan.run.dry_run:
+            return
+        if len(self._outputs) < len(self._groups):
+            base, plan = self._groups[-1].base_offset, self._plan
+            self._outputs.append(SegmentOutput(folder_of(plan), plan.run.folder, base, plan.policy.settings))
+        self._outputs[-1].append(rows, data)
+
+    def _roll(self) -> None:
+        base, group = int(self._rows[-1][-1]["last_offset"][-1]) + 1, self._groups[-1]
+        self._groups[-1:] = [replace(group, next_offset=base), replace(group, base_offset=base)]
+        self._rows.append([])
+        self._size = 0
+
+    def _finish(self, output: SegmentOutput, group: Group, buffer: ChunkBuffer) -> tuple[OutputSegment, int]:
+        """Close a written segment, write its indexes, and read it back; by yield, keep the facts that this shows.
+        Return the manifest's row, and the digest of the rebuilt records.
+        """
+        plan, store, aborts = self._plan, output.root, self._kept_aborts
+        rows, offset_index, time_index = output.close()
+        inside = (aborts["last_offset"] >= group.base_offset) & (aborts["last_offset"] < group.next_offset)
+        txn_index = transaction_index.write(aborts[inside])
+        checksums = write_indexes(store, plan.run.folder, group.base_offset, offset_index, time_index, txn_index)
+        back = ReadBack(output.path, rows, plan.policy.settings.max_decompressed_batch_bytes)
+        sizes = (len(offset_index), len(time_index), len(txn_index))
+        row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
+        # A large log is flushed at once, so that a task does not end with all of them; a small one with its folder.
+        with flushing(store, output.path) if output.size > _SMALL else nullcontext():
+            if not plan.policy.by_yield:
+                read_whole(store, output.path, buffer, back)
+                return row, back.check(output.checksum)
+            back.check_size(file_size(store, output.path))
+            scan, hashes = scan_written(plan, row, buffer, back.see)
+            digest = back.check(output.checksum)
+            return replace(row, facts_bytes=write_facts(plan, row, scan, hashes)), digest

@@ -18,8 +18,15 @@ from lastkey.logformat.side_files.producer_state import ProducerState, aborted_t
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
 from lastkey.udfs.compact.plan import Gap, NotDue, PartitionPlan
+from lastkey.udfs.compact.scan.due import (
+    aging_sources,
+    cleanable_now,
+    expired,
+    facts_of,
+    retention_held_back,
+    rules_of_time,
+)
 from lastkey.udfs.compact.scan.gaps import check_gaps
-from lastkey.udfs.compact.scan.read_again import read_side_file
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
     check_identity,
@@ -27,21 +34,20 @@ from lastkey.udfs.compact.scan.scan_partition import (
     not_due,
     until_high_watermark,
 )
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH, read_side_file
 from lastkey.udfs.compact.scan.transactions import (
-    TXN_BATCH,
     by_marker,
+    check_ends_known,
     denied,
     discardable_batches,
+    note_undecided,
     open_at,
     open_batches,
     undecided_batches,
+    with_index_entries,
     with_open,
 )
-from lastkey.udfs.compact.scan.txn_trust import check_ends_known, note_undecided, with_index_entries
-from lastkey.udfs.compact.scan.what_expires import aging_sources, expired, facts_of, rules_of_time
-from lastkey.udfs.compact.scan.why_not_due import cleanable_now, retention_held_back
-from lastkey.udfs.segments import LastBatch
+from lastkey.udfs.segments import LastBatch, SegmentScan
 
 
 @dataclass(frozen=True)

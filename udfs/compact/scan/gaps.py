@@ -23,9 +23,9 @@ from typing import Final
 
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
 from lastkey.udfs.compact.plan import Gap, PartitionPlan
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
 from lastkey.udfs.holes import ACCEPT_HINT, Hole, gap, missing, missing_below
 from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import SegmentScan
 
 _SHOWN: Final = 3
 

@@ -16,13 +16,13 @@ from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.cleaner import CleanableRange, SegmentFacts
 from lastkey.udfs.compact.plan import ANOTHER_LOG, NotDue, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import may_take_any
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan, scan_segment
+from lastkey.udfs.compact.scan.due import retention_held_back
+from lastkey.udfs.compact.scan.scan_segment import scan_segment
 from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
-from lastkey.udfs.compact.scan.why_not_due import retention_held_back
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.holes import indexed_end
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import LastBatch
+from lastkey.udfs.segments import LastBatch, SegmentScan
 from lastkey.udfs.storage import open_root, opened
 
 _HEADERS_BYTES: Final = 1 << 20

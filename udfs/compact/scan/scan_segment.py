@@ -1,119 +1,65 @@
 """A segment's batches, without its records: one pass that checks every byte's checksum and remembers little.
 
 A scan's memory is bounded by the segment's chunks, producers and transactional batches, never by its batches. Segments
-can be scanned in any order, and in parallel.
+can be scanned in any order, and in parallel. A second read of a chunk must match the checksum of the scan, and a side
+file must match the checksum in its manifest.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+import google_crc32c
 import numpy as np
 
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
+from lastkey.logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import CODEC_MASK, CODEC_NAMES, LOG_OVERHEAD, MAX_MAGIC, MIN_LEGACY_SIZE
+from lastkey.logformat.layout import (
+    BATCH,
+    CODEC_MASK,
+    CODEC_NAMES,
+    CONTROL_MASK,
+    LOG_OVERHEAD,
+    MAX_MAGIC,
+    MIN_LEGACY_SIZE,
+    TRANSACTIONAL_MASK,
+)
 from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.logformat.read_ahead import will_read
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
+from lastkey.logformat.side_files.producer_state import merge, no_producers, summarize
 from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
-from lastkey.udfs.compact.scan import batch_kernels as k
-from lastkey.udfs.compact.scan.transactions import TXN_BATCH, transactional_batches
+from lastkey.udfs.compact.scan import scan_kernels as k
+from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import LastBatch, NamedBytes, SegmentInput
-from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.segments import LastBatch, NamedBytes, ScannedChunk, SegmentInput, SegmentScan, SideFile
+from lastkey.udfs.storage import open_root, opened, read_file
 
 _HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
 
 
-class ScannedChunk(NamedTuple):
-    """Whole batches as a scan read and checked them. The checksum covers the segment from the first scanned byte to the
-    end of the chunk, so also the bytes that no batch's own checksum covers.
-    """
-
-    position: int
-    size: int
-    batches: int
-    offset_before: int  # last offset of the batch before the chunk; for the first chunk the segment's base - 1
-    before: int  # CRC-32C of the bytes scanned before the chunk
-    checksum: int  # CRC-32C of those and the chunk
-    records: int  # upper bound (`collect_facts`)
-
-
-@dataclass(frozen=True)
-class SegmentScan:
-    """A scanned segment, with the facts that the scan remembers."""
-
-    segment: SegmentInput
-    start_position: int
-    end_position: int  # first byte that does not belong to the log
-    torn_bytes: int  # incomplete batch or zeros after end_position
-    reached_end_offset: bool
-    n_batches: int
-    n_records: int  # a wrapper of magic 0, 1 counts as one
-    last_offset: int  # -1: empty
-    max_timestamp: int  # ms, -1: none
-    first_timestamp: int  # ms, the largest of the first batch; -1: none
-    chunks: tuple[ScannedChunk, ...]
-    codecs: str
-    transactional: np.ndarray  # TXN_BATCH[m]
-    producers: ProducerSummary
-    epochs: tuple[tuple[int, int], ...]  # (leader epoch, base offset of its first batch)
-    last_batch: LastBatch
-    marked_batch: LastBatch  # last batch before the requested `mark`
-    checksum: int
-    offset_index: bytes
-    time_index: bytes
-    thinned_offset: int = -1  # last offset that shows a cleaner's work (`thinned_offset`); -1: none
-    indexed_end: int = 0  # end offset by the archive's own indexes if higher than by the batches; else 0 (`gaps`)
-    above_base: int = -1  # base of the batch that reached the end offset; -1: none, or unknown
-    bytes_above: int = 0  # bytes of log from the end offset on, in this segment and those behind it
-    wrapped_records: int = 0  # upper bound of the records in wrappers beyond n_records
-    facts_bytes: int = 0  # of the file that it was read from in place of the segment; 0: there was none
-    last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
-    magics: str | None = None  # comma list; None: not known, read from facts
-
-    @property
-    def base_offset(self) -> int:
-        """The lowest offset that counts."""
-        return self.segment.base_offset
-
-    @property
-    def path(self) -> str:
-        """The path of its `.log`."""
-        return self.segment.listed.path
-
-    @property
-    def mtime_ms(self) -> int:
-        """The file's modification time."""
-        return self.segment.listed.mtime_ms
-
-    def open_log(self) -> AbstractContextManager[Any]:
-        """Open its `.log` for reading, as `storage.opened` does."""
-        return opened(open_root(self.segment.listed.root), self.path)
-
-    @property
-    def size(self) -> int:
-        """Bytes that belong to the log."""
-        return self.end_position - self.start_position
-
-    @property
-    def most_records(self) -> int:
-        """Upper bound of the number of records (`collect_facts`)."""
-        return self.n_records + self.wrapped_records
-
-    def lean(self) -> SegmentScan:
-        """Return the scan without the parts that only the analysis needs, to send to the tasks of a large partition."""
-        none = no_producers()
-        return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
+# The facts that a scan keeps about a transactional or control batch.
+TXN_BATCH = np.dtype(
+    [
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("producer_id", "i8"),
+        ("max_timestamp", "i8"),
+        ("records_count", "i4"),
+        ("producer_epoch", "i2"),
+        ("control", "?"),
+        ("control_type", "i1"),  # 0 abort, 1 commit, -1 not control or empty
+    ],
+    align=True,
+)
 
 
 @dataclass
@@ -132,6 +78,18 @@ class _Collected:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_batch: LastBatch = LastBatch()
     marked_batch: LastBatch = LastBatch()
+
+
+def transactional_batches(batches: np.ndarray) -> np.ndarray:
+    """Return the rows of BATCH[n] that matter to transactions, as TXN_BATCH[m]."""
+    attributes = batches["attributes"]
+    rows = batches[(attributes & (TRANSACTIONAL_MASK | CONTROL_MASK)) != 0]
+    out = np.empty(len(rows), TXN_BATCH)
+    for name in TXN_BATCH.names or ():
+        if name != "control":
+            out[name] = rows[name]
+    out["control"] = (rows["attributes"] & CONTROL_MASK) != 0
+    return out
 
 
 def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
@@ -320,3 +278,61 @@ def _collect(out: _Collected, batches: np.ndarray, facts: np.ndarray, mark: int 
 def _identity(batch: np.void) -> LastBatch:
     offset = batch["base_offset"] if batch["magic"] >= 2 else batch["last_offset"]
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
+
+
+CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"
+
+
+def chunks_again(file: Any, path: str, chunks: Sequence[ScannedChunk], buffer: ChunkBuffer) -> Iterator[Chunk]:
+    """Read scanned chunks again, in the order given, as `chunk_at` does; in an object store the next ones meanwhile."""
+    for i, one in enumerate(chunks):
+        chunk = chunk_at(file, path, one, buffer)
+        will_read(file, ((chunks[k].position, chunks[k].size) for k in range(i + 1, len(chunks))))
+        yield chunk
+
+
+def chunk_at(file: Any, path: str, scanned: ScannedChunk, buffer: ChunkBuffer) -> Chunk:
+    """Read a scanned chunk again. Raises LogFormatError kind "changed" if its bytes differ."""
+    if scanned.size > len(buffer.raw):
+        buffer.grow_raw(scanned.size, path, scanned.position, -1)
+    while scanned.batches > len(buffer.rows):
+        buffer.grow_rows()
+    raw = buffer.raw[: scanned.size]
+    read_again(file, path, scanned, raw)
+    walk_batches(raw, scanned.size, scanned.position, -1, NO_END, False, buffer.rows)  # as the scan did
+    return Chunk(scanned.position, raw, buffer.rows[: scanned.batches], scanned.offset_before)
+
+
+def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> None:
+    """Fill `out` (uint8[chunk.size]) with a scanned chunk. Raises LogFormatError kind "changed" if its bytes differ."""
+    read_exactly(file, path, chunk.position, out)
+    found = crc32c_extend(chunk.before, out)
+    if found != chunk.checksum:
+        raise LogFormatError(
+            "changed",
+            path,
+            _first_bad(out, chunk.position),
+            f"CRC-32C {chunk.checksum:#010x} up to byte {chunk.position + chunk.size}, as first read",
+            f"{found:#010x} when read again",
+            hint=CHANGED_HINT,
+        )
+
+
+def _first_bad(raw: np.ndarray, position: int) -> int:
+    """Return the position of the first malformed batch in `raw`; that of `raw` itself if each batch, taken alone, is
+    well formed.
+    """
+    rows = np.empty(len(raw) // SMALLEST_BATCH + 1, BATCH)
+    _, consumed, status, _, _ = walk_batches(raw, len(raw), position, -1, NO_END, True, rows)
+    return position + (consumed if status not in (MORE, REACHED_END) else 0)
+
+
+def read_side_file(file: SideFile) -> bytes:
+    """Return a side file's bytes. Raises LogFormatError kind "side_file" if they differ from what the manifest says was
+    written.
+    """
+    data: bytes = read_file(open_root(file.root), file.path)
+    if file.checksum not in (None, found := int(google_crc32c.value(data))):
+        expected = f"CRC-32C {file.checksum:#010x}, as it was written"
+        raise LogFormatError("side_file", file.path, 0, expected, f"{found:#010x}")
+    return data

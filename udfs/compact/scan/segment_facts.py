@@ -28,8 +28,8 @@ from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.producer_state import ProducerSummary
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
-from lastkey.udfs.compact.scan.scan_segment import ScannedChunk, SegmentScan, scan_segment
-from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, files_beside
+from lastkey.udfs.compact.scan.scan_segment import scan_segment
+from lastkey.udfs.segments import LastBatch, OutputSegment, ScannedChunk, SegmentInput, SegmentScan, files_beside
 from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import FILTER_BLOCK, filter_of, hash_key_id
 

@@ -14,7 +14,7 @@ from lastkey.logformat.jit import kernel
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.primitives.crc32c import crc32c_extend_range, crc32c_range
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, prefetch
-from lastkey.udfs.compact.clean.slot_kernels import AHEAD, entry_of, probe
+from lastkey.udfs.compact.clean.key_kernels import AHEAD, entry_of, probe
 from lastkey.udfs.compact.verdicts import ALL_GO, ALL_STAY, UNKNOWN
 
 

@@ -1,7 +1,9 @@
 """The task that makes new segments of a split's survivors, and pieces of segments that other splits share.
 
 A group that lies in one split becomes segments at once. For any other group, each split writes a piece, with the rows
-of its batches beside it; `join_pieces` makes the segments of these.
+of its batches beside it; `join_pieces` makes the segments of these. The last split is cleaned in its walk, as one task
+cleans a partition: what leaves it stays, for none comes later. So its records are read and decompressed once; its
+entries go to the tasks that settle, as those of other walks do.
 """
 
 from __future__ import annotations
@@ -12,24 +14,40 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, MarkLast, Tally, VerdictsOf
-from lastkey.udfs.compact.clean.clean_segment import ChunksOf, clean_forwards
+from lastkey.udfs.compact.clean.clean_batches import (
+    OUT_BATCH,
+    ChunksOf,
+    MarkLast,
+    Tally,
+    VerdictsOf,
+    clean_backwards,
+    clean_forwards,
+)
+from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys
 from lastkey.udfs.compact.cleaner import Rules
-from lastkey.udfs.compact.output.group_output import GroupOutput
-from lastkey.udfs.compact.output.segment_output import extended
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.output.segment_output import GroupOutput, extended
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Group
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
-from lastkey.udfs.compact.split.key_files import KeyFile, Slice, check, in_own_folder, read_slice
-from lastkey.udfs.compact.split.settle import SettledBuckets
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
+from lastkey.udfs.compact.split.settle import SettledBuckets, Survivors
 from lastkey.udfs.compact.split.splits import Part, Split
-from lastkey.udfs.compact.split.survivors import Survivors
-from lastkey.udfs.compact.split.thinned import chunks_or_thinned
-from lastkey.udfs.compact.split.walk_split import WalkedSplit
-from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.compact.split.walk_split import (
+    WALKED_CHUNK,
+    Collected,
+    KeyFile,
+    Slice,
+    WalkedSplit,
+    check,
+    chunks_or_thinned,
+    in_own_folder,
+    read_slice,
+)
+from lastkey.udfs.segments import OutputSegment, SegmentScan
 from lastkey.udfs.storage import flush_whole, open_root, opened
 
 _COPY_BYTES = 8 << 20
@@ -203,3 +221,59 @@ def join_pieces(
                 output.append(rows[:0], part)
         check(piece.data, checksum)
     return JoinedGroup(number, _finished(own, output, sum(piece.digest for piece in pieces) & (2**64 - 1)))
+
+
+@dataclass(frozen=True)
+class CleanedSplit:
+    """Result of the last split; `walked` has its entries alone, for no task rewrites it."""
+
+    walked: WalkedSplit
+    rewritten: RewrittenSplit
+    peak_memory_bytes: int = 0
+
+
+def clean_last_split(
+    plan: PartitionPlan,
+    split: Split,
+    groups: Mapping[int, Group],
+    shared: frozenset[int],
+    sources: Sequence[SegmentScan],
+    rules: Rules,
+    first_dirty_offset: int,
+    kept_aborts: np.ndarray,
+    n_buckets: int,
+    name: str,
+) -> CleanedSplit:
+    """Clean the last split of a partition without `compaction.strategy`. Arguments as of `rewrite_split`.
+
+    name: of the files, for this try alone. Raises TooManyKeys if the keys do not fit the task's memory.
+    """
+    buffer, tally = chunk_buffer(plan), Tally()
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
+    table, output = (
+        KeyTable(plan.run.limits.task_memory_bytes // 2),
+        SplitOutput(plan, groups, shared, kept_aborts, name),
+    )
+    with KeyFile(plan, name) as key_file:
+        out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
+
+        def mark_last(run: Run, is_last: np.ndarray) -> None:
+            if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(is_last)):
+                raise TooManyKeys
+            with_keys = run.wanted & (run.batches["attributes"] & CONTROL_MASK == 0)
+            out.collect(run, with_keys, is_last)
+
+        last_first = reversed(list(enumerate(split.parts)))
+        for number, parts in itertools.groupby(last_first, lambda pair: pair[1].group):
+            stack = PieceStack(plan.run.limits.task_memory_bytes // 4)
+            for i, part in parts:
+                chunks = sources[i].chunks[part.first : part.stop]
+                for piece, chunk in clean_backwards(
+                    sources[i], rules, loader, mark_last, tally, buffer, stack.room, chunks=chunks
+                ):
+                    stack.push(i, piece, chunk)
+            output.write(number, Cleaned(stack.drain(sources, dry_run=plan.run.dry_run), stack.digest))
+        blocks = out.finish()
+    none = Slice(key_file.path, 0, 0, 0)
+    walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))
+    return CleanedSplit(walked, output.result(tally))

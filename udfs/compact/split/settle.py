@@ -3,24 +3,46 @@
 A task takes some buckets, and walks their cells from the last split to the first. So the first record of a key is its
 last one, and the task drops every further one. Only dirty records enter the table; clean ones are looked up. The task
 writes a bit for each entry, in the order of the blocks. By `compaction.strategy` a first pass over the cells finds the
-highest version of each key.
+highest version of each key. Spark's window may decide instead, over the entries as rows (`rows_of`, `write_bits`): the
+place of a row is the number of its entry among all, so that of two records of a key the later one has the higher place.
+`Survivors` brings the marks of a walk and the bits of all buckets together in the order of the split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
+from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import read_exactly
-from lastkey.udfs.compact.clean.slot_kernels import SLOT, rehash
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.udfs.compact.clean.key_kernels import SLOT, rehash
 from lastkey.udfs.compact.clean.winner_kernels import WINNER
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.split.block_kernels import checksum_cells, settle_cells, settle_versions
-from lastkey.udfs.compact.split.key_files import KeyFile, Slice, check
-from lastkey.udfs.compact.split.walk_split import Block, WalkedSplit
+from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT
+from lastkey.udfs.compact.split.block_kernels import (
+    batch_verdicts,
+    checksum_cells,
+    in_order_of_walk,
+    mark_kept,
+    settle_cells,
+    settle_versions,
+)
+from lastkey.udfs.compact.split.walk_split import (
+    WALKED_CHUNK,
+    Block,
+    KeyFile,
+    Slice,
+    WalkedSplit,
+    check,
+    digest_of,
+    read_slice,
+)
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.storage import Root, open_root, opened
 
@@ -160,3 +182,168 @@ def read_cells(root: Root, block: Block, buckets: Buckets) -> np.ndarray:
         expected = int(block.checksums[buckets.first + wrong[0]])
         check(replace(whole, checksum=expected), int(found[wrong[0]]))
     return raw.view(np.uint64).reshape(-1, block.columns)
+
+
+class Survivors:
+    """Marks for the records of a split, or of consecutive chunks of it, in the order in which they are met again.
+
+    Memory: a bit a record, and a byte for each record that left the split; byte-per-record arrays cover one chunk.
+    """
+
+    def __init__(
+        self, root: Root, split: WalkedSplit, settled: Sequence[SettledBuckets], path: str, chunks: slice = slice(None)
+    ) -> None:
+        """Read the marks. path: the log that errors name; chunks: those of the split that will be met."""
+        before, self._walked, self._path = split.chunks[: chunks.start or 0], split.chunks[chunks], path
+        self._leaves = read_slice(root, split.leaves)[sum(map(_packed, before["records"].tolist())) :]
+        self._plain = read_slice(root, split.plain)[sum(map(_packed, before["batches"].tolist())) :]
+        self._stays = _stays(root, split, settled)[int(before["entries"].sum()) :]
+        self._n_met = 0  # chunks met, with the current one
+        self._met = np.zeros(1, WALKED_CHUNK)  # counts and digest of the current chunk
+        self._leaves_here = self._survives = np.empty(0, np.bool_)  # of its records: whether each leaves; and survives
+        self._verdicts = np.empty(0, np.int8)  # of its batches
+
+    def batch_verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
+        """Return int8[n], the verdicts on BATCH[n], the next chunk, that are certain before its records are read.
+
+        decided: bool[n], batches whose records all go, or all stay, in any case.
+        """
+        self._check()
+        candidates = ~decided & ((batches["attributes"] & CONTROL_MASK) == 0)
+        met = self._met[0]
+        met["records"], met["batches"], met["digest"] = 0, candidates.sum(), digest_of(batches)
+        plain = self._next_chunk()
+        self._verdicts = np.zeros(len(batches), np.int8)
+        if met["batches"] == len(plain) and (batches["magic"][candidates] == 2).all():
+            batch_verdicts(batches, candidates, self._survives, 0, plain, self._verdicts)
+        return self._verdicts
+
+    def mark(self, run: Run, is_last: np.ndarray) -> None:
+        """Mark the surviving records of a run of that chunk."""
+        verdicts, at = self._verdicts[run.first : run.first + len(run.batches)], int(self._met["records"][0])
+        at = mark_kept(run.batches, run.bodies, run.wanted, verdicts, self._leaves_here, self._survives, at, is_last)
+        if at < 0:
+            raise self._changed("others")
+        self._met["records"] = at
+
+    def check_end(self) -> None:
+        """Raise LogFormatError kind "changed" unless the batches and records were those of the walk."""
+        self._check()
+        if self._n_met != len(self._walked):
+            raise self._changed(f"only {self._n_met} of {len(self._walked)} chunks")
+
+    def _next_chunk(self) -> np.ndarray:
+        """Load the marks of the next chunk; return bool[batches], whether each is plain."""
+        if self._n_met == len(self._walked):
+            raise self._changed("more of them")
+        walked = self._walked[self._n_met]
+        self._n_met += 1
+        n, n_batches, n_entries = int(walked["records"]), int(walked["batches"]), int(walked["entries"])
+        leaves = self._leaves_here = np.unpackbits(self._leaves, count=n).view(np.bool_)
+        self._survives = leaves.copy()
+        self._survives[leaves] = self._stays[:n_entries]
+        plain = np.unpackbits(self._plain, count=n_batches).view(np.bool_)
+        self._leaves, self._plain = self._leaves[_packed(n) :], self._plain[_packed(n_batches) :]
+        self._stays = self._stays[n_entries:]
+        return plain
+
+    def _check(self) -> None:
+        """Raise LogFormatError kind "changed" unless the current chunk is the one that was walked."""
+        if self._n_met:
+            expected, met = self._walked[self._n_met - 1], self._met[0]
+            if any(met[column] != expected[column] for column in ("records", "batches", "digest")):
+                raise self._changed(_said(met))
+
+    def _changed(self, found: str) -> LogFormatError:
+        walked = self._walked[max(self._n_met - 1, 0)]
+        return LogFormatError(
+            "changed",
+            self._path,
+            0,
+            f"{_said(walked)}, as when their keys were read",
+            found,
+            hint=CHANGED_HINT,
+        )
+
+
+def _said(chunk: np.void) -> str:
+    return f"{chunk['records']} records in {chunk['batches']} batches, digest {chunk['digest']:#010x}"
+
+
+def _packed(bits: int) -> int:
+    """Return the bytes that so many bits need."""
+    return -(-bits // 8)
+
+
+def _stays(root: Root, split: WalkedSplit, settled: Sequence[SettledBuckets]) -> np.ndarray:
+    """Return bool[n_entries] in the order of the log: whether each record that left its split stays."""
+    buckets = read_slice(root, split.buckets)
+    packed = [(s.buckets, read_slice(root, s.bits[split.number])) for s in settled if split.blocks]
+    at = [0] * len(packed)
+    stays = np.empty(split.n_entries, np.bool_)
+    start = 0
+    for block in split.blocks:
+        parts = []
+        for i, (of, raw) in enumerate(packed):
+            n = int(block.counts[of.first : of.stop].sum())
+            size = _packed(n)
+            parts.append(np.unpackbits(raw[at[i] : at[i] + size], count=n))
+            at[i] += size
+        end = start + int(block.counts.sum())
+        bits = np.concatenate(parts).view(np.bool_)
+        in_order_of_walk(buckets[start:end], np.cumsum(block.counts) - block.counts, bits, stays[start:end])
+        start = end
+    return stays[::-1]
+
+
+# The hash's halves are signed here; version: 0 if offsets decide; dirty: whether the record supersedes others
+ROWS = "key_low long, key_high long, version long, dirty boolean, split int, place long"
+
+
+def places_end(walked: Sequence[WalkedSplit]) -> np.ndarray:
+    """Return int64[splits]: the first place behind each split's."""
+    return np.cumsum([walk.n_entries for walk in walked])
+
+
+def rows_of(plan: PartitionPlan, walked: Sequence[WalkedSplit], number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the ROWS of a split's entries, a batch for each block."""
+    root, end = open_root(plan.run.store_uri), int(places_end(walked)[number])
+    for block in walked[number].blocks:
+        entries = read_cells(root, block, Buckets(0, len(block.counts)))
+        n, starts = len(entries), np.cumsum(block.counts) - block.counts
+        in_cell = np.arange(n) - np.repeat(starts, block.counts)
+        columns = {
+            "key_low": entries[:, 0].astype(np.int64),
+            "key_high": entries[:, 1].astype(np.int64),
+            "version": np.zeros(n, np.int64) if plan.policy.settings.by_offset else entries[:, 2].astype(np.int64),
+            "dirty": in_cell < np.repeat(block.dirty, block.counts),
+            "split": np.full(n, number, np.int32),
+            "place": np.arange(end - 1, end - 1 - n, -1),
+        }
+        end -= n
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def write_bits(
+    plan: PartitionPlan, walked: Sequence[WalkedSplit], decided: Iterable[pa.RecordBatch], name: str
+) -> dict[int, Slice]:
+    """Write the bits of the splits that come; all rows of a split come, in any order: (split, place, stays).
+
+    name: of the file that is written, for this try alone. Raises ValueError if a row is missing.
+    """
+    ends, answers = places_end(walked), dict[int, np.ndarray]()
+    for batch in decided:
+        split, place, stays = (column.to_numpy(zero_copy_only=False) for column in batch.columns)
+        for number in np.unique(split).tolist():
+            if number not in answers:
+                answers[number] = np.full(walked[number].n_entries, -1, np.int8)
+            answers[number][ends[number] - 1 - place[split == number]] = stays[split == number]
+    bits = {}
+    with KeyFile(plan, name) as key_file:
+        for number, answer in answers.items():
+            if (answer < 0).any():
+                raise ValueError(f"split {number}: {(answer < 0).sum()} of {len(answer)} keys without an answer")
+            borders = np.cumsum([block.counts.sum() for block in walked[number].blocks])[:-1]
+            packed = [np.packbits(part) for part in np.split(answer, borders)]
+            bits[number] = key_file.write(np.concatenate(packed))
+    return bits

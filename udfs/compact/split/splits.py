@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan
+from lastkey.udfs.segments import SegmentScan
 
 LEAST_BYTES: Final = 64 << 20  # do not make a split smaller only to keep a core busy
 _BYTES_A_RECORD: Final = 32  # in task.memory.bytes: marks, buckets and bits of a split's records, with room to spare

@@ -6,32 +6,246 @@ A record leaves its split if no later record of its key lies in it. The walk wri
   marks    a bit a record: whether it leaves; a bit a batch: whether it is plain (`collect_leaving`); both in the
            order of the log, packed chunk by chunk
   buckets  a byte for each record that leaves, in the order of the walk
-  thinned  of some chunks, before all of these, the records that leave (`thinned`)
+  thinned  of some chunks, before all of these, the headers of the batches and the records that leave, uncompressed: the
+           rewrite neither reads nor decompresses these chunks again
 By `compaction.strategy`, one leaves unless a later record of its key has a version as high. If the table would outgrow
 the task's memory, it is emptied, and a key may leave twice: the first one met counts.
+
+A chunk is thinned where the records that leave are at most half of the decompressed records and no more than the
+chunk's bytes, and the rewrite can ask for nothing else of the chunk: its batches have magic 2, each loses a record, so
+that none is copied as it is, and no record lacks a key or is undecided. Any other chunk is read again.
+
+Tasks of a partition exchange these files: written once, read in slices. They lie in the store beside the generation's
+folder, because executors share nothing else, and are deleted when the partition is done; so are the folders in which
+new segments wait. `vacuum` deletes those of a killed run. A dry run has them in a temporary folder. A reader checks
+each slice against the CRC-32C of the bytes that were written: a bit lost here would be a lost record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final
 
 import numpy as np
+from pyarrow import fs as pafs
 
 from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, read_exactly
+from lastkey.logformat.batches.span_kernels import BODY
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import BATCH, CONTROL_MASK
+from lastkey.logformat.primitives.codec import Scratch
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.udfs.compact.clean.key_table import KeyTable
+from lastkey.logformat.read_ahead import will_read
+from lastkey.udfs.compact.clean.deciders import KeyTable, Winners, versions_of
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.clean.winners import Winners, versions_of
-from lastkey.udfs.compact.cleaner import Rules, key_candidates
+from lastkey.udfs.compact.cleaner import Rules, begin_at, key_candidates
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.scan.read_again import chunks_again
-from lastkey.udfs.compact.scan.scan_segment import SegmentScan, chunk_buffer
-from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_leaving, sort_by_bucket
-from lastkey.udfs.compact.split.key_files import KeyFile, Slice
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer, chunks_again
+from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_leaving, sort_by_bucket, thin_bodies
 from lastkey.udfs.compact.split.splits import Split
-from lastkey.udfs.compact.split.thinned import ThinnedRun, Thinner
+from lastkey.udfs.segments import ScannedChunk, SegmentScan
+from lastkey.udfs.storage import Root, make_folder, make_private, open_output, open_root, opened
+
+# Suffix of the folder, in the place of a task's random number and larger than any of those
+_KEYS: Final = 9999999999999999999
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Bytes in a written file, and their CRC-32C."""
+
+    path: str
+    position: int
+    size: int
+    checksum: int
+
+
+class KeyFile:
+    """Writer of one key file."""
+
+    def __init__(self, plan: PartitionPlan, name: str) -> None:
+        """Create the file. name: unique, also among the tries of one task."""
+        folder = key_folder(plan)
+        root = make_folder(open_root(plan.run.store_uri), folder)
+        self.path = f"{folder}/{name}"
+        make_private(root, self.path)
+        self._stream: Any = open_output(root, self.path)
+        self.size = 0
+
+    def __enter__(self) -> KeyFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def append(self, raw: np.ndarray) -> None:
+        """Write uint8[] that the caller makes part of a slice."""
+        self._stream.write(raw.data)
+        self.size += len(raw)
+
+    def write(self, data: np.ndarray) -> Slice:
+        """Write an array's bytes; return them as a slice."""
+        raw, start = data.reshape(-1).view(np.uint8), self.size
+        self.append(raw)
+        return Slice(self.path, start, len(raw), crc32c_extend(0, raw))
+
+
+def read_slice(root: Root, part: Slice) -> np.ndarray:
+    """Return a slice's bytes: uint8[]. Raises LogFormatError kind "readback" if they are not the written ones."""
+    raw = np.empty(part.size, np.uint8)
+    with opened(root, part.path) as file:
+        read_exactly(file, part.path, part.position, raw)
+    check(part, crc32c_extend(0, raw))
+    return raw
+
+
+def check(part: Slice, found: int) -> None:
+    """Raise LogFormatError kind "readback" unless a slice's bytes have its checksum."""
+    if found != part.checksum:
+        raise LogFormatError(
+            "readback",
+            part.path,
+            part.position,
+            f"{part.size} bytes with CRC-32C {part.checksum:#010x}, as they were written",
+            f"{found:#010x}",
+        )
+
+
+@contextmanager
+def store_of_keys(plan: PartitionPlan) -> Iterator[PartitionPlan]:
+    """Yield the plan; of a dry run, with a temporary folder in place of the store."""
+    if not plan.run.dry_run:
+        yield plan
+        return
+    with tempfile.TemporaryDirectory(prefix="lastkey-keys-") as folder:
+        yield replace(plan, run=replace(plan.run, store_uri=folder))
+
+
+def key_folder(plan: PartitionPlan) -> str:
+    """Return the folder of the partition's key files, relative to the store."""
+    return f"{plan.run.folder}.{_KEYS}"
+
+
+def in_own_folder(plan: PartitionPlan) -> PartitionPlan:
+    """Return the plan with a folder of its own, beside the generation's, where a new segment waits. No other task
+    writes there, nor another try of the same task: a late retry must not write into a committed folder.
+    """
+    return replace(plan, run=replace(plan.run, folder=f"{plan.run.folder}.{secrets.randbelow(_KEYS)}"))
+
+
+def remove_key_files(plan: PartitionPlan) -> None:
+    """Delete all folders named after the generation's folder, with a suffix; `vacuum` deletes what this cannot."""
+    store = open_root(plan.run.store_uri)
+    above, _, name = plan.run.folder.rpartition("/")
+    with suppress(OSError):
+        for info in store.filesystem.get_file_info(pafs.FileSelector(store.full(above), allow_not_found=True)):
+            if info.type == pafs.FileType.Directory and info.base_name.startswith(f"{name}."):
+                store.filesystem.delete_dir(info.path)
+
+
+_HEADS: Final = BATCH.itemsize + BODY.itemsize  # bytes of a batch beside its records
+
+
+@dataclass(frozen=True)
+class ThinnedRun:
+    """Consecutive batches in a walk's file: their records, BATCH[n] and BODY[n], whose places are within the records.
+
+    The checksum is that of the records where they were copied from.
+    """
+
+    n_batches: int
+    data: Slice
+
+
+class Thinner:
+    """Writer of what a walk keeps of each chunk."""
+
+    def __init__(self, rules: Rules, key_file: KeyFile) -> None:
+        self._key_file, self._possible = key_file, not rules.dry_run
+        self._undecided = rules.undecided
+        self._keeps, self._room = False, 0
+        self._kept: list[tuple[np.ndarray, np.ndarray, int]] = []  # records, heads, checksum
+
+    def begin(self, chunk: Chunk) -> None:
+        """Begin a chunk."""
+        batches = chunk.batches
+        others = (batches["magic"] != 2) | (batches["attributes"] & CONTROL_MASK != 0)
+        others |= begin_at(batches, self._undecided)
+        self._kept.clear()
+        self._room = len(chunk.raw) - _HEADS * len(batches)
+        self._keeps = self._possible and self._room >= 0 and not others.any()
+
+    def add(self, run: Run, leaves: np.ndarray) -> None:
+        """Keep the records of a run that leave: bool[len(run.spans)], in the order of the walk. The last run of a chunk
+        comes first.
+        """
+        if not self._keeps:
+            return
+        full = int((run.bodies["end"] - run.bodies["start"])[run.wanted].sum())
+        records, bodies = np.empty(min(self._room, full // 2), np.uint8), np.zeros(len(run.bodies), BODY)
+        size, checksum = thin_bodies(run.raw, run.scratch, run.bodies, run.wanted, run.spans, leaves, records, bodies)
+        self._keeps = size >= 0
+        if self._keeps:
+            self._room -= size
+            heads = np.concatenate([run.batches.view(np.uint8), bodies.view(np.uint8)])
+            self._kept.append((records[:size], heads, crc32c_extend(checksum, heads)))
+
+    def end(self) -> tuple[ThinnedRun, ...]:
+        """Write what is kept of the chunk; return it in the order of the log. Empty: the chunk is to be read again."""
+        return tuple(self._write(*kept) for kept in reversed(self._kept)) if self._keeps else ()
+
+    def _write(self, records: np.ndarray, heads: np.ndarray, checksum: int) -> ThinnedRun:
+        start = self._key_file.size
+        self._key_file.append(records)
+        self._key_file.append(heads)
+        data = Slice(self._key_file.path, start, self._key_file.size - start, checksum)
+        return ThinnedRun(len(heads) // _HEADS, data)
+
+
+def chunks_or_thinned(
+    log: Any,
+    path: str,
+    chunks: Sequence[ScannedChunk],
+    buffer: ChunkBuffer,
+    walked: Any,
+    thinned: Sequence[tuple[ThinnedRun, ...]],
+) -> Iterator[Chunk]:
+    """Yield scanned chunks in the order of the log: what their walk has kept of them, or as `chunks_again` does.
+
+    walked: the walk's file, open; thinned: of each chunk. Raises LogFormatError kind "readback" if kept bytes are not
+    the written ones.
+    """
+    again = chunks_again(log, path, [one for one, runs in zip(chunks, thinned, strict=True) if not runs], buffer)
+    memory, parts = Scratch(), [run.data for runs in thinned for run in runs]
+    done = 0
+    for scanned, runs in zip(chunks, thinned, strict=True):
+        if not runs:
+            yield next(again)
+            continue
+        memory.reserve(sum(run.data.size for run in runs))
+        rows, bodies, at = [], [], 0
+        for run in runs:
+            raw = memory.array[at : at + run.data.size]
+            read_exactly(walked, run.data.path, run.data.position, raw)
+            done += 1
+            will_read(walked, ((parts[k].position, parts[k].size) for k in range(done, len(parts))))
+            check(run.data, crc32c_extend(0, raw))
+            of_bodies = len(raw) - run.n_batches * BODY.itemsize
+            rows.append(raw[of_bodies - run.n_batches * BATCH.itemsize : of_bodies].view(BATCH))
+            bodies.append(raw[of_bodies:].copy().view(BODY))
+            for place in ("start", "end"):
+                bodies[-1][place] += at
+            at += len(raw)
+        yield Chunk(scanned.position, memory.array[:at], np.concatenate(rows), -1, np.concatenate(bodies))
+
 
 MAX_BUCKETS: Final = 256  # a bucket is a byte
 _BLOCK: Final = 1 << 20  # entries

@@ -19,9 +19,8 @@ from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.udfs.audit.key_set import hashes_of
-from lastkey.udfs.compact.clean.erased import ErasedKeys
-from lastkey.udfs.compact.clean.erased_kernels import ERASED, enter_erased
-from lastkey.udfs.compact.clean.slot_kernels import SLOT
+from lastkey.udfs.compact.clean.deciders import ErasedKeys
+from lastkey.udfs.compact.clean.key_kernels import ERASED, SLOT, enter_erased
 from lastkey.udfs.compact.plan import Erasing
 from lastkey.udfs.erased_keys import id_of, read_erased
 from lastkey.udfs.storage import open_root

@@ -24,7 +24,7 @@ from lastkey.udfs.compact.scan import transactions
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.gaps import check_gaps
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
-from lastkey.udfs.compact.scan.txn_trust import check_ends_known
+from lastkey.udfs.compact.scan.transactions import check_ends_known
 from lastkey.udfs.holes import thinned_offset
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import SegmentInput, SideFile

@@ -19,19 +19,24 @@ from pyarrow import fs as pafs
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import LogFormatError
-from lastkey.udfs.compact.output.place_segments import join_empty_groups
-from lastkey.udfs.compact.output.segment_output import SegmentOutput
+from lastkey.udfs.compact.output.segment_output import SegmentOutput, join_empty_groups
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.split import rewrite_split as rewriting
 from lastkey.udfs.compact.split import walk_split as walking
-from lastkey.udfs.compact.split.key_files import KeyFile, key_folder, read_slice
-from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slots_for
+from lastkey.udfs.compact.split.settle import (
+    Buckets,
+    SettledBuckets,
+    Survivors,
+    rows_of,
+    settle,
+    share_out,
+    slots_for,
+    write_bits,
+)
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
-from lastkey.udfs.compact.split.survivors import Survivors
-from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
-from lastkey.udfs.compact.split.window_rows import rows_of, write_bits
+from lastkey.udfs.compact.split.walk_split import KeyFile, WalkedSplit, buckets_for, key_folder, read_slice, walk_split
 from lastkey.udfs.problem import SetAside
 from lastkey.udfs.storage import open_root, read_file
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of

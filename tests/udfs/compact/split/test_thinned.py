@@ -16,14 +16,11 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
-from lastkey.udfs.compact.split import thinned
 from lastkey.udfs.compact.split.block_kernels import thin_bodies
-from lastkey.udfs.compact.split.key_files import key_folder
 from lastkey.udfs.compact.split.rewrite_split import RewrittenSplit, rewrite_split
 from lastkey.udfs.compact.split.settle import settle, share_out
 from lastkey.udfs.compact.split.splits import make_splits
-from lastkey.udfs.compact.split.thinned import Thinner
-from lastkey.udfs.compact.split.walk_split import WalkedSplit, walk_split
+from lastkey.udfs.compact.split.walk_split import Thinner, WalkedSplit, key_folder, walk_split
 from tests.builders.folders import compact, lay_out, plan_of
 from tests.builders.plans import changed
 from tests.builders.splits import assert_same, assert_same_all_ways, compact_in_blocks
@@ -254,7 +251,7 @@ def test_the_checksum_is_that_of_the_records_where_they_were_copied_from(tmp_pat
     """A copy that goes wrong is noticed, because the checksum does not come of the copy."""
     plan = plan_for(tmp_path, of_keys(0, "aaab"), of_keys(4, "aaab"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thinned, "thin_bodies", _copied_wrong)
+        patch.setattr("lastkey.udfs.compact.split.walk_split.thin_bodies", _copied_wrong)
         _, rewrite = walk_of(plan)
     with pytest.raises(LogFormatError) as found:
         rewrite()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lastkey.logformat.batches.span_kernels import BODY, SPAN
 from lastkey.logformat.layout import BATCH, CONTROL_MASK
-from lastkey.udfs.compact.clean.key_table import KeyTable
-from lastkey.udfs.compact.clean.slot_kernels import SLOT
+from lastkey.udfs.compact.clean.deciders import KeyTable
+from lastkey.udfs.compact.clean.key_kernels import SLOT
 
 
 @dataclass

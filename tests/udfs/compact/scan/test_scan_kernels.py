@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lastkey.logformat.layout import BATCH, CODEC_MASK, CONTROL_MASK, DELETE_HORIZON_MASK, TRANSACTIONAL_MASK
-from lastkey.udfs.compact.scan import batch_kernels as k
+from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 
 

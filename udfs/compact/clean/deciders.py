@@ -1,0 +1,341 @@
+"""Deciders: which records of a run of batches stay.
+
+KeyTable     the last record of each key, on the way backwards through the log, in bounded memory
+Winners      the record of the highest version, if `compaction.strategy` is timestamp or header. From the end on the
+             first record of a key is its last one, but not that of the highest version. So this strategy reads the
+             cleanable range twice, and the table takes 32 bytes a key
+ErasedKeys   all records except those of erased keys
+PendingKeys  a file of the keys that a run by yield cleaned first, for the older segments that the run left: a later
+             run drops what these keys supersede there, without reading the newer segments again. A file holds exact
+             hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets names
+             the file as long as a segment before it has not been held against the file (`with_pending`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.names import MAX_OFFSET
+from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.compact.clean.key_kernels import (
+    ERASED,
+    SLOT,
+    enter_erased,
+    enter_keys,
+    mark_last_offsets,
+    mark_others,
+    offsets_of_others,
+    rehash,
+)
+from lastkey.udfs.compact.clean.winner_kernels import (
+    NO_VERSION,
+    WINNER,
+    enter_winners,
+    mark_winners,
+    versions_by_header,
+    versions_by_time,
+)
+from lastkey.udfs.compact.cleaner import key_candidates
+from lastkey.udfs.compact.plan import Erasing, PartitionPlan
+from lastkey.udfs.compact.scan.analyse import Analysis
+from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT, chunks_again
+from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
+from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
+from lastkey.udfs.yields.key_filter import hash_key_id
+
+
+class TooManyKeys(Exception):
+    """A table would outgrow the task's memory: several tasks must share the partition."""
+
+
+class KeyTable:
+    """A table of keys that grows as keys come; `max_bytes` bounds its memory (with the old slots while it grows)."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self.slots = np.zeros(1 << 16, SLOT)
+        self.used = 0
+
+    def mark(
+        self,
+        batches: np.ndarray,
+        bodies: np.ndarray,
+        wanted: np.ndarray,
+        spans: np.ndarray,
+        first_dirty_offset: int,
+        is_last: np.ndarray,
+        left: int,
+    ) -> int:
+        """Mark the last records of each key (`mark_last_offsets`) among the first `left` records of a run; enlarge the
+        table as needed.
+
+        Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room for
+        43,690 keys at least.
+        """
+        while left:
+            self.used, left = mark_last_offsets(
+                batches, bodies, wanted, spans, first_dirty_offset, self.slots, self.used, is_last, left
+            )
+            if left and not self._grow():
+                break
+        return left
+
+    def enter(self, keys: np.ndarray) -> bool:
+        """Enter SLOT[n]; return False if they do not all fit."""
+        done = 0
+        while done < len(keys):
+            self.used, done = enter_keys(keys, self.slots, self.used, done)
+            if done < len(keys) and not self._grow():
+                return False
+        return True
+
+    def keys(self) -> np.ndarray:
+        """Return the keys that it holds: SLOT[used]."""
+        held: np.ndarray = self.slots[(self.slots["low"] != 0) | (self.slots["high"] != 0)]
+        return held
+
+    def _grow(self) -> bool:
+        larger = grown(self.slots, self.max_bytes)
+        self.slots = self.slots if larger is None else larger
+        return larger is not None
+
+
+def grown(slots: np.ndarray, max_bytes: int) -> np.ndarray | None:
+    """Return a table with twice the slots and the same keys; None if both together need more than max_bytes."""
+    size = 2 * len(slots)
+    if (size + len(slots)) * slots.itemsize > max_bytes:
+        return None
+    larger = np.zeros(size, slots.dtype)
+    rehash(slots, larger)
+    return larger
+
+
+_KEYS: Final = ".keys"
+
+
+@dataclass(frozen=True)
+class PendingKeys:
+    """Keys of the records in a range of offsets."""
+
+    first: int
+    until: int
+    path: str  # below the store
+    n: int
+    checksum: int  # CRC-32C of what the hashes depend on, and the file
+
+
+def write_keys(plan: PartitionPlan, first: int, until: int, keys: np.ndarray) -> PendingKeys:
+    """Write SLOT[n], and read it back."""
+    store = make_folder(open_root(plan.run.store_uri), plan.run.folder)
+    path, raw = f"{plan.run.folder}/{first:020}{_KEYS}", keys.view(np.uint8)
+    make_private(store, path)
+    put_file(store, path, raw.data)
+    written = PendingKeys(first, until, path, len(keys), crc32c_extend(_seed(plan), raw))
+    read_keys(plan, written)
+    return written
+
+
+def read_keys(plan: PartitionPlan, pending: PendingKeys) -> np.ndarray:
+    """Return SLOT[n]. Raises LogFormatError if they cannot be read, or are not the written ones."""
+    size = pending.n * SLOT.itemsize
+    with opened(open_root(plan.run.store_uri), pending.path) as file:
+        if file.size() != size:
+            raise LogFormatError("readback", pending.path, 0, f"{size} bytes, as written", f"{file.size()}")
+        raw = np.empty(size, np.uint8)
+        read_exactly(file, pending.path, 0, raw)
+    found = crc32c_extend(_seed(plan), raw)
+    if found != pending.checksum:
+        expected = f"CRC-32C {pending.checksum:#010x}, as written"
+        raise LogFormatError("readback", pending.path, 0, expected, f"{found:#010x}")
+    return raw.view(SLOT)
+
+
+def _seed(plan: PartitionPlan) -> int:
+    """Return a CRC-32C to begin with, which differs for hashes under another key."""
+    return crc32c_extend(0, np.frombuffer(hash_key_id(plan.run.secret), np.uint8))
+
+
+def pending_of(rows: Iterable[OutputSegment | None]) -> list[PendingKeys]:
+    """Return the key files that rows of a manifest name, by offset."""
+    told = [PendingKeys(*one) for row in rows if row is not None for one in json.loads(row.key_files or "[]")]
+    return sorted(told, key=lambda one: one.first)
+
+
+def known_from(pending: Sequence[PendingKeys], end: int) -> int:
+    """Return the lowest offset from which key files, by offset, hold all keys up to `end`."""
+    for one in reversed(pending):
+        if one.until != end:
+            break
+        end = one.first
+    return end
+
+
+def with_pending(rows: Sequence[OutputSegment], pending: Sequence[PendingKeys]) -> list[OutputSegment]:
+    """Return a manifest's rows, by offset, with the key files that are still needed: those with a segment in front of
+    them that was not held against them.
+    """
+    out, least = [], MAX_OFFSET  # of `applied_to` so far
+    for row in rows:
+        mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
+        needed = [astuple(one) for one in mine if least <= one.first]
+        out.append(replace(row, key_files=json.dumps(needed) if needed else None))
+        least = min(least, row.applied_to) if row.applied_to >= 0 else least
+    return out
+
+
+class Winners:
+    """A table of winners that grows as keys come; `max_bytes` bounds its memory (with the old slots while it grows)."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self.slots = np.zeros(1 << 15, WINNER)
+        self.used = 0
+
+    def enter(self, run: Run, versions: np.ndarray, wins: np.ndarray, left: int) -> int:
+        """Enter the first `left` records of a run, from last to first, and mark in `wins` those that win so far
+        (`enter_winners`).
+
+        Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room.
+        """
+        while left:
+            self.used, left = enter_winners(
+                run.batches, run.bodies, run.wanted, run.spans, versions, self.slots, self.used, wins, left
+            )
+            if left and not self._grow():
+                break
+        return left
+
+    def mark(self, run: Run, is_last: np.ndarray) -> None:
+        """Mark the records of a run that win, in is_last: bool[len(run.spans)]. Raises LogFormatError kind "changed"
+        for a key that the pass before did not meet.
+        """
+        if not mark_winners(run.batches, run.bodies, run.wanted, run.spans, self.slots, is_last):
+            raise LogFormatError(
+                "changed",
+                "",
+                int(run.batches["position"][0]),
+                "the keys of the first pass",
+                "another key",
+                hint=CHANGED_HINT,
+            )
+
+    def _grow(self) -> bool:
+        larger = grown(self.slots, self.max_bytes)
+        self.slots = self.slots if larger is None else larger
+        return larger is not None
+
+
+def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
+    """Return int64[len(run.spans)]: the version of each record of the wanted batches. NO_VERSION: no version, or no
+    key. Records below the log start get less, so that they never supersede readable ones.
+    """
+    versions, settings = np.full(len(run.spans), NO_VERSION, np.int64), plan.policy.settings
+    if settings.compaction_strategy == "timestamp":
+        versions_by_time(run.batches, run.bodies, run.wanted, run.spans, versions)
+    else:
+        name = np.frombuffer(settings.compaction_strategy_header.encode(), np.uint8)
+        versions_by_header(run.raw, run.scratch, run.bodies, run.wanted, run.spans, name, versions)
+    versions[run.spans["null_key"]] = NO_VERSION
+    if len(run.batches) and run.batches["base_offset"][0] < plan.input.log_start_offset:
+        offsets = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
+        versions[offsets < plan.input.log_start_offset] = NO_VERSION - 1
+    return versions
+
+
+def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> Winners:
+    """Find the winners in everything that will be cleaned. Raises TooManyKeys, and SetAside if no record has the
+    header.
+    """
+    table = Winners(plan.run.limits.task_memory_bytes // 2)
+    loader = BodyLoader(
+        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes,
+        secret=plan.run.secret,
+        keys_only=plan.policy.settings.compaction_strategy != "header",
+    )
+    highest = NO_VERSION
+    for numbers in analysis.groups:
+        for source in (analysis.sources[number] for number in numbers):
+            with source.open_log() as file:
+                for chunk in chunks_again(file, source.path, source.chunks, buffer):
+                    wanted = key_candidates(chunk.batches, analysis.rules)
+                    for run in loader.runs(
+                        chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False,
+                        before=chunk.before,
+                    ):  # fmt: skip
+                        versions = versions_of(run, plan)
+                        if table.enter(run, versions, np.empty(len(versions), np.bool_), len(versions)):
+                            raise TooManyKeys
+                        highest = max(highest, int(versions.max(initial=NO_VERSION)))
+    check_versions(plan, highest, bool(table.used))
+    return table
+
+
+def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
+    """Raise SetAside if no record of a partition has the header: offsets alone would decide, which nobody asked for."""
+    settings = plan.policy.settings
+    if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
+        raise SetAside(
+            Problem(
+                "version",
+                plan.name,
+                NO_POSITION,
+                f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record",
+                "none",
+                hint="compaction.strategy.header names it: without one, offsets alone would decide",
+            )
+        )
+
+
+class ErasedKeys:
+    """Table of the keys whose records go from a partition, each below an offset."""
+
+    def __init__(self, plan: PartitionPlan, erasing: Erasing) -> None:
+        store = open_root(plan.run.store_uri)
+        files = [(read_erased(store, path), until) for path, until in erasing.files]
+        files += [(erasing.digests, MAX_OFFSET)] if erasing.digests else []
+        parts = [(np.frombuffer(data, SLOT, offset=KEY_ID_BYTES), until) for data, until in files]
+        n = sum(len(digests) for digests, _ in parts)
+        self._table = np.zeros(1 << max((2 * n).bit_length(), 4), ERASED)
+        for digests, until in parts:
+            enter_erased(digests, until, self._table)
+        self._gone = [np.empty((0, 2), np.int64)]  # first and last of ranges of offsets
+
+    def mark(self, run: Run, stays: np.ndarray) -> None:
+        """Mark the records that stay, in stays: bool[len(run.spans)]."""
+        mark_others(run.batches, run.bodies, run.spans, self._table, stays)
+        if not stays.all():
+            out = np.empty(len(stays), np.int64)
+            n = offsets_of_others(run.batches, run.bodies, run.spans, stays, out)
+            self._gone.append(_joined(np.stack([out[:n], out[:n]], axis=1)))
+
+    def ranges(self) -> np.ndarray:
+        """Return the offsets of the records that went, as rising ranges: int64[n, 2], first and last of each."""
+        return _joined(np.concatenate(self._gone))
+
+
+def _joined(ranges: np.ndarray) -> np.ndarray:
+    """Return ranges in order, those that touch as one."""
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    begins = np.ones(len(ranges), np.bool_)
+    begins[1:] = ranges[1:, 0] != ranges[:-1, 1] + 1
+    at = np.flatnonzero(begins)
+    ends = np.append(at[1:], len(ranges)) - 1 if len(at) else at
+    return np.stack([ranges[at, 0], ranges[ends, 1]], axis=1)

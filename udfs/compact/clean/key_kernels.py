@@ -1,0 +1,192 @@
+"""Hash tables over key hashes, with open addressing: one probe for all code that looks up a key.
+
+A table is an array of slots that begin as SLOT does and may hold more; zeros are a free slot. `verify` has a table of
+its own, because it shares no code with what it checks.
+
+On the way backwards, the first record of a key is its last one. So one pass over the data decides and collects the
+survivors at once, reads and decompresses each byte once, and the table need not hold offsets: 16 bytes a key.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.primitives.memory_kernels import prefetch
+
+# Both halves of a key's hash lie side by side, so that a look-up fetches one cache line.
+SLOT = np.dtype([("low", "u8"), ("high", "u8")], align=True)
+AHEAD: Final = 16  # records from the prefetch of a slot to its use; tuned: 8 to 32 are alike, 0 takes twice as long
+
+
+@inline
+def entry_of(span: np.ndarray) -> tuple[np.uint64, np.uint64]:
+    """Return both halves of a record's key hash as tables hold them: never (0, 0), which is a free slot."""
+    low = span.key_low
+    high = span.key_high
+    if low == np.uint64(0) and high == np.uint64(0):
+        high = np.uint64(1)
+    return low, high
+
+
+@inline
+def probe(table: np.ndarray, start: np.uint64, mask: np.uint64, low: np.uint64, high: np.uint64) -> np.int64:
+    """Return the row of a key; if the table does not hold it, ~row of the free slot for it.
+
+    table: SLOT[], or slots that hold more; start, mask: the key's part of the table, mask + 1 slots (2^k) that are
+    never all in use.
+    """
+    zero = np.uint64(0)
+    slot = low & mask
+    while True:
+        x = table[start + slot].low
+        y = table[start + slot].high
+        if x == low and y == high:
+            return np.int64(start + slot)
+        if x == zero and y == zero:
+            return ~np.int64(start + slot)
+        slot = (slot + np.uint64(1)) & mask
+
+
+@kernel
+def rehash(table: np.ndarray, larger: np.ndarray) -> None:
+    """Enter every slot of a table into a larger one of zeros; both of 2^k slots, SLOT[] or slots that hold more."""
+    mask = np.uint64(larger.shape[0] - 1)
+    zero = np.uint64(0)
+    for i in range(table.shape[0]):
+        low = table[i].low
+        high = table[i].high
+        if low != zero or high != zero:
+            larger[~probe(larger, zero, mask, low, high)] = table[i]
+
+
+@kernel
+def enter_keys(keys: np.ndarray, table: np.ndarray, used: int, done: int) -> tuple[int, int]:
+    """Enter keys: SLOT[n] from row `done` on into table: SLOT[2^k], up to two thirds of it. Returns (slots now used,
+    rows that are done).
+    """
+    most = table.shape[0] * 2 // 3
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(done, keys.shape[0]):
+        slot = probe(table, np.uint64(0), mask, keys[i].low, keys[i].high)
+        if slot < 0:
+            if used >= most:
+                return used, i
+            table[~slot] = keys[i]
+            used += 1
+    return used, keys.shape[0]
+
+
+@kernel
+def mark_last_offsets(
+    batches: np.ndarray,
+    bodies: np.ndarray,
+    wanted: np.ndarray,
+    spans: np.ndarray,
+    first_dirty_offset: int,
+    table: np.ndarray,
+    used: int,
+    is_last: np.ndarray,
+    left: int,
+) -> tuple[int, int]:
+    """Mark the records that no later record of the same key supersedes; batches and records from last to first.
+
+    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (skips the others); spans: SPAN[]; table: SLOT[2^k]; used: its
+    entries; is_last: bool[len(spans)], written. Looks up records below `first_dirty_offset` and adds none of them
+    (KAFKA.md, "Last offset of each key"). Marks records without key, and control records. left: rows of `spans` yet to
+    mark; the rows behind them are done. Stops before a key that has no room: the table is full at two thirds. Returns
+    (entries now used, rows that are left).
+    """
+    most = table.shape[0] * 2 // 3
+    mask = np.uint64(table.shape[0] - 1)
+    zero = np.uint64(0)
+    for i in range(batches.shape[0] - 1, -1, -1):
+        if not wanted[i]:
+            continue
+        first = bodies[i].first_span
+        control = batches[i].attributes & CONTROL_MASK != 0
+        base = bodies[i].base_offset
+        for row in range(min(first + bodies[i].n_records, left) - 1, first - 1, -1):
+            prefetch(table, np.int64(spans[max(row - AHEAD, 0)].key_low & mask))
+            span = spans[row]
+            if control or span.null_key:
+                is_last[row] = True
+                continue
+            low, high = entry_of(span)
+            slot = probe(table, zero, mask, low, high)
+            if slot < 0 and base + span.offset_delta >= first_dirty_offset:
+                if used >= most:
+                    return used, row + 1
+                table[~slot].low = low
+                table[~slot].high = high
+                used += 1
+            is_last[row] = slot < 0
+    return used, 0
+
+
+# A slot: a key's digest, as in SLOT, and the offset below which its records go.
+ERASED: Final = np.dtype([("low", "u8"), ("high", "u8"), ("until", "i8")], align=True)
+
+
+@kernel
+def enter_erased(digests: np.ndarray, until: int, table: np.ndarray) -> None:
+    """Enter digests: SLOT[n] into table: ERASED[2^k], at most half of it; of a key's offsets the highest counts."""
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(digests.shape[0]):
+        low = digests[i].low
+        high = digests[i].high
+        if low == np.uint64(0) and high == np.uint64(0):
+            high = np.uint64(1)  # as in `entry_of`
+        slot = probe(table, np.uint64(0), mask, low, high)
+        if slot < 0:
+            slot = ~slot
+            table[slot].low = low
+            table[slot].high = high
+            table[slot].until = until
+        elif table[slot].until < until:
+            table[slot].until = until
+
+
+@kernel
+def mark_others(
+    batches: np.ndarray, bodies: np.ndarray, spans: np.ndarray, table: np.ndarray, stays: np.ndarray
+) -> None:
+    """Write stays: bool[len(spans)]: False for a record of a key of the table below the key's offset.
+
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; table: ERASED[2^k]. Control records and those without a
+    key stay.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    zero = np.uint64(0)
+    for i in range(batches.shape[0]):
+        control = batches[i].attributes & CONTROL_MASK != 0
+        first = bodies[i].first_span
+        end = first + bodies[i].n_records
+        for row in range(first, end):
+            prefetch(table, np.int64(spans[min(row + AHEAD, end - 1)].key_low & mask))
+            span = spans[row]
+            stays[row] = True
+            if control or span.null_key:
+                continue
+            low, high = entry_of(span)
+            slot = probe(table, zero, mask, low, high)
+            if slot >= 0 and bodies[i].base_offset + span.offset_delta < table[slot].until:
+                stays[row] = False
+
+
+@kernel
+def offsets_of_others(
+    batches: np.ndarray, bodies: np.ndarray, spans: np.ndarray, stays: np.ndarray, out: np.ndarray
+) -> int:
+    """Write the offsets of the records that do not stay to out: int64[len(spans)]; return their number."""
+    n = 0
+    for i in range(batches.shape[0]):
+        first = bodies[i].first_span
+        for row in range(first, first + bodies[i].n_records):
+            if not stays[row]:
+                out[n] = bodies[i].base_offset + spans[row].offset_delta
+                n += 1
+    return n

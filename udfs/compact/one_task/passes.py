@@ -1,0 +1,405 @@
+"""The pass of one task over segment groups, from the last to the first, and the kinds of runs that choose its segments
+and rules: full, by yield, retention of single records, erasure.
+
+**By yield**: clean what is new, and of the older segments those whose dead records pay for their rewrite.
+
+  1. walk what is new backwards, as every run does, and write it; its keys are in the table then, and go into a key file
+  2. hold these keys against the filters of the older segments, the newest first. A key has one live record: the first
+     filter that holds the key shows the segment in which that record has just died
+  3. choose the segments to rewrite (`schedule_of`); the others are carried over as they are
+  4. walk the chosen ones backwards, each held against the keys of all later records that it has not met yet
+
+Filters only choose. What goes is decided by exact hashes, as everywhere. Each segment says up to which offset it has
+met the keys of later records (`applied_to`). A tombstone goes only if every older segment that stays has met it.
+
+**Retention of single records and erasure**: the records older than retention.ms (`retention.exact`), or those of erased
+keys, leave the segments that hold any. All other records stay as they are, byte for byte. In a compacted topic an
+earlier record of a key would come back if its last record alone were removed, so a record that is too old makes the
+partition due (`with_what_is_old`). The store's segments of a generation come before the archive's. So all segments up
+to the last one that changes are written; those behind it stay in the archive. Nothing else may name the keys that were
+erased: filters and key files of runs by yield do not pass into the new generation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+
+from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.names import MAX_OFFSET
+from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally, clean_backwards, clean_forwards
+from lastkey.udfs.compact.clean.deciders import (
+    ErasedKeys,
+    KeyTable,
+    PendingKeys,
+    TooManyKeys,
+    known_from,
+    pending_of,
+    read_keys,
+    write_keys,
+)
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.output.generation import write_group
+from lastkey.udfs.compact.output.piece_stack import PieceStack
+from lastkey.udfs.compact.output.segment_output import begin_at, can_begin_at, least_timestamp
+from lastkey.udfs.compact.plan import NotDue, PartitionPlan, ScheduledSegment
+from lastkey.udfs.compact.scan.analyse import Analysis, Group, analyse, groups_of
+from lastkey.udfs.compact.scan.due import may_hold_old
+from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
+from lastkey.udfs.compact.scan.segment_facts import filter_beside
+from lastkey.udfs.compact.verdicts import DROPPED_ERASED, DROPPED_EXPIRED, NULL_KEYS
+from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentScan
+from lastkey.udfs.yields.key_filter import count_held
+from lastkey.udfs.yields.schedule import REASONS, Policy, Segments, choose
+
+
+class Clock:
+    """Seconds by phase. The time of a nested phase does not count for the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inside = 0.0  # seconds of phases within the current one
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        start, outer = time.perf_counter(), self._inside
+        self._inside = 0.0
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inside
+            self._inside = outer + spent
+
+
+def clean_groups(
+    plan: PartitionPlan,
+    analysis: Analysis,
+    groups: Sequence[range],
+    rules_of: Callable[[int], Rules],
+    mark_last: MarkLast,
+    tally: Tally,
+    buffer: ChunkBuffer,
+    clock: Clock,
+) -> list[OutputSegment]:
+    """Clean groups from last to first, and write each as soon as its base is certain: when the group before it has a
+    survivor, since one without passes its base to the group after it. Returns the segments in order.
+
+    groups: numbers of sources; rules_of: is asked for the rules of a source, just before it is cleaned.
+    """
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
+    out: list[OutputSegment] = []
+    held: tuple[Group, PieceStack] | None = None
+    fails = plan.policy.settings.null_keys == "fail"
+    meanwhile = chunk_buffer(plan)  # while `buffer` holds the chunk that is cleaned
+
+    def write_held(back: ChunkBuffer) -> None:
+        nonlocal held
+        if held is not None:
+            with clock.phase("write"):
+                out.extend(reversed(write_group(plan, analysis, *held, back)))
+        held = None
+
+    for numbers in reversed(groups):
+        stack = PieceStack(plan.run.limits.task_memory_bytes // 4)
+        for number in reversed(numbers):
+            rules = rules_of(number)
+            for piece, chunk in clean_backwards(
+                analysis.sources[number], rules, loader, mark_last, tally, buffer, stack.room
+            ):
+                write_held(meanwhile)  # its memory serves this group
+                stack.push(number, piece, chunk)
+        group = analysis.group(numbers)
+        if fails and tally.counters[NULL_KEYS]:
+            continue  # this partition will not be committed; go on only to count
+        follows = held is not None and held[0].base_offset == group.next_offset
+        if held is not None and follows and not len(stack):
+            last_offset = held[1].last_offset(plan.run.max_log_bytes)
+            if can_begin_at(last_offset, group.base_offset):
+                held = begin_at(held[0], group), held[1]
+                continue
+        write_held(buffer)
+        held = group, stack
+    if not (fails and tally.counters[NULL_KEYS]):
+        write_held(buffer)
+    return out[::-1]
+
+
+class KeysLost(Exception):
+    """Key files of earlier runs are gone or damaged: everything must be cleaned."""
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """Result of a cleaning, by yield or not."""
+
+    analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
+    segments: list[OutputSegment]  # in order
+    keys: PendingKeys | None = None  # of what was new
+    schedule: tuple[ScheduledSegment, ...] = ()
+    bytes_read: int = 0  # of filters and key files, and of segments that an erasure searched in vain
+    bytes_written: int = 0  # of key files
+
+
+def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock) -> Cleaned:
+    """Clean what is new and what pays. Raises TooManyKeys, and KeysLost if keys that are needed cannot be read."""
+    dirty, sources = analysis.cleanable.first_dirty_offset, analysis.sources
+    below = sorted(analysis.replaced)
+    fresh = [n for n in below if sources[n].base_offset >= dirty]
+    older = [n for n in below if sources[n].base_offset < dirty]
+    rows = {n: row for n in older if (row := sources[n].segment.row) is not None}
+    applied = {n: row.applied_to for n, row in rows.items()}
+    pending = pending_of(rows.values())
+    if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
+        raise KeysLost
+    table = KeyTable(plan.run.limits.task_memory_bytes // 2)
+    mark_last = marker(table, dirty)
+    keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *applied.values()]))
+    written = clean_groups(
+        plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, mark_last, tally, buffer, clock
+    )
+    keys = table.keys()
+    superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
+    schedule = tuple(schedule_of(plan, analysis, rows, superseded))
+    chosen = [] if plan.run.only_schedule else [one.number for one in schedule if one.reason != "kept"]
+    kept = None
+    if fresh and len(chosen) < len(older) and not plan.run.dry_run:
+        kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
+    before = _KeysBehind(plan, table, pending)
+    rules_of = partial(_rules_of, analysis, applied, chosen, before)
+    groups = [g for one in _neighbours(chosen) for g in _groups(plan, analysis, one)]
+    rewritten = clean_groups(plan, analysis, groups, rules_of, mark_last, tally, buffer, clock)
+    return Cleaned(
+        replace(analysis, replaced=frozenset([*fresh, *chosen]), superseded=superseded),
+        [*rewritten, *written],
+        kept,
+        schedule,
+        filter_bytes + before.bytes_read,
+        0 if kept is None else keys.nbytes,
+    )
+
+
+def marker(table: KeyTable, first_dirty_offset: int) -> MarkLast:
+    """Return a function that marks the last records of a run, by a table of the keys behind it. It raises TooManyKeys.
+
+    first_dirty_offset: records below it are looked up only.
+    """
+
+    def mark_last(run: Run, is_last: np.ndarray) -> None:
+        if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(run.spans)):
+            raise TooManyKeys
+
+    return mark_last
+
+
+class _KeysBehind:
+    """Keys of the records that were clean before this run, entered into the table when the walk passes them."""
+
+    def __init__(self, plan: PartitionPlan, table: KeyTable, pending: list[PendingKeys]) -> None:
+        self.plan, self.table, self.pending, self.bytes_read = plan, table, pending, 0
+
+    def enter(self, first: int) -> None:
+        """Enter the keys of all records from an offset on. A segment may meet only keys of records behind it: those of
+        its own, or of records before it, would take its live ones.
+        """
+        while self.pending and self.pending[-1].first >= first:
+            try:
+                keys = read_keys(self.plan, self.pending.pop())
+            except LogFormatError as error:
+                raise KeysLost from error
+            self.bytes_read += keys.nbytes
+            if not self.table.enter(keys):
+                raise TooManyKeys
+
+
+def _neighbours(numbers: Sequence[int]) -> list[list[int]]:
+    """Return runs of consecutive numbers."""
+    return [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0])]
+
+
+def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> list[range]:
+    """Return the groups, of consecutive sources, that become one segment each."""
+    if not numbers:
+        return []
+    groups = groups_of(plan, [analysis.sources[n] for n in numbers], analysis.end_of(numbers[-1]))
+    return [range(numbers[0] + group.start, numbers[0] + group.stop) for group in groups]
+
+
+def _rules_of(
+    analysis: Analysis, applied: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
+) -> Rules:
+    """Return the rules for a chosen source, when all keys that it has not met are in the table. If the source behind it
+    stays, the header of its last batch stays too: a segment without batches would mislead searches by time.
+    """
+    before.enter(applied[number])
+    source = analysis.sources[number]
+    stays = [offset for n, offset in applied.items() if n < number and n not in chosen]
+    rules = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *stays]))
+    if number + 1 in chosen:
+        return rules
+    return replace(rules, first_uncleanable_offset=source.last_offset + 1)
+
+
+Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of the source
+
+
+def policy_of(plan: PartitionPlan) -> Policy:
+    """Return the limits of a partition's schedule."""
+    settings = plan.policy.settings
+    return Policy(settings.compaction_min_yield, plan.policy.io_budget_bytes, settings.segment_bytes)
+
+
+def older_segments(rows: Sequence[OutputSegment], dead: Sequence[int]) -> Segments:
+    """Return segments of the last generation for the schedule. dead: records of each that newer ones supersede."""
+    return Segments(
+        np.array([row.size_bytes for row in rows], np.int64),
+        np.array([row.records for row in rows], np.int64),
+        np.array(dead, np.int64),
+        np.zeros(len(rows), bool),
+    )
+
+
+def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -> tuple[dict[int, int], int]:
+    """Return how many records of each older segment newer ones have superseded by now, as far as filters show, and the
+    bytes of these filters. A filter that holds one key in a thousand wrongly is corrected for as many.
+
+    hashes: uint64[n], of the keys of new records.
+    """
+    found, n_bytes, share_left = {}, 0, 1.0
+    for number in sorted(rows, reverse=True):
+        row = rows[number]
+        key_filter = filter_beside(plan, row)
+        if key_filter is None:
+            continue
+        n_bytes += key_filter.nbytes
+        held, false_share = count_held(key_filter, hashes)
+        died = max(np.count_nonzero(held) - false_share * len(hashes), 0) / (1 - false_share) / share_left
+        found[number] = min(row.superseded + round(died), row.records)
+        share_left *= 1 - false_share  # keys that a newer filter took wrongly are not looked up in older ones
+        hashes = hashes[~held]
+    return found, n_bytes
+
+
+def schedule_of(
+    plan: PartitionPlan, analysis: Analysis, rows: Rows, superseded: Mapping[int, int]
+) -> list[ScheduledSegment]:
+    """Return what becomes of each older segment. Those without facts or filter are rewritten, and those with tombstones
+    past their horizon that may go then; of the others, those that pay.
+    """
+    numbers = sorted(rows)
+    sources = [analysis.sources[n] for n in numbers]
+    dead = [superseded.get(n, rows[n].superseded) for n in numbers]
+    must = np.array([s.facts_bytes == 0 or n not in superseded for n, s in zip(numbers, sources, strict=True)], bool)
+    older, policy = replace(older_segments([rows[n] for n in numbers], dead), must=must), policy_of(plan)
+    schedule = choose(older, policy)
+    past = np.array([rows[n].tombstones > 0 for n in numbers], bool)
+    past &= np.array([-1 < s.last_horizon_ms <= plan.run.now_ms for s in sources], bool)
+    met = np.array([rows[n].applied_to for n in numbers], np.int64)
+    ends = np.array([s.last_offset for s in sources], np.int64)
+    while numbers:
+        least = np.minimum.accumulate(np.append(MAX_OFFSET, np.where(schedule.output < 0, met, MAX_OFFSET)))[:-1]
+        more = must | (past & (ends < least))
+        if (more == must).all():
+            break
+        must = more
+        schedule = choose(replace(older, must=must), policy)
+    return [
+        ScheduledSegment(n, rows[n].base_offset, rows[n].size_bytes, rows[n].records, d, REASONS[why])
+        for n, d, why in zip(numbers, dead, schedule.reason.tolist(), strict=True)
+    ]
+
+
+def with_what_is_old(
+    plan: PartitionPlan, analysis: Analysis, scans: Sequence[SegmentScan], identity: LastBatch, buffer: ChunkBuffer
+) -> Analysis:
+    """Return the analysis of a compacted partition that was not due: as for --force, if it holds records that are too
+    old. Raises NotDue if it holds none and no whole segment expires.
+    """
+    if not (analysis.aging and plan.policy.settings.compacts):
+        return analysis
+    try:
+        forced = analyse(replace(plan, run=replace(plan.run, force=True)), scans, identity)
+    except NotDue:  # nothing may be cleaned yet
+        forced = None
+    if forced is not None and _any_is_old(plan, analysis, len(forced.replaced), buffer):
+        return forced
+    if analysis.not_due is not None:
+        raise analysis.not_due
+    return replace(analysis, aging=range(0))
+
+
+def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
+    """Return whether one of the first `stop` sources holds a record that is too old."""
+    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes)
+    rules = replace(analysis.rules, dry_run=True)
+    tally = Tally()
+    for number in range(analysis.aging.start, min(analysis.aging.stop, stop)):
+        one = analysis.sources[number]
+        if may_hold_old(plan, one):
+            for _ in clean_forwards(one, rules, loader, _mark_all, tally, buffer):
+                if tally.counters[DROPPED_EXPIRED]:
+                    return True
+    return bool(tally.counters[DROPPED_EXPIRED])
+
+
+def expire_records(
+    plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
+) -> tuple[Analysis, list[OutputSegment]]:
+    """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
+    Raises NotDue if no record goes and nothing else is to be done.
+    """
+    erasing, most = plan.policy.erasing, plan.policy.settings.max_decompressed_batch_bytes
+    loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
+    erased = None if erasing is None else ErasedKeys(plan, erasing)
+    mark = _mark_all if erased is None else erased.mark
+    counter = DROPPED_EXPIRED if erasing is None else DROPPED_ERASED
+    written: dict[int, list[OutputSegment]] = {}  # by number of the source
+    min_timestamps: dict[int, int] = {}
+    for number in reversed(analysis.aging):
+        source = analysis.sources[number]
+        if erasing is None and not written and not may_hold_old(plan, source):
+            continue
+        # keep the last batch, empty if need be: a segment without batches has only its file time, which misleads
+        # look-ups by time
+        rules = replace(analysis.rules, first_uncleanable_offset=source.last_offset + 1)
+        stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally.counters[counter]
+        for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer, stack.room):
+            stack.push(number, piece, chunk)
+        row = source.segment.row
+        theirs = not plan.is_ours(source.segment.listed)  # none of the archive's may come before one of ours
+        if (written and (theirs or erasing is None)) or tally.counters[counter] > before:
+            group = analysis.group(range(number, number + 1))
+            segments = write_group(plan, analysis, group, stack, buffer)
+            applied_to = -1 if row is None else row.applied_to
+            written[number] = [replace(segment, applied_to=applied_to) for segment in segments]
+        else:
+            if erasing is None:
+                min_timestamps[number] = least_timestamp(stack.rows())
+            stack.close()
+    if not written and analysis.not_due is not None and _is_noted(plan, analysis):
+        raise analysis.not_due
+    if erased is not None:
+        tally.erased = erased.ranges()
+    analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
+    return analysis, [segment for number in sorted(written) for segment in written[number]]
+
+
+def _is_noted(plan: PartitionPlan, analysis: Analysis) -> bool:
+    """Return whether a generation that changes nothing would say nothing new: what is erased up to the log end."""
+    erasing, until = plan.policy.erasing, plan.input.before.until
+    if erasing is None or until is None:  # the archive alone, which holds none of the keys
+        return True
+    return erasing.noted and analysis.log_end_offset == until
+
+
+def _mark_all(run: Run, is_last: np.ndarray) -> None:
+    is_last[:] = True
