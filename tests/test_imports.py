@@ -42,7 +42,8 @@ _BYTES = _BASE | {
 }
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
-_TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.attempt", "udfs.groups"}
+_TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.attempt", "udfs.groups",
+         "udfs.steps"}  # fmt: skip
 _HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
 _RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
 _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
@@ -99,6 +100,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs": set(),
     "udfs.storage": _BYTES | {"logformat.side_files", "logformat.tiered"},
     "udfs.groups": set(),
+    "udfs.steps": set(),
     "udfs.problem": {"logformat.errors"},
     "udfs.held_back": set(),
     "udfs.segments": {"logformat.listing", "logformat.side_files", "udfs.storage"},
@@ -149,6 +151,7 @@ FLOORS: dict[str, set[str]] = {
         "udfs.storage",
         "udfs.problem",
         "udfs.segments",
+        "udfs.steps",
         "udfs.compact.retention",
         "udfs.lookup.minutes",
         "udfs.audit.rows",

@@ -47,6 +47,7 @@ from lastkey.udfs.compact.split.splits import Split, bytes_of, cut_between_group
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment, SegmentScan
+from lastkey.udfs.steps import Stage, step
 
 _PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
 
@@ -143,7 +144,7 @@ def rewrite_by_blocks(
 def _run(
     workers: Runner,
     plan: PartitionPlan,
-    stage: str,
+    stage: Stage,
     work: Callable[[T], R],
     items: Sequence[T],
     watcher: Watcher | None = None,
@@ -154,6 +155,7 @@ def _run(
         result = attempt(plan.name, lambda: work(item))
         if isinstance(result, Problem):
             return result
+        step(stage)
         return replace(result, peak_memory_bytes=peak_memory())
 
     out: list[R] = []

@@ -30,6 +30,7 @@ from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import open_root
 
 _AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
@@ -73,6 +74,7 @@ def _work_through(
             choice = choose(begun, workers)
             if start.ends_at is not None:
                 choice = _in_order(choice, begun)
+            step("wave planned")
             results = _in_tasks(workers, choice, progress, stop)
             report.work = workers.work()
             for result in list(results):
@@ -290,6 +292,7 @@ def _wave_committer(state: State, commits: list[Commit], start: Start) -> Callab
 
     def work() -> None:
         write_manifests(store, commits)  # before the commit, so that generations can be found without the tables
+        step("manifests written")
         writing.commit_wave(state, commits, lambda: check_files(store, commits))
         for commit in commits:
             report.generations[commit.key] = commit.checkpoint.generation

@@ -40,6 +40,7 @@ from lastkey.jobs.topics import TopicFilter, of_users
 from lastkey.jobs.vacuum import VacuumReport
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.erased_keys import id_of
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri
 
 _LEAST_IN_TEXT: Final = 4  # bytes of a key: shorter ones stand in any text
@@ -93,6 +94,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     report.seconds["list"] = time.perf_counter() - at
     n_bytes = sum(file.size for file in places.files)
     with workers(chosen_engine(options, writes=True), n_bytes, options.config, found, progress) as made:
+        step("keys erased")
         sought = audit.search_places(keys, state, places, roots, made, found, progress)
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
@@ -101,6 +103,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     current = {key: row.generation for key, row in checkpoints.items()}
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
+    step("places searched")
     add_row(state, _row(options, state, report, shown, at_ms))
     if any(row.erased for row in checkpoints.values()):
         report.vacuum = _vacuum(state, report.remains)

@@ -36,6 +36,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target, impossible, remove_leftovers
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, is_link, normal_uri, open_root
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
@@ -281,7 +282,9 @@ def _finish(target: Target, p: _Planned, outcomes: Sequence[SegmentOutcome], con
         config.topic_settings(archived.topic).producer_id_expiration_ms,
         ends_here=not archived.held_by_broker,
     )
+    step("segments reindexed")
     done = attempt(archived.path, lambda: reindex_side_files(plan, outcomes))
+    step("partition reindexed")
     if isinstance(done, Problem):
         report.files.append(_nothing_done(archived.path, done))
         return report

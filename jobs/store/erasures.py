@@ -28,6 +28,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, id_of, read_erased
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, flush, flush_all, make_folder, make_private, put_file
 
 Bounds = dict[
@@ -100,6 +101,7 @@ def write_erasure(store: Root, data: bytes) -> None:
         make_private(store, path)
         put_file(store, path, data)
     flush_all(store, (path, ERASED_KEYS))  # also what a killed run wrote
+    step("erasure written")
 
 
 def erasure_path(erasure: str) -> str:

@@ -50,6 +50,7 @@ from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.clouds import is_bucket
 from lastkey.logformat.io_counts import count
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_folder, open_file, write_file
 
 FILE: Final = "_file"  # column: the data file that holds the row
@@ -243,6 +244,7 @@ def swap(
         added = [_write(version, table) for table in change.added]
         flush_folder(root, version.folder)
         _flush_commit(version, version.number)  # its writer may have died before the flush
+        step("rows written")
         try:
             _commit(version, schema, [*added, *change.written], change, own)
         except (DeltaError, OSError) as error:
@@ -259,6 +261,7 @@ def swap(
                         root.filesystem.delete_file(root.full(f"{last.folder}/{each.path}"))
                 time.sleep(random.uniform(0, 0.05))  # several losers need not collide again
         else:
+            step("table committed")
             return _settled(last, last.number + 1)
     raise ConflictError(
         path=f"{root.uri}/state/{name}",

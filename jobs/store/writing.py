@@ -30,6 +30,7 @@ from lastkey.jobs.store.table import Change, Version
 from lastkey.jobs.store.tables import KEY_COLUMNS, State
 from lastkey.jobs.topics import Key
 from lastkey.logformat.access_error import in_one_line
+from lastkey.udfs.steps import step
 
 _TABLE_HOURS: Final = 720  # no table keeps files longer
 _MOST_FILES: Final = 64  # of a history: more are joined
@@ -64,6 +65,7 @@ def _append(state: State, name: str, new: pa.Table) -> None:
         return Change(added=[pa.concat_tables([_needed(state, name, found), new])], removed=files)
 
     state.swap(name, new.schema, plan)
+    step("history appended")
 
 
 def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
@@ -159,6 +161,7 @@ def set_states(state: State, states: Sequence[PartitionState]) -> None:
 
     if said:
         state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
+    step("states set")
 
 
 def write_states(state: State) -> None:

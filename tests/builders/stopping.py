@@ -1,8 +1,4 @@
-"""Real runs of the command line that stop at a step, to be killed there: in processes, unknown to the product.
-
-A `sitecustomize` on the PYTHONPATH of the run, and so of its Python workers, wraps one function. At a certain call the
-process writes its id into a pipe and waits, for a word in another pipe or for its end.
-"""
+"""Real runs of the command line, in processes, that wait at a named step (`steps.Holds`), to be killed there."""
 
 from __future__ import annotations
 
@@ -16,70 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.builders.steps import PATIENCE, Holds
+
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 240  # seconds until a step counts as never reached
-
-# Changes a module when it is imported, before others take names from it
-FINDER = """
-import importlib.util, sys
-
-class _Finder:
-    def __init__(self, module, change):
-        self.module, self.change = module, change
-
-    def find_spec(self, name, path=None, target=None):
-        if name != self.module:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            self.change(module)
-
-        spec.loader.exec_module = exec_module
-        return spec
-"""
-_SITE = """
-import functools, itertools, os, threading
-
-MODULE, NAME, WHEN, NTH, EVERY, REACHED, GO = {module!r}, {name!r}, {when!r}, {nth!r}, {every!r}, {reached!r}, {go!r}
-CONSTANT = {constant!r}
-
-def _stop():
-    with open(REACHED, "w") as pipe:
-        pipe.write(f"{{os.getpid()}}\\n")
-    if GO:
-        open(GO).read()
-    else:
-        threading.Event().wait()
-
-def _wrap(module):
-    owner = module
-    *path, last = NAME.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    real, calls = getattr(owner, last), itertools.count(1)
-
-    @functools.wraps(real)
-    def stopping(*args, **kwargs):
-        call = next(calls)
-        here = call >= NTH if EVERY else call == NTH
-        if here and WHEN == "before":
-            _stop()
-        out = real(*args, **kwargs)
-        if here and WHEN == "after":
-            _stop()
-        return out
-
-    setattr(owner, last, stopping)
-
-
-sys.meta_path.insert(0, _Finder(MODULE, _wrap))
-if len(CONSTANT) == 2:
-    sys.meta_path.insert(0, _Finder(CONSTANT[0], lambda module: setattr(module, CONSTANT[1], 0)))
-"""
 
 
 @dataclass
@@ -87,17 +22,16 @@ class Run:
     """A run of the command line in processes of its own."""
 
     process: subprocess.Popen[str]
-    reached: Path | None = None
-    go: Path | None = None
-    _descriptor: int = -1
+    step: str
+    holds: Holds
 
     def wait_until_reached(self) -> int:
         """Wait, and return the id of the process that stands at the step."""
-        readable, _, _ = select.select([self._descriptor], [], [], PATIENCE)
-        if not readable:
+        try:
+            return self.holds.wait(self.step, self.process.pid)
+        except AssertionError as error:
             self.kill()
-            raise AssertionError(f"the step was never reached:\n{self.process.communicate()}")
-        return int(os.read(self._descriptor, 100).split()[0])
+            raise AssertionError(f"{error}:\n{self.process.communicate()}") from None
 
     def wait_until_said(self, text: str) -> None:
         """Read stderr until it holds the text."""
@@ -127,8 +61,8 @@ class Run:
         raise AssertionError("no other thread takes signals")
 
     def let_go(self) -> None:
-        assert self.go is not None
-        self.go.write_text("go")
+        """Let the process that stands at the step go on."""
+        self.holds.let_go(self.step)
 
     def kill(self) -> None:
         """Send SIGKILL to every process of the run: driver, JVM, daemon, workers."""
@@ -146,56 +80,28 @@ class Run:
                 self.process.wait(10)
             self.kill()
             raise AssertionError(f"the run does not end:\n{self.process.communicate()}") from None
-        finally:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
         return self.process.returncode, out, err
 
 
 def start(
-    folder: Path,
-    arguments: list[str],
-    step: str = "",
-    *,
-    nth: int = 1,
-    every: bool = False,
-    held: bool = False,
-    constant: str = "",
-    cores: int = 2,
+    folder: Path, arguments: list[str], step: str = "", *, nth: int = 1, every: bool = False, cores: int = 2
 ) -> Run:
     """Start `python -m lastkey ARGUMENTS`.
 
-    step: "before module:function" or "after module:Class.method", at its nth call in a process; every: at each later
-    one too; held: the run goes on after `let_go`; folder: for files of this module, absent or empty; constant:
-    "module:NAME", which is 0 in the run: the size below which Spark is not used.
+    step: its nth call in a process waits; every: in each process, and each later one too; folder: for files of this
+    module, absent or empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     environment["PYTHONFAULTHANDLER"] = "1"
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_SUBMIT_ARGS"):
         environment.pop(name, None)
-    reached = go = None
-    descriptor = -1
-    if step:
-        when, _, what = step.partition(" ")
-        module, _, name = what.partition(":")
-        reached = folder / "reached"
-        os.mkfifo(reached)
-        descriptor = os.open(reached, os.O_RDONLY | os.O_NONBLOCK)
-        if held:
-            go = folder / "go"
-            os.mkfifo(go)
-        site = FINDER + _SITE.format(
-            module=module, name=name, when=when, nth=nth, every=every, reached=str(reached), go=str(go) if go else "",
-            constant=tuple(constant.split(":")),
-        )  # fmt: skip
-        (folder / "sitecustomize.py").write_text(site)
+    holds = Holds(folder, {step: nth} if step else {}, every=every)
     process = subprocess.Popen(
         [sys.executable, "-m", "lastkey", "--master", f"local[{cores}]", *arguments], cwd=folder, env=environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    return Run(process, reached, go, descriptor)
+    return Run(process, step, holds)
 
 
 def wait_until_gone(pid: int) -> None:

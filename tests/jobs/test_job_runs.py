@@ -145,7 +145,7 @@ def test_a_damaged_table_hides_no_committed_run(place: Place) -> None:
 def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Place, tmp_path: Path) -> None:
     place.compact()
     write_partition(place.archive / "u-0", "a=1||a=2||")
-    run = start(tmp_path / "run", place.arguments(), "before lastkey.jobs.store.writing:commit_wave")
+    run = start(tmp_path / "run", place.arguments(), "manifests written")
     run.wait_until_reached()
     assert place.outcomes()[-1] == ("compact", "at work")
     run.kill()
@@ -160,8 +160,7 @@ def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Pla
 def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
     place.compact()
     write_partition(place.archive / "u-0", "a=1||a=2||")
-    step = "before lastkey.udfs.compact.output.generation:flush_whole"
-    run = start(tmp_path / "run", place.arguments(), step)
+    run = start(tmp_path / "run", place.arguments(), "generation written")
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGTERM)
     code, _, err = run.finish()

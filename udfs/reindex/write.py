@@ -19,6 +19,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge_index import Verdict
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, opened, write_file
 
 LEFTOVER: Final = ".reindex.tmp"  # ends in .tmp: ignored by Kafka, and by names.is_ignorable
@@ -137,6 +138,7 @@ def remove_leftovers(root: Root, folder: str) -> int:
 def _write_new(root: Root, place: SideFilePlace, data: bytes) -> None:
     path = f"{place.folder}/{place.name}"
     write_file(root, path, data)
+    step("side file written")
     _check_written(root, path, data)
 
 
@@ -155,10 +157,14 @@ def replace_file(root: Root, place: SideFilePlace, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as out:
             out.write(data)
             out.flush()
+            step("side file written")
             _as_before(out.fileno(), like)
             os.fsync(out.fileno())  # before the rename: else a power cut could leave the new name without bytes
+        step("side file flushed")
         _check_written(root, path + ending, data)
+        step("side file checked")
         made.replace(final)
+        step("side file replaced")
     except BaseException:
         with suppress(OSError):
             made.unlink(missing_ok=True)

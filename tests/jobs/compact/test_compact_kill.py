@@ -17,7 +17,7 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
-from tests.builders.holding import Holds
+from tests.builders.steps import Holds
 from tests.builders.stopping import ROOT, start, wait_until_gone
 from tests.builders.trees import tree, tree_without_runs
 
@@ -37,31 +37,21 @@ TOML = """
 
 # (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
 # the switch
-SCANNED = "before lastkey.udfs.compact.one_task.compact_partition:clean_groups"
 STEPS = [
-    (SCANNED, 1, False),  # nothing written
-    ("before lastkey.udfs.compact.output.segment_output:write_indexes", 1, False),  # a log without its indexes
-    ("before lastkey.udfs.compact.output.segment_output:read_whole", 1, False),
-    ("before lastkey.udfs.compact.output.generation:flush_whole", 1, False),  # all files there, none flushed
+    ("segments scanned", 1, False),
+    ("log written", 1, False),
+    ("read back", 1, False),
+    ("generation written", 1, False),
 ]
 OF_COMMIT = [
-    ("before lastkey.jobs.store.writing:commit_wave", 1, False),
-    ("after lastkey.jobs.store.writing:_append", 1, False),  # one table appended
-    ("after lastkey.jobs.store.table:_write", 3, False),  # rows of checkpoints that no commit names
-    ("before lastkey.jobs.store.table:_commit", 3, False),
-    ("after lastkey.jobs.store.table:_commit", 3, True),  # nobody was told
-    ("after lastkey.jobs.store.writing:set_states", 1, True),  # the table cleaner_state is not written yet
+    ("manifests written", 1, False),
+    ("history appended", 1, False),
+    ("rows written", 3, False),
+    ("table committed", 3, True),
+    ("states set", 1, True),
 ]
-
-
-# The first worker to return from one of these dies
-DYING = {
-    "read-back": "lastkey.udfs.compact.output.segment_output:read_whole",
-    "last split": "lastkey.udfs.compact.split.rewrite_split:clean_last_split",
-    "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
-    "settle": "lastkey.udfs.compact.split.settle:settle",
-    "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
-}
+# The first worker at one of these dies; the first walk is that of the last split
+DYING = {"read back": 1, "last split cleaned": 1, "walk": 2, "settle": 1, "rewrite": 1}
 # Runs one after the other in one session, whatever becomes of each
 ONE_SESSION = """
 import json, sys
@@ -112,6 +102,12 @@ def _result(lab):
 
 def _announced(lab):
     return [path.name for path in (lab.store / "state" / "running").iterdir()]
+
+
+def _forget(lab):
+    """Let no other run hear of the one that is at work."""
+    for path in (lab.store / "state" / "running").iterdir():
+        path.unlink()
 
 
 def _check_next_run(begun, mine, now_ms):
@@ -167,13 +163,13 @@ def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_pat
     assert _announced(mine) == []
     assert {r.status for r in report.results} == {"not_due" if new else "cleaned"}
     result = _result(mine)
-    if step == "after lastkey.jobs.store.table:_commit" and new:  # nothing is due that would write the word
+    if step == "table committed":  # nothing is due that would write the word
         assert {name[-1] for name in expected.keys() - result.keys()} == {"committed"}
         assert vacuum.run(VacuumOptions(str(mine.store)), Silent()).exit_code == 0
         result = _result(mine)
     assert result == expected
     assert tree(lab.archive) == archive
-    if "lastkey.jobs.store" in step:  # rows that were appended belong to no history
+    if (step, nth, new) in OF_COMMIT:  # rows that were appended belong to no history
         histories = mine.state().histories()
         assert [run.generation_after for run in histories["grown", 0]] == [2, 1]
         assert {key: row.state for key, row in mine.state().states().items()} == dict.fromkeys(histories, "clean")
@@ -184,7 +180,7 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=1, engine="threads")
-    run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.table:_commit", nth=6)
+    run = start(tmp_path / "run", arguments, "rows written", nth=6)
     run.wait_until_reached()
     run.kill()
     run.finish()
@@ -208,7 +204,7 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
     words = []
     for step, mine in labs.items():
         (tmp_path / step).mkdir()
-        split = "auto" if step == "read-back" else "blocks"
+        split = "auto" if step == "read back" else "blocks"
         # one partition, and one task, after the other: beside one that stands, another would go on to the next run's
         words.append(_arguments(mine, tmp_path / step, now_ms, "--topics", "new", wave=1, split=split))
     environment = {
@@ -244,7 +240,7 @@ def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_p
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms)
-    run = start(tmp_path / "run", arguments, "before lastkey.jobs.compact.waves:_in_tasks", held=True)
+    run = start(tmp_path / "run", arguments, "wave planned")
     run.wait_until_reached()
     os.kill(run.jvm(), signal.SIGKILL)
     run.let_go()
@@ -264,7 +260,7 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms)
-    run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.writing:commit_wave", held=True)
+    run = start(tmp_path / "run", arguments, "manifests written")
     run.wait_until_reached()
     os.kill(run.jvm(), signal.SIGKILL)
     run.let_go()
@@ -276,13 +272,11 @@ def test_a_jvm_that_is_killed_after_the_last_task_costs_nothing(begun, now_ms, t
     assert tree(lab.archive) == archive
 
 
-@pytest.mark.parametrize(
-    ("who", "step"), [("JVM", "output.segment_output:read_whole"), ("driver", "output.generation:flush_whole")]
-)
+@pytest.mark.parametrize(("who", "step"), [("JVM", "log written"), ("driver", "generation written")])
 def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_path, who, step):
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
-    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), f"before lastkey.udfs.compact.{step}")
+    run = start(tmp_path / "run", _arguments(mine, tmp_path, now_ms), step)
     worker, jvm = run.wait_until_reached(), run.jvm()
     os.kill(jvm if who == "JVM" else run.process.pid, signal.SIGKILL)
     wait_until_gone(jvm)
@@ -300,8 +294,8 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
 @pytest.mark.parametrize(
     ("step", "heard"),
     [
-        ("lastkey.jobs.store.writing:commit_wave", False),  # its files are complete, and no generation has read as far
-        ("lastkey.udfs.compact.split.settle:settle", True),  # files of key hashes
+        ("manifests written", False),  # its files are complete, and no generation has read as far
+        ("settle", True),  # files of key hashes
     ],
 )
 def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
@@ -309,9 +303,10 @@ def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_pa
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, split="blocks" if heard else "auto", engine="threads")
-    deaf = "" if heard else "lastkey.jobs.store.announcements:_EXPIRES_SECONDS"
-    run = start(tmp_path / "run", arguments, f"before {step}", held=True, constant=deaf)
+    run = start(tmp_path / "run", arguments, step)
     run.wait_until_reached()
+    if not heard:
+        _forget(mine)
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
     assert taken.deleted == {}
     if heard:
@@ -342,9 +337,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine=engine)
-    run = start(
-        tmp_path / "run", arguments, "before lastkey.udfs.compact.output.generation:flush_whole", nth=nth, cores=1
-    )
+    run = start(tmp_path / "run", arguments, "generation written", nth=nth, cores=1)
     run.wait_until_reached()
     if asked == signal.SIGINT:
         os.killpg(run.process.pid, asked)  # as a terminal does: to the JVM too
@@ -374,7 +367,7 @@ def test_a_signal_during_the_commit_waits_for_it(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    run = start(tmp_path / "run", arguments, "before lastkey.jobs.store.table:_commit", nth=3, held=True)
+    run = start(tmp_path / "run", arguments, "rows written", nth=3)
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait_until_said("stopping: ")
@@ -392,13 +385,12 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    run = start(
-        tmp_path / "run", arguments, "before lastkey.jobs.store.writing:commit_wave",
-        constant="lastkey.jobs.command.stopping:_SAME_SECONDS",
-    )  # fmt: skip
+    run = start(tmp_path / "run", arguments, "manifests written")
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGINT)
     run.wait_until_said("stopping: ")
+    with pytest.raises(subprocess.TimeoutExpired):  # it waits for the commit; a signal at once is the same one
+        run.process.wait(0.3)
     os.kill(run.process.pid, second)
     code, out, err = run.finish()
     assert (code, json.loads(out)["error"]["exit_code"]) == (expected, expected)
@@ -413,12 +405,12 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     ("engine", "asked", "expected", "step"),
     # each step and each signal with each engine; with Spark a run takes ten seconds, and no step knows the signal
     [
-        ("spark", signal.SIGINT, 130, "split.walk_split:walk_split"),
-        ("spark", signal.SIGTERM, 143, "split.settle:settle"),
-        ("spark", signal.SIGTERM, 143, "split.rewrite_split:rewrite_split"),
-        ("threads", signal.SIGTERM, 143, "split.walk_split:walk_split"),
-        ("threads", signal.SIGINT, 130, "split.settle:settle"),
-        ("threads", signal.SIGINT, 130, "split.rewrite_split:rewrite_split"),
+        ("spark", signal.SIGINT, 130, "walk"),
+        ("spark", signal.SIGTERM, 143, "settle"),
+        ("spark", signal.SIGTERM, 143, "rewrite"),
+        ("threads", signal.SIGTERM, 143, "walk"),
+        ("threads", signal.SIGINT, 130, "settle"),
+        ("threads", signal.SIGINT, 130, "rewrite"),
     ],
 )
 def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step, engine):
@@ -426,7 +418,7 @@ def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_pat
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, split="blocks", engine=engine)
-    run = start(tmp_path / "run", arguments, f"before lastkey.udfs.compact.{step}", every=True)
+    run = start(tmp_path / "run", arguments, step, every=True)
     run.wait_until_reached()
     os.kill(run.process.pid, asked)
     code, out, err = run.finish(45)
@@ -446,12 +438,12 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     """
     lab, _, _ = begun
     mine = _copy(lab, tmp_path.name)
-    step = "before lastkey.jobs.store.writing:commit_wave"
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
-    deaf = "lastkey.jobs.store.announcements:_EXPIRES_SECONDS"
-    runs = [start(tmp_path / name, arguments, step, held=True, constant=deaf) for name in ("one", "two")]
-    for run in runs:
-        run.wait_until_reached()
+    runs = []
+    for name in ("one", "two"):
+        runs.append(start(tmp_path / name, arguments, "manifests written"))
+        runs[-1].wait_until_reached()
+        _forget(mine)
     for run in runs:
         run.let_go()
     ended = [run.finish() for run in runs]
@@ -484,11 +476,9 @@ def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, 
     """
     mine = _copy(begun[0], tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
-    late = start(
-        tmp_path / "late", arguments, "before lastkey.jobs.store.table:_commit", nth=3 if wave > 1 else 6, held=True,
-        constant="lastkey.jobs.store.announcements:_EXPIRES_SECONDS",
-    )  # fmt: skip
+    late = start(tmp_path / "late", arguments, "rows written", nth=3 if wave > 1 else 6)
     late.wait_until_reached()
+    _forget(mine)
     assert mine.run(now_ms, topics=TopicFilter(("new",))).exit_code == 0
     late.let_go()
     code, out, err = late.finish()
@@ -503,13 +493,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    first = start(
-        tmp_path / "one",
-        arguments,
-        SCANNED,
-        held=True,
-        cores=1,
-    )
+    first = start(tmp_path / "one", arguments, "segments scanned", cores=1)
     first.wait_until_reached()
     files = set(tree_without_runs(mine.store))
 
@@ -541,7 +525,7 @@ def test_runs_of_other_partitions_work_side_by_side(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    first = start(tmp_path / "one", [*arguments, "--topics", "grown"], SCANNED, held=True)
+    first = start(tmp_path / "one", [*arguments, "--topics", "grown"], "segments scanned")
     first.wait_until_reached()
     code, out, err = start(tmp_path / "two", [*arguments, "--topics", "new"]).finish()
     assert code == 0, err

@@ -20,17 +20,15 @@ from tests.builders.trees import files_of
 pytestmark = pytest.mark.slow
 
 OLD = b"\1" * 11  # what stands in every side file before
-# (step, nth call): replaced files are the ones before it
-STEPS = [
-    ("before lastkey.udfs.reindex.write:replace_file", 1),
-    ("before lastkey.udfs.reindex.write:replace_file", 4),
-    ("before lastkey.udfs.reindex.write:_as_before", 2),  # written, not flushed
-    ("before lastkey.udfs.reindex.write:_check_written", 3),  # flushed, not read back
-    ("after lastkey.udfs.reindex.write:_check_written", 5),  # all but renamed
-    ("after lastkey.udfs.reindex.write:replace_file", 6),
-    ("before lastkey.udfs.reindex.write:flush", 1),  # renamed, the folder not flushed
-    ("before lastkey.jobs.reindex.job:reindex_side_files", 1),  # between the halves
-    ("after lastkey.jobs.reindex.job:reindex_side_files", 1),
+STEPS = [  # (step, nth call)
+    ("side file written", 1),
+    ("side file written", 2),
+    ("side file flushed", 3),
+    ("side file checked", 5),
+    ("side file replaced", 3),
+    ("side file replaced", 6),
+    ("segments reindexed", 1),  # between the halves
+    ("partition reindexed", 1),
 ]
 
 
@@ -47,7 +45,7 @@ def broken(tmp_path_factory):
     return good, root
 
 
-@pytest.mark.parametrize(("step", "nth"), STEPS, ids=[f"{s.replace(' ', '-')}-{n}" for s, n in STEPS])
+@pytest.mark.parametrize(("step", "nth"), STEPS)
 def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
     good, source = broken
     root = tmp_path / "archive"
@@ -66,9 +64,9 @@ def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
 @pytest.mark.parametrize(
     ("who", "step", "nth"),
     [
-        ("worker", "before lastkey.udfs.reindex.write:_check_written", 3),
-        ("JVM", "after lastkey.udfs.reindex.write:replace_file", 4),
-        ("driver", "before lastkey.udfs.reindex.write:replace_file", 2),
+        ("worker", "side file flushed", 3),
+        ("JVM", "side file replaced", 4),
+        ("driver", "side file replaced", 1),
     ],
 )
 def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
@@ -119,8 +117,7 @@ def test_a_run_that_is_asked_to_end_says_what_it_leaves(broken, mode, said, tmp_
     arguments = _arguments(root, tmp_path)
     if mode == "--output":
         arguments = [*(word for word in arguments if word != "--in-place"), mode, str(output)]
-    name = "_write_new" if mode == "--output" else "replace_file"
-    run = start(tmp_path / "run", arguments, f"before lastkey.udfs.reindex.write:{name}", nth=2)
+    run = start(tmp_path / "run", arguments, "side file written", nth=2)
     run.wait_until_reached()
     os.killpg(run.process.pid, signal.SIGINT)
     code, out, err = run.finish()

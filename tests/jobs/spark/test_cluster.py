@@ -28,8 +28,8 @@ from lastkey import open_partition
 from lastkey.jobs.errors import ENVIRONMENT
 from lastkey.jobs.spark.jars import cache, cached
 from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
-from tests.builders.holding import Holds
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
+from tests.builders.steps import Holds
 from tests.builders.stopping import descendants, wait_until_gone
 from tests.builders.trees import files_in, files_of
 from tests.cheap_java import CHEAP
@@ -88,18 +88,11 @@ for by in ("none", "blocks"):
     if code := cli.main([*words, "--now", now, "--quiet", "--json"]):
         sys.exit(code)
 """
-# Functions of each stage; when they return, their files are written and nobody knows
-STAGES = {
-    "scan": "lastkey.udfs.compact.scan.scan_partition:scan_all",
-    "write": "lastkey.udfs.compact.output.generation:write_group",
-    "read-back": "lastkey.udfs.compact.output.segment_output:read_whole",
-    "last split": "lastkey.udfs.compact.split.rewrite_split:clean_last_split",
-    "walk": "lastkey.udfs.compact.split.walk_split:walk_split",
-    "settle": "lastkey.udfs.compact.split.settle:settle",
-    "rewrite": "lastkey.udfs.compact.split.rewrite_split:rewrite_split",
-    "join": "lastkey.udfs.compact.split.rewrite_split:join_pieces",
-    "commit": "lastkey.jobs.store.writing:commit_wave",
-}
+# A step of each stage, in turn: the files of the stage are written and nobody knows
+STEPS = (
+    "segments scanned", "read back", "generation written", "table committed", "last split cleaned", "walk", "settle",
+    "rewrite", "join",
+)  # fmt: skip
 
 _SMALL = ("--executor-memory", "512m", "--conf", f"spark.driver.extraJavaOptions={CHEAP}")
 _ONE = ("--total-executor-cores", "1")  # one executor, where a second one would show nothing: each costs seven seconds
@@ -406,13 +399,13 @@ def _executors(place: Place) -> list[int]:
 
 def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, local):
     """In one task a partition, then in several; each stage's first task has done its work and told nobody."""
-    holds = Holds(place.node.folder / "kills", STAGES)
+    holds = Holds(place.node.folder / "kills", dict.fromkeys(STEPS, 1))
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
     run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))
     held = []
-    for stage in ("scan", "read-back", "write", "commit", "last split", "walk", "settle", "rewrite", "join"):
+    for stage in STEPS:
         pid = holds.wait(stage, run.pid)
-        if stage == "commit":
+        if stage == "table committed":
             os.kill(_executors(place)[0], signal.SIGKILL)
             holds.let_go(stage)
         else:
@@ -427,17 +420,14 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
         assert _generations(place.shared / f"by-{by}") == _generations(local), by
     # of a try of a whole partition its folder is left, for vacuum; of stages nothing
     left = [path.name for path in _run_folders(place.shared / "by-none", committed=False)]
-    assert len(left) == 2  # killed in write and in read-back
+    assert len(left) == 2  # killed after they were read back, and after the generation was written
     assert _run_folders(place.shared / "by-blocks", committed=False) == []
     assert "compiling kernels" not in place.said()
 
 
 def test_a_stopped_executor_that_goes_on_after_its_twin_disturbs_nothing(place, local):
     """A second, speculative try does the work of a task whose executor has stopped; then the first try ends its own."""
-    steps = {
-        "read-back": STAGES["read-back"],
-        "end": "lastkey.udfs.compact.one_task.compact_partition:compact_partition",
-    }
+    steps = {"read back": 1, "partition done": 1}
     holds, store = Holds(place.node.folder / "stops", steps, one=True), place.shared / "twins"
     settings = ("speculation=true", "speculation.interval=100ms", "speculation.task.duration.threshold=1s",
                 "speculation.minTaskRuntime=100ms", f"executorEnv.PYTHONPATH={holds.folder}")  # fmt: skip
@@ -447,7 +437,7 @@ def test_a_stopped_executor_that_goes_on_after_its_twin_disturbs_nothing(place, 
     run = subprocess.Popen(
         command, cwd=place.checkout, env=place.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    worker = holds.wait("read-back", run.pid)
+    worker = holds.wait("read back", run.pid)
     executor = _executor_of(worker)
     stopped = [executor, *descendants(executor)]
     for pid in stopped:
@@ -457,9 +447,9 @@ def test_a_stopped_executor_that_goes_on_after_its_twin_disturbs_nothing(place, 
         assert run.returncode == 0, errors
         assert [event for event in place.events("log-5", "SparkListenerTaskStart") if event["Task Info"]["Speculative"]]
         before, (late,) = files_of(store), _run_folders(store, committed=False)
-        holds.let_go("read-back")
+        holds.let_go("read back")
         os.kill(worker, signal.SIGCONT)
-        holds.wait("end", worker)
+        holds.wait("partition done", worker)
         after = files_of(store)
         assert len(after) > len(before)  # it went on
         assert {name: after[name] for name in before} == before

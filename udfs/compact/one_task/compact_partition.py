@@ -34,6 +34,7 @@ from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.verdicts import NULL_KEYS
 from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment
+from lastkey.udfs.steps import step
 
 
 def compact_partition(plan: PartitionPlan) -> PartitionResult:
@@ -46,6 +47,7 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
         result = done
     if result.status in ("set_aside", "too_large"):
         remove_folder(plan)
+    step("partition done")
     return replace(result, seconds=clock.seconds, peak_memory_bytes=peak_memory())
 
 
@@ -70,6 +72,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         check_something_expires(plan, buffer)
         scans, identity = scan_all(plan, buffer), scan_identity(plan, buffer)
         analysis = with_what_is_old(plan, analyse(plan, scans, identity), scans, identity, buffer)
+    step("segments scanned")
     tally = Tally()
     with clock.phase("clean"):
         if analysis.aging:

@@ -44,6 +44,7 @@ from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OutputSegment, ReadFile, SegmentScan, SideFile, kinds_of, side_checksums
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
     await_flushes,
@@ -144,6 +145,7 @@ def write_generation(
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
     if plan.policy.by_yield:
         write_secret(store, plan)
+    step("generation written")
     flush_whole(store, plan.run.folder)
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
 

@@ -48,6 +48,7 @@ from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
     file_size,
@@ -386,6 +387,7 @@ class GroupOutput:
         """
         plan, store, aborts = self._plan, output.root, self._kept_aborts
         rows, offset_index, time_index = output.close()
+        step("log written")
         inside = (aborts["last_offset"] >= group.base_offset) & (aborts["last_offset"] < group.next_offset)
         txn_index = transaction_index.write(aborts[inside])
         checksums = write_indexes(store, plan.run.folder, group.base_offset, offset_index, time_index, txn_index)
@@ -396,6 +398,7 @@ class GroupOutput:
         with flushing(store, output.path) if output.size > _SMALL else nullcontext():
             if not plan.policy.by_yield:
                 read_whole(store, output.path, buffer, back)
+                step("read back")
                 return row, back.check(output.checksum)
             back.check_size(file_size(store, output.path))
             scan, hashes = scan_written(plan, row, buffer, back.see)

@@ -48,6 +48,7 @@ from lastkey.udfs.compact.split.walk_split import (
     read_slice,
 )
 from lastkey.udfs.segments import OutputSegment, SegmentScan
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import flush_whole, open_root, opened
 
 _COPY_BYTES = 8 << 20
@@ -276,4 +277,5 @@ def clean_last_split(
         blocks = out.finish()
     none = Slice(key_file.path, 0, 0, 0)
     walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))
+    step("last split cleaned")
     return CleanedSplit(walked, output.result(tally))

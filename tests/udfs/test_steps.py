@@ -1,0 +1,77 @@
+"""The named steps at which tests stop a run: each is reached, in order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from lastkey.udfs.steps import Stage
+from tests.builders.archives import COMPACT, Lab
+from tests.builders.erasures import NOW, Erasures
+from tests.builders.logs import write_partition
+from tests.builders.reindexed import TEXT
+from tests.builders.reindexed import run as reindex
+from tests.builders.steps import STEPS, listening
+from tests.builders.trees import files_in
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def reached(work: Callable[[], object]) -> list[str]:
+    """Return the steps that some work reaches; several times in a row count once."""
+    steps: list[str] = []
+    with listening(steps.append):
+        work()
+    return [name for name, _ in groupby(steps)]
+
+
+def test_each_step_is_in_the_product_and_in_a_test() -> None:
+    product = "".join(path.read_text() for room in ("jobs", "udfs") for path in files_in(ROOT / room, "**/*.py"))
+    assert {*re.findall(r'\bstep\("(.+?)"\)', product), *get_args(Stage)} == STEPS
+    tests = "".join(path.read_text() for path in files_in(ROOT / "tests", "**/*.py") if path != Path(__file__))
+    assert [name for name in sorted(STEPS) if f'"{name}"' not in tests] == []
+
+
+def test_a_compaction_and_an_erasure(tmp_path: Path) -> None:
+    world = Erasures(tmp_path)
+    write_partition(world.lab.archive / "t-0", "ann=1 bob=1 || cem=1 | ann=2")
+    commit = ["rows written", "table committed"]
+    run = [
+        "wave planned", "segments scanned", "log written", "read back", "generation written", "partition done",
+        "manifests written", *commit, "history appended", *commit, "history appended", *commit, "states set", *commit,
+        *commit,
+    ]  # fmt: skip
+    assert reached(world.compact) == run
+    steps = reached(lambda: world.erase("ann"))
+    assert [name for name in steps if name not in run] == ["erasure written", "keys erased", "places searched"]
+    assert steps[0] == "erasure written"
+    assert steps[steps.index("keys erased") :] == ["keys erased", "places searched", *commit, *commit]
+
+
+def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
+    lab = Lab(
+        None, tmp_path, {"defaults": COMPACT, "job": {"engine": "threads", "split.by": "blocks", "split.bytes": 1}}
+    )
+    write_partition(lab.archive / "t-0", "ann=1 bob=1 || cem=1 | ann=2 || dan=1 || bob=2")
+    steps = reached(lambda: lab.run(NOW))
+    tasks = steps[steps.index("wave planned") + 1 : steps.index("manifests written")]
+    in_tasks = ["last split cleaned", "walk", "settle", "rewrite", "log written", "read back", "join"]
+    assert tasks == [*in_tasks, "generation written"]
+
+
+@pytest.mark.parametrize("mode", ["in_place", "output"])
+def test_reindex(tmp_path: Path, mode: str) -> None:
+    root = tmp_path / "archive"
+    write_partition(root / "t-0", TEXT)
+    (root / ".lock").write_bytes(b"")
+    for path in (root / "t-0").glob("*.index"):
+        path.write_bytes(b"\1" * 11)
+    steps = reached(lambda: reindex(root, mode))
+    file = ["side file written", "side file flushed", "side file checked", "side file replaced"]
+    assert steps[: len(file)] == (file if mode == "in_place" else ["side file written", *steps[1:4]])
+    assert [name for name in steps if name not in file] == ["segments reindexed", "partition reindexed"]
