@@ -1,7 +1,8 @@
-"""Partitions of an archive that may be due, and where each of them begins."""
+"""Partitions of an archive that may be due, where each of them begins, and its share of --io-budget."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,14 +13,15 @@ from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.compact.erasing import Erasures
-from lastkey.jobs.compact.plan_partition import (
+from lastkey.jobs.compact.plan import (
     clean_settings,
+    cleaned_rows,
     input_from_archive,
     input_from_generation,
+    plan_of,
     run_context,
 )
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.compact.schedule import plan_of, whole_if_overdue, with_shares
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint, Segment
@@ -27,12 +29,15 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
+from lastkey.udfs.compact.one_task.passes import older_segments, policy_of
 from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext
 from lastkey.udfs.compact.scan.due import dirt_held_back
 from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, links_in, open_root
+from lastkey.udfs.yields.schedule import KEPT, choose, cost_of, cost_of_all
 
+_LOG: Final = logging.getLogger("lastkey")
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
 
 
@@ -147,6 +152,64 @@ def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> Par
     if isinstance(planned, Problem):
         return planned
     return PartitionPlan(planned.input, planned.policy, plan.run)  # its secret was not drawn now
+
+
+def with_shares(io_budget: int | None, plans: Sequence[PartitionPlan]) -> list[PartitionPlan]:
+    """Return plans with their shares of the run's budget.
+
+    In equal parts it might suffice for no segment of any partition, for ever. So each gets all that it can use by what
+    the last run has found dead: first those that have waited longest for a run that cleans everything, then those of
+    which the largest share is dead. The rest is shared by the sizes of the logs.
+    """
+    if io_budget is None:
+        return list(plans)
+    left, shares = io_budget, [0] * len(plans)
+    wishes = [_wish(plan, io_budget) for plan in plans]
+    for n in sorted((n for n, plan in enumerate(plans) if _is_overdue(plan)), key=lambda n: plans[n].run.secret_ms):
+        cost = cost_of_all(plans[n].log_bytes)
+        if cost <= left:
+            shares[n], left = cost, left - cost
+    for n in sorted(range(len(plans)), key=lambda n: -wishes[n][0]):
+        more = min(max(wishes[n][1] - shares[n], 0), left)
+        shares[n], left = shares[n] + more, left - more
+    total = max(sum(plan.log_bytes for plan in plans), 1)
+    parts = [share + left * plan.log_bytes // total for plan, share in zip(plans, shares, strict=True)]
+    return [
+        replace(plan, policy=replace(plan.policy, io_budget_bytes=part))
+        for plan, part in zip(plans, parts, strict=True)
+    ]
+
+
+def _wish(plan: PartitionPlan, io_budget: int) -> tuple[float, int]:
+    """Return the dead share of what a run by yield would rewrite without a budget, by what is known before it, and the
+    bytes that it could move at most.
+    """
+    if not plan.policy.partial:
+        return 0.0, 0
+    rows = cleaned_rows(plan.input)
+    older = older_segments(rows, [row.superseded for row in rows])
+    taken = choose(older, replace(policy_of(plan), io_budget_bytes=None)).reason != KEPT
+    cost = cost_of(older.size_bytes[taken])
+    if cost.max(initial=0) > io_budget:
+        _LOG.warning(
+            "%s: a segment waits that --io-budget %d never suffices for: it may take %d bytes",
+            plan.name, io_budget, cost.max(),
+        )  # fmt: skip
+    return float(older.dead_records[taken].sum() / max(older.records[taken].sum(), 1)), int(cost.sum())
+
+
+def whole_if_overdue(plan: PartitionPlan, secret: tuple[int, int]) -> PartitionPlan:
+    """Return the plan; one that cleans everything, with a new key of the hashes, if the last such run is
+    `compaction.full.ms` ago and the budget allows it.
+    """
+    if _is_overdue(plan) and policy_of(plan).affords_all(plan.log_bytes):
+        run = replace(plan.run, secret=secret, secret_ms=plan.run.now_ms)
+        return PartitionPlan(plan.input, replace(plan.policy, partial=False), run)
+    return plan
+
+
+def _is_overdue(plan: PartitionPlan) -> bool:
+    return plan.policy.partial and plan.run.now_ms - plan.run.secret_ms >= plan.policy.settings.compaction_full_ms
 
 
 def _linked(path: str) -> Problem:

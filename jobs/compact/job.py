@@ -27,10 +27,8 @@ from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.compact.commit import state_of
 from lastkey.jobs.compact.due import Start, is_reset, plans_of
 from lastkey.jobs.compact.erasing import Erasures
-from lastkey.jobs.compact.lag import lag_of
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
-from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.compact.schedule_report import ScheduleReport
+from lastkey.jobs.compact.report import CompactReport, ScheduleReport, lag_of
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
 from lastkey.jobs.recorded import recorded

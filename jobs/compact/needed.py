@@ -24,7 +24,7 @@ from typing import Any, Final
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import labelled
-from lastkey.jobs.compact.plan_partition import gaps_of, input_from_generation
+from lastkey.jobs.compact.plan import gaps_of, input_from_generation
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import partition_folder

@@ -1,27 +1,32 @@
-"""Report of a compaction: a table and notes for people, every figure for programs."""
+"""Reports of `compact` and `plan`: a table and notes for people, every figure for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import (
     JobReport,
     PartitionLine,
     before_after_table,
     by_rule,
+    count,
     counted,
     counts,
     labelled,
     size,
+    table,
 )
 from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
 from lastkey.jobs.compact.needed import Needed, summary_lines
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
-from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.compact.plan import PartitionResult, ScheduledSegment
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 
@@ -53,7 +58,7 @@ class CompactReport(JobReport):
     ended_early: EarlyEndError | None = None  # the reason
     cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
     unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
-    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see jobs.compact.lag
+    lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see lag_of
 
     @property
     def problems(self) -> list[Problem]:
@@ -307,3 +312,105 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
         segments_after=len(r.segments),
         estimate=dry_run and _compressed(r),
     )
+
+
+_KEPT = ("archive", "store", "now_ms", "exit_code", "problems", "notes", "engine", "seconds")
+_HEAD = ("offset", "size", "records", "dead", "share", "why")
+
+
+class ScheduleReport(CompactReport):
+    """Report of a plan, partition by partition."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs, with every older segment of a run by yield."""
+        told = super().to_json()
+        return {key: told[key] for key in _KEPT} | {
+            "job": "plan",
+            "partitions": [_schedule_partition(r) for r in self.results],
+        }
+
+    def to_text(self) -> str:
+        """Return the report for people: for each partition what a run would read, write and free."""
+        out = []
+        for r in self.results:
+            if r.status == "scheduled":
+                out.append(f"{r.name()}: {_schedule_summary(r)}")
+                rows = [s for s in r.schedule if self.show_all or s.reason != "kept"]
+                if rows:
+                    out.append(table(_HEAD, [_schedule_row(s) for s in rows]))
+        if rest := [r for r in self.results if r.status == "not_due"]:
+            out.append(f"not due: {counted(len(rest), 'partition')}")
+        out += labelled("set aside", (f"{r.name()}: {r.problem}" for r in self.results if r.problem is not None))
+        out += labelled("note", [*self.notes, *(n for r in self.results for n in r.notes)])
+        out.append("plan: nothing was written")
+        out.append(self.last_lines())
+        return "\n".join(out)
+
+
+def _schedule_partition(r: PartitionResult) -> dict[str, Any]:
+    read, written, freed = _rewrites(r.schedule)
+    return {
+        "topic": r.topic,
+        "partition": r.partition,
+        "status": r.status,
+        "run": ("yield" if r.schedule else "full") if r.status == "scheduled" else None,
+        "problem": asdict(r.problem) if r.problem else None,
+        "log_bytes": r.bytes_before,
+        "new_bytes": r.dirty_bytes,
+        "rewritten_bytes": read,
+        "expected_bytes_written": written,
+        "expected_bytes_freed": freed,
+        "segments": [asdict(s) for s in r.schedule],
+        "notes": list(r.notes),
+    }
+
+
+def _rewrites(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
+    """Return the bytes that the rewrites read, and that they should write and free."""
+    read = [s.size_bytes for s in schedule if s.reason != "kept"]
+    freed = [s.size_bytes * s.dead_records // max(s.records, 1) for s in schedule if s.reason != "kept"]
+    return sum(read), sum(read) - sum(freed), sum(freed)
+
+
+def _schedule_summary(r: PartitionResult) -> str:
+    if not r.schedule:
+        return f"cleans everything, {size(r.bytes_before)}, unless its log shows that nothing is due"
+    read, written, freed = _rewrites(r.schedule)
+    n = sum(s.reason != "kept" for s in r.schedule)
+    return (
+        f"cleans {size(r.dirty_bytes)} that are new, and rewrites {n:,} of {counted(len(r.schedule), 'segment')}: "
+        f"{size(read)} to read, about {size(written)} to write, {size(freed)} to free"
+    )
+
+
+def _schedule_row(s: ScheduledSegment) -> tuple[str, ...]:
+    share = f"{100 * s.dead_records / max(s.records, 1):.0f} %"
+    counts = count(s.records), count(s.dead_records), share
+    return str(s.base_offset), size(s.size_bytes), *counts, s.reason
+
+
+def lag_of(archive: Archive, checkpoints: Mapping[Key, Checkpoint], report: CompactReport) -> dict[str, int]:
+    """Return partitions, bytes and offsets that are not cleaned yet, and the file time of the oldest of their segments
+    (0: there is none). A segment that is cleaned in part counts as a whole; the offsets end at the high watermark, or
+    where the last segment begins, whichever is more.
+    """
+    cleaned = {key: row.first_dirty_offset for key, row in checkpoints.items()}
+    ends = {}
+    for r in report.results:
+        ends[r.topic, r.partition] = r.next_offset
+        if (r.topic, r.partition) in report.generations:
+            cleaned[r.topic, r.partition] = r.first_dirty_offset
+    lag, oldest = {"partitions": 0, "bytes": 0, "offsets": 0}, []
+    for key, archived in archive.partitions.items():
+        if not archived.segments:
+            continue
+        first = cleaned.get(key, archived.segments[0].base_offset)
+        at = max(bisect_right(archived.segments, first, key=lambda s: s.base_offset) - 1, 0)
+        end = max(archived.segments[-1].base_offset, archived.high_watermark or 0, ends.get(key, 0))
+        rest = [s for s in archived.segments[at:] if s.size and first < max(end, s.base_offset + 1)]
+        if rest:
+            lag["partitions"] += 1
+            lag["bytes"] += sum(s.size for s in rest)
+            lag["offsets"] += max(end - first, 0)
+            oldest.append(min(s.mtime_ms for s in rest))
+    return lag | {"oldest_ms": min(oldest, default=0)}

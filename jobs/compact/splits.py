@@ -1,25 +1,26 @@
-"""Compaction of one large partition in several tasks.
+"""Compaction of one partition: in one task, or if it is large in several.
 
   scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
   rewrite   finds the last record of each key and writes segments, by `blocks`
   finish    on the driver: joins empty groups to the next one, writes the generation's other files
 All ways share every function that decides or writes, so the same input gives the same bytes; tests check that. A dry
 run writes nothing to the store: its key files lie in a temporary folder of the one machine that its workers are on.
+Executors import this module, so nothing of Delta, which they may lack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.command.progress import Counted, Silent, Watcher
 from lastkey.jobs.compact.blocks import SettleAll, rewrite_by_blocks
-from lastkey.jobs.spark.attempts import is_sparks
-from lastkey.jobs.spark.workers import Runner
+from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
+from lastkey.jobs.spark.workers import InTurn, Runner
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
+from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, compact_partition
 from lastkey.udfs.compact.one_task.passes import Clock, expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, place
@@ -33,7 +34,22 @@ from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import OutputSegment, SegmentScan
 from lastkey.udfs.storage import exists, flush_whole, open_root
 
+# Why several tasks work on a partition
+CORES_IDLE: Final = "cores would be idle"
+KEYS: Final = "keys beyond the memory of a task"
+ASKED: Final = "as the setting split.by says"
+
 T = TypeVar("T")
+
+
+def one_partition(plan: PartitionPlan) -> PartitionResult:
+    """Compact a partition. A dry run goes on by itself where the keys do not fit this task."""
+    # another try of this task has another folder; that of the one that counts is the generation's
+    folder = folder_of_this_attempt(plan.run.store_uri, plan.run.folder)
+    result = compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
+    if result.status != "too_large" or not plan.run.dry_run:
+        return result
+    return replace(compact_in_splits(InTurn(), plan, Counted(Silent())), several_because=KEYS)
 
 
 def compact_in_splits(

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from lastkey.jobs.compact.choose import ASKED, CORES_IDLE, choose, several_of
-from lastkey.jobs.compact.schedule import with_shares
+from lastkey.jobs.compact.due import with_shares
+from lastkey.jobs.compact.splits import ASKED, CORES_IDLE
+from lastkey.jobs.compact.waves import choose_ways, several_of
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import ListedSegment
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
@@ -82,19 +83,19 @@ def plan(size: int, split: SplitBy = "auto", *, dry_run: bool = False) -> Partit
 
 def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
     small, large = plan(5), plan(4 * GIB)
-    chosen = choose([small, large], workers(4))
+    chosen = choose_ways([small, large], workers(4))
     assert (chosen.one_task, chosen.several, chosen.because) == ((small,), (large,), CORES_IDLE)
     asked: tuple[SplitBy, ...] = ("blocks", "window")
     for split in asked:
         plans = [changed(p, limits=Limits(split_by=split)) for p in (small, large)]
-        assert choose(plans, workers(2)).several == (plans[1], plans[0])
-        assert choose(plans, workers(2)).because == ASKED
-    assert choose([plan(4 * GIB, "none")], workers(2)).several == ()
+        assert choose_ways(plans, workers(2)).several == (plans[1], plans[0])
+        assert choose_ways(plans, workers(2)).because == ASKED
+    assert choose_ways([plan(4 * GIB, "none")], workers(2)).several == ()
 
 
 @pytest.mark.parametrize("split", ["auto", "blocks", "window"])
 def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split: SplitBy) -> None:
-    assert choose([plan(4 * GIB, split, dry_run=True)], workers(2)).several == ()
+    assert choose_ways([plan(4 * GIB, split, dry_run=True)], workers(2)).several == ()
 
 
 def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:

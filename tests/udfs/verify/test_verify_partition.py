@@ -12,7 +12,7 @@ import pytest
 
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan_partition import input_from_archive
+from lastkey.jobs.compact.plan import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.listing import ListedSegment

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
-from lastkey.jobs.compact.plan_partition import input_from_archive, refilled_gap_problem
+from lastkey.jobs.compact.plan import input_from_archive, refilled_gap_problem
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.layout import BATCH, DELETE_HORIZON_MASK

@@ -1,5 +1,5 @@
-"""Input of each partition's plan, made from an archive's listing, the store's state and the settings (design: "Archive
-against generation"; COMPACTION.md, "Where a run begins").
+"""Plan of each partition, made from an archive's listing, the store's state and the settings (design: "Archive against
+generation"; COMPACTION.md, "Where a run begins").
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lastkey.udfs.compact.plan import (
     ANOTHER_LOG,
     CleanPolicy,
     CleanSettings,
+    Erasing,
     Gap,
     LastGeneration,
     Limits,
@@ -29,6 +30,7 @@ from lastkey.udfs.compact.plan import (
     PartitionPlan,
     RunContext,
 )
+from lastkey.udfs.compact.scan.segment_facts import read_secret
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import (
     LastBatch,
@@ -39,6 +41,7 @@ from lastkey.udfs.segments import (
     cleaned_until,
     side_checksums,
 )
+from lastkey.udfs.storage import open_root
 
 if TYPE_CHECKING:
     from lastkey.jobs.store.rows import Checkpoint
@@ -54,6 +57,31 @@ def run_context(config: Config, store_uri: str, now_ms: int, **flags: Any) -> Ru
 def whole_plan(run: RunContext, given: PartitionInput, settings: TopicSettings) -> PartitionPlan:
     """Return the plan of a partition that is cleaned whole, without erasures."""
     return PartitionPlan(given, CleanPolicy(clean_settings(settings)), run)
+
+
+def plan_of(
+    given: PartitionInput, settings: CleanSettings, erasing: Erasing | None, run: RunContext, before: Checkpoint | None
+) -> PartitionPlan:
+    """Return the plan of a partition, by yield if the settings say so. Everything is cleaned, with a new key of the
+    hashes, where there is no generation yet, the key is lost, or --force is given.
+    """
+    if erasing is not None:
+        nothing_else = replace(settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False)
+        return PartitionPlan(given, CleanPolicy(nothing_else, erasing), run)
+    exact = settings.retention_exact and settings.retention_ms >= 0
+    if settings.compaction_schedule != "yield" or not settings.compacts or not settings.by_offset or exact:
+        return PartitionPlan(given, CleanPolicy(settings), run)
+    known = None if before is None or given.anew or run.force else read_secret(open_root(run.store_uri), before.folder)
+    if known is None or any(row.applied_to < 0 for row in cleaned_rows(given)):
+        return PartitionPlan(given, CleanPolicy(settings, by_yield=True), replace(run, secret_ms=run.now_ms))
+    run = replace(run, secret=known[0], secret_ms=known[1])
+    return PartitionPlan(given, CleanPolicy(settings, by_yield=True, partial=True), run)
+
+
+def cleaned_rows(given: PartitionInput) -> list[OutputSegment]:
+    """Return the rows of the last generation's segments below the first dirty offset."""
+    dirty = given.checkpoint or 0
+    return [s.row for s in given.segments if s.row is not None and s.base_offset < dirty]
 
 
 def clean_settings(settings: TopicSettings) -> CleanSettings:
