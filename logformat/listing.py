@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from pyarrow import fs as pafs
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.locations import locate, text_entries
-from lastkey.logformat.regular_files import odd_entries, open_regular
+from lastkey.logformat.regular_files import LogFile, odd_entries, open_regular
 from lastkey.logformat.side_files import checkpoints
 from lastkey.logformat.side_files.small_files import read_small_file
 
@@ -139,7 +138,6 @@ def _next_offset(filesystem: Any, path: str, shown: str) -> int:
     """Return the last offset + 1 of a `.log.swap`, or its base offset if it is empty."""
     parsed = names.parse_segment_file(path.rpartition("/")[2])
     last = (parsed.base if parsed is not None else 0) - 1
-    with open_regular(filesystem, path, shown) as file:
-        for headers in read_headers(file, shown, 0, file.size(), ChunkBuffer(), Tail()):
-            last = int(headers.batches["last_offset"][-1])
+    for chunk in LogReader().headers(LogFile(lambda: open_regular(filesystem, path, shown), shown)):
+        last = chunk.last_offset
     return last + 1

@@ -10,8 +10,9 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,6 +83,20 @@ def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
         return
     with ReadAhead(file, _AHEAD.get(filesystem.type_name, 1)) as opened:
         yield opened
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A `.log` to read, by whatever means it is opened."""
+
+    open: Callable[[], AbstractContextManager[Any]]  # the open file has size(), seek(), readinto()
+    path: str  # in messages
+    size: int | None = None  # bytes that count, as listed; None: all that the file has when it is opened
+
+    @classmethod
+    def opened(cls, file: Any, path: str, size: int | None = None) -> LogFile:
+        """Return a log that is open already, and stays so."""
+        return cls(lambda: nullcontext(file), path, size)
 
 
 def kind_of_path(path: str) -> str | None:

@@ -36,8 +36,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, unless_unreadable
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.search.segment_search import SearchableSegment
@@ -45,7 +45,7 @@ from lastkey.logformat.side_files import offset_index, time_index
 from lastkey.udfs.hole_kernels import last_thinned
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Behind, Traces
-from lastkey.udfs.storage import cached_place, cached_root, opened, read_file
+from lastkey.udfs.storage import cached_place, cached_root, log_file, read_file
 
 NOT_KNOWN: Final = -2  # end of the batch before the first one read
 ACCEPT_HINT: Final = (
@@ -254,12 +254,11 @@ def _first_thinned(log: Log, at_least: int) -> int:
     parsed = names.parse_segment_file(log.path.rpartition("/")[2])
     previous = parsed.base - 1 if parsed is not None else NOT_KNOWN
     try:
-        with opened(cached_root(log.root), log.path) as file:
-            for headers in read_headers(file, log.path, 0, log.size, ChunkBuffer(_BUFFER_BYTES), Tail()):
-                found = thinned_offset(headers.batches, previous)
-                if found >= at_least:
-                    return found
-                previous = int(headers.batches["last_offset"][-1])
+        for chunk in LogReader(_BUFFER_BYTES).headers(log_file(cached_root(log.root), log.path, log.size)):
+            found = thinned_offset(chunk.batches, previous)
+            if found >= at_least:
+                return found
+            previous = chunk.last_offset
     except LogFormatError:
         pass  # the task that reads this log reports the damage
     return -1

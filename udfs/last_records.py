@@ -5,14 +5,14 @@ The offset index leads to the end of the log, so only the last batches are read:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.layout import BATCH, CONTROL_MASK
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import offset_index
 from lastkey.udfs.storage import Root, opened
 
@@ -36,30 +36,25 @@ def segment_end(root: Root, path: str, size: int, base_offset: int, index: bytes
         while number and end:
             number = max(number - step, 0)
             start, step = int(starts[number]), 2 * step
-            batches = _batches(file, path, start, end)
+            log = LogFile.opened(file, path, end)
+            read = (chunk.batches.copy() for chunk in LogReader(_BUFFER_BYTES).headers(log, start))
+            batches = np.concatenate([np.empty(0, BATCH), *read])
             if end == size and len(batches):
                 is_empty = int(batches["records_count"][-1]) == 0
             is_data = (batches["records_count"] != 0) & (batches["attributes"] & CONTROL_MASK == 0)
             if is_data.any():
-                return SegmentEnd(_last_record(file, path, batches[is_data][-1], max_batch_bytes), is_empty)
+                return SegmentEnd(_last_record(log, batches[is_data][-1], max_batch_bytes), is_empty)
             end = start
     return SegmentEnd(-1, is_empty)
 
 
-def _batches(file: object, path: str, start: int, end: int) -> np.ndarray:
-    buffer = ChunkBuffer(_BUFFER_BYTES)
-    read = (headers.batches.copy() for headers in read_headers(file, path, start, end, buffer, Tail(start)))
-    return np.concatenate([np.empty(0, BATCH), *read])
-
-
-def _last_record(file: object, path: str, batch: np.void, max_batch_bytes: int) -> int:
+def _last_record(log: LogFile, batch: np.void, max_batch_bytes: int) -> int:
     """Return the offset of the last record of a batch: below the batch's last offset if a cleaner removed that one."""
     base, last = int(batch["base_offset"]), int(batch["last_offset"])
     if batch["magic"] < 2 or int(batch["records_count"]) == last - base + 1:
         return last
-    start = int(batch["position"])
-    buffer, loader = ChunkBuffer(int(batch["size"]), max_batch_bytes), BodyLoader(max_batch_bytes=max_batch_bytes)
-    [chunk] = read_chunks(file, path, start, start + int(batch["size"]), buffer, Tail(start))
-    wanted = np.ones(1, np.bool_)
-    [run] = loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, path, backwards=False)
+    start, size = int(batch["position"]), int(batch["size"])
+    reader = LogReader(size, max_batch_bytes)
+    [chunk] = reader.chunks(replace(log, size=start + size), start)
+    [run] = reader.runs(chunk)
     return base + int(run.spans["offset_delta"][-1])

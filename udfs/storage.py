@@ -22,7 +22,7 @@ from lastkey.logformat.google_folders import GoogleFolders
 from lastkey.logformat.io_counts import Counted
 from lastkey.logformat.io_limit import paid
 from lastkey.logformat.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
-from lastkey.logformat.regular_files import odd_entries, open_input
+from lastkey.logformat.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.tiered import objects as tiered
 
@@ -136,6 +136,11 @@ def opened(root: Root, path: str) -> AbstractContextManager[Any]:
     Raises LogFormatError kind "unreadable" if it cannot be opened or is no regular file.
     """
     return regular_files.open_regular(root.filesystem, root.full(path), path)
+
+
+def log_file(root: Root, path: str, size: int | None = None, shown: str = "") -> LogFile:
+    """Return a `.log` for a LogReader; size: bytes that count, as listed; shown: its path in messages, if another."""
+    return LogFile(lambda: opened(root, path), shown or path, size)
 
 
 def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:

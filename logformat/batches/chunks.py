@@ -20,18 +20,36 @@ from lastkey.logformat.read_ahead import following, will_read
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
 MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes
+_ZEROS_BYTES: Final = 1 << 20  # read at once while they are all zero
 NO_END: Final = MAX_LAST_OFFSET + 1  # as end_offset: no batch reaches it
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole batches of a file. `raw` is valid only until the next chunk is read."""
+    """Consecutive batches of a file. `raw` and `batches` are valid only until the next chunk is read."""
 
-    position: int  # of raw[0] in the file
-    raw: np.ndarray  # uint8, exactly the bytes of `batches`
+    position: int  # of the first batch in the file
+    raw: np.ndarray  # uint8, exactly the bytes of `batches`; empty if only headers were read
     batches: np.ndarray  # BATCH[n]
     before: int = -1  # last offset of the batch before them; -1: unknown
     bodies: np.ndarray | None = None  # BODY[n] if `raw` has, instead, some records of each batch, uncompressed
+    path: str = ""  # of the file, in messages
+    bytes_read: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position behind the last batch in the file."""
+        return int(self.batches["position"][-1]) + int(self.batches["size"][-1])
+
+    @property
+    def size(self) -> int:
+        """Bytes of all batches in the file."""
+        return self.end - self.position
+
+    @property
+    def last_offset(self) -> int:
+        """Last offset of the last batch."""
+        return int(self.batches["last_offset"][-1])
 
 
 @dataclass
@@ -147,7 +165,8 @@ def read_chunks(
                 will_read(file, following(position + done + consumed, end, len(buffer.raw)))
             if fit:
                 before, previous = previous, int(buffer.rows["last_offset"][fit - 1])
-                yield Chunk(position + done, buffer.raw[done : done + consumed], buffer.rows[:fit], before)
+                raw = buffer.raw[done : done + consumed]
+                yield Chunk(position + done, raw, buffer.rows[:fit], before, path=path, bytes_read=consumed)
             done += consumed
             if fit < n:
                 tail.position = position + done
@@ -161,7 +180,7 @@ def read_chunks(
             return
         if status != walk.MORE:
             problem = batch_problem(path, position + done, status, expected, found, buffer.raw[done:take])
-            if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, position + done, end, buffer):
+            if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, position + done, end):
                 tail.torn_bytes = end - position - done
                 return
             raise problem
@@ -187,10 +206,10 @@ def _base_offset(raw: np.ndarray, length: int) -> int:
     return int.from_bytes(raw[:8].tobytes(), "big", signed=True) if length >= LOG_OVERHEAD else -1
 
 
-def only_zeros(file: Any, path: str, position: int, end: int, buffer: ChunkBuffer) -> bool:
+def only_zeros(file: Any, path: str, position: int, end: int) -> bool:
     """Return whether bytes [position, end) of an open file are zeros, as at the end of a preallocated file."""
     while position < end:
-        part = buffer.raw[: min(len(buffer.raw), end - position)]
+        part = np.empty(min(_ZEROS_BYTES, end - position), np.uint8)
         read_exactly(file, path, position, part)
         if part.any():
             return False

@@ -9,13 +9,12 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
+from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
 from lastkey.logformat.batches.pread_kernels import SHORT_READ, walk_headers
 from lastkey.logformat.errors import LogFormatError, unreadable
 from lastkey.logformat.io_limit import spend
@@ -24,14 +23,7 @@ WINDOW_BYTES: Final = 64 << 10  # tuned: larger windows than 16 KiB made no diff
 _ROWS: Final = 1 << 14  # batches before control returns to Python
 
 
-@dataclass(frozen=True)
-class Headers:
-    """Consecutive batches of a file. `batches` is valid only until the next Headers are read."""
-
-    position: int  # of the first batch in the file
-    size: int  # bytes of all batches
-    batches: np.ndarray  # BATCH[n]
-    bytes_read: int
+_NOTHING: Final = np.empty(0, np.uint8)
 
 
 def read_headers(
@@ -45,7 +37,7 @@ def read_headers(
     previous_last_offset: int = -1,
     end_offset: int = NO_END,
     check_markers: bool = False,
-) -> Iterator[Headers]:
+) -> Iterator[Chunk]:
     """Yield the batches of bytes [start, end) of a file, front to back; `start` is a batch border.
 
     file: an io.FileIO (`open(path, "rb", buffering=0)`), whose bodies are skipped, or an open pyarrow file, which is
@@ -55,7 +47,7 @@ def read_headers(
     The other arguments, the state of `tail` at the end, and the errors are as in `chunks.read_chunks`.
     """
     if not isinstance(file, io.FileIO):
-        for chunk in read_chunks(
+        yield from read_chunks(
             file,
             path,
             start,
@@ -65,8 +57,7 @@ def read_headers(
             previous_last_offset=previous_last_offset,
             end_offset=end_offset,
             check_crc=walk.CHECK_MARKERS if check_markers else False,
-        ):
-            yield Headers(chunk.position, len(chunk.raw), chunk.batches, len(chunk.raw))
+        )
         return
     position, previous, failed_at = start, previous_last_offset, -1
     window = buffer.raw[:WINDOW_BYTES] if len(buffer.raw) >= WINDOW_BYTES else np.empty(WINDOW_BYTES, np.uint8)
@@ -77,8 +68,8 @@ def read_headers(
         )
         spend(bytes_read)
         if n:
-            previous = int(rows["last_offset"][n - 1])
-            yield Headers(position, stopped - position, rows[:n], bytes_read)
+            before, previous = previous, int(rows["last_offset"][n - 1])
+            yield Chunk(position, _NOTHING, rows[:n], before, path=path, bytes_read=bytes_read)
         position = tail.position = stopped
         if status == walk.REACHED_END:
             tail.reached_end_offset, tail.reached_by = True, int(found)
@@ -92,7 +83,7 @@ def read_headers(
             failed_at = stopped  # a signal, or a disk that came back: try once more from here
             continue
         if status != walk.MORE:
-            if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, stopped, end, buffer):
+            if status == walk.BAD_LENGTH and found == 0 and only_zeros(file, path, stopped, end):
                 tail.torn_bytes = end - stopped
                 return
             first = np.frombuffer(_pread(file, path, stopped, 8), np.uint8)

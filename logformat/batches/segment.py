@@ -20,23 +20,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.bodies import SOFT_BYTES, BodyLoader
-from lastkey.logformat.batches.chunks import (
-    CHUNK_BYTES,
-    MAX_BATCH_BYTES,
-    NO_END,
-    Chunk,
-    ChunkBuffer,
-    Tail,
-    read_chunks,
-    read_exactly,
-)
+from lastkey.logformat.batches.bodies import SOFT_BYTES
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk, read_exactly
 from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
-from lastkey.logformat.errors import LogFormatError, readable
+from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.locations import locate
 from lastkey.logformat.names import LOG, parse_partition_folder, parse_segment_file
-from lastkey.logformat.regular_files import open_regular
+from lastkey.logformat.regular_files import LogFile, open_regular
 from lastkey.logformat.schemas import BATCHES, RECORDS, select
 
 _NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> the pandas type that can hold null
@@ -93,6 +85,7 @@ class Segment:
         self.filesystem, self.path, self.place = filesystem, path, place
         self.sealed, self.check_crc = sealed, check_crc
         self.max_batch_bytes, self.chunk_bytes = max_batch_bytes, chunk_bytes
+        self._log = LogFile(lambda: open_regular(filesystem, path), path)
         name = parse_segment_file(path.rpartition("/")[2])
         self.base_offset = name.base if name is not None and name.kind == LOG else None
         self.torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: no walk has reached it yet
@@ -113,9 +106,8 @@ class Segment:
 
     def iter_headers(self) -> Iterator[NDArray[np.void]]:
         """Yield batch headers as layout.BATCH[n] arrays, chunk by chunk, without decompressing anything."""
-        with open_regular(self.filesystem, self.path) as file:
-            for chunk in self._chunks(file):
-                yield chunk.batches.copy()
+        for chunk in self._chunks(LogReader(self.chunk_bytes, self.max_batch_bytes)):
+            yield chunk.batches.copy()
 
     def headers(self) -> NDArray[np.void]:
         """Return all batch headers as one layout.BATCH[n]; takes 96 bytes a batch."""
@@ -151,29 +143,23 @@ class Segment:
     def _records(
         self, schema: Any, start_offset: int, end_offset: int, max_rows: int, max_bytes: int, soft_bytes: int
     ) -> Iterator[Any]:
-        loader = BodyLoader(
-            max_batch_bytes=self.max_batch_bytes,
-            soft_bytes=soft_bytes,
-            keys_only=not {"value", "headers"} & set(schema.names),
-        )
-        with open_regular(self.filesystem, self.path) as file:
-            for chunk in self._chunks(file):
-                batches = chunk.batches
-                if int(batches["base_offset"][0]) >= end_offset:
-                    return
-                wanted = (batches["last_offset"] >= start_offset) & (batches["base_offset"] < end_offset)
-                if not wanted.any():
-                    continue
-                for run in loader.runs(chunk.raw, chunk.position, batches, wanted, self.path, backwards=False):
-                    yield from record_batches(
-                        run,
-                        schema,
-                        self.place,
-                        start_offset=start_offset,
-                        end_offset=end_offset,
-                        max_rows=max_rows,
-                        max_bytes=max_bytes,
-                    )
+        keys_only = not {"value", "headers"} & set(schema.names)
+        reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes, keys_only=keys_only)
+        for chunk in self._chunks(reader):
+            batches = chunk.batches
+            if int(batches["base_offset"][0]) >= end_offset:
+                return
+            wanted = (batches["last_offset"] >= start_offset) & (batches["base_offset"] < end_offset)
+            for run in reader.runs(chunk, wanted) if wanted.any() else ():
+                yield from record_batches(
+                    run,
+                    schema,
+                    self.place,
+                    start_offset=start_offset,
+                    end_offset=end_offset,
+                    max_rows=max_rows,
+                    max_bytes=max_bytes,
+                )
 
     def raw_batch(self, i: int) -> bytes:
         """Return the bytes of the batch in row i of `headers()`. Raise IndexError if there is no such row.
@@ -189,7 +175,7 @@ class Segment:
             raise IndexError(i)
         first, position, size = places[at]
         raw = np.empty(size, np.uint8)
-        with open_regular(self.filesystem, self.path) as file:
+        with self._log.open() as file:
             read_exactly(file, self.path, position, raw)
         rows = np.empty(i - first + 1, BATCH)
         n, end, _, _, _ = walk.walk_batches(raw, size, 0, -1, NO_END, False, rows)
@@ -213,18 +199,16 @@ class Segment:
                 frame[field.name] = numbers.mask(column.is_null().to_pandas())
         return frame
 
-    def _chunks(self, file: Any) -> Iterator[Chunk]:
+    def _chunks(self, reader: LogReader) -> Iterator[Chunk]:
         """Yield the whole batches of the file, checked against its name; set torn_bytes after the last."""
-        tail, places, row = Tail(), [], 0
-        with readable(self.path):
-            size = file.size()
-        buffer = ChunkBuffer(self.chunk_bytes, self.max_batch_bytes)
-        for chunk in read_chunks(file, self.path, 0, size, buffer, tail, check_crc=self.check_crc):
+        places, row = [], 0
+        for chunk in reader.chunks(self._log, check_crc=self.check_crc):
             if row == 0:
                 self._check_name(chunk.batches[0])
             places.append((row, chunk.position, len(chunk.raw)))
             row += len(chunk.batches)
             yield chunk
+        tail = reader.tail
         if tail.torn_bytes and self.sealed:
             raise LogFormatError(
                 "torn_tail", self.path, tail.position, "whole batches", f"{tail.torn_bytes} more bytes"

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.names import LOG
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.side_files import checkpoints, offset_index, time_index, transaction_index
 
@@ -144,15 +144,13 @@ def _largest_timestamps(
     Only batches that end at one of `offsets` are decoded; others, and batches without records, have timestamp -1.
     """
     ends, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    loader, buffer = BodyLoader(max_batch_bytes=max_batch_bytes), ChunkBuffer(max_batch_bytes=max_batch_bytes)
-    path = _log_of(path)
+    reader = LogReader(max_batch_bytes=max_batch_bytes)
     try:
-        for chunk in read_chunks(log, path, 0, log.size(), buffer, Tail(), check_crc=False):
+        for chunk in reader.chunks(_log_of(log, path), check_crc=False):
             ends.append(chunk.batches["last_offset"].copy())
             largest = np.full(len(chunk.batches), NO_TIMESTAMP)
             times.append(largest)
-            wanted = np.isin(ends[-1], offsets)
-            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, path, backwards=False):
+            for run in reader.runs(chunk, np.isin(ends[-1], offsets)):
                 filled = np.flatnonzero(run.bodies["n_records"] > 0)
                 if len(filled):
                     of_records = np.concatenate(
@@ -162,8 +160,7 @@ def _largest_timestamps(
                     largest[run.first + filled] = np.maximum.reduceat(of_records, first)
     except LogFormatError as error:
         findings.problems.append(error)
-    n = min(len(ends), len(times))
-    return np.concatenate(ends[:n]), np.concatenate(times[:n])
+    return np.concatenate(ends), np.concatenate(times)
 
 
 def transaction_index_columns(data: bytes, path: str) -> Columns:
@@ -224,16 +221,16 @@ def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes
     return data[: len(data) - torn]
 
 
-def _log_of(path: str) -> str:
-    """Return the path of the `.log` beside an index, for errors in the log itself."""
-    return f"{path.rpartition('.')[0]}.{LOG}"
+def _log_of(file: Any, path: str) -> LogFile:
+    """Return the open `.log` beside an index; path: of the index, as everywhere in this module."""
+    return LogFile.opened(file, f"{path.rpartition('.')[0]}.{LOG}")
 
 
 def _headers(log: Any, path: str, findings: IndexFindings, max_batch_bytes: int) -> NDArray[np.void]:
-    """Return BATCH[n] of the whole log, as far as it can be read; path: of the index, as everywhere in this module."""
-    rows, buffer = [np.empty(0, BATCH)], ChunkBuffer(max_batch_bytes=max_batch_bytes)
+    """Return BATCH[n] of the whole log, as far as it can be read."""
+    rows, reader = [np.empty(0, BATCH)], LogReader(max_batch_bytes=max_batch_bytes)
     try:
-        for chunk in read_chunks(log, _log_of(path), 0, log.size(), buffer, Tail(), check_crc=False):
+        for chunk in reader.chunks(_log_of(log, path), check_crc=False):
             rows.append(chunk.batches.copy())
     except LogFormatError as error:
         findings.problems.append(error)

@@ -17,14 +17,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import legacy
-from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
-from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.chunks import Chunk, read_exactly
 from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.walk_kernels import checksums_fit
 from lastkey.logformat.dump.lines import RECORD_COLUMNS
 from lastkey.logformat.dump.log_options import NO_LIMIT, LogFindings, LogOptions, RecordLimits
 from lastkey.logformat.errors import LogFormatError, without_frames
 from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
 
 _PART_ROWS, _PART_BYTES = 1 << 20, 128 << 20  # text made at once: Arrow takes 2 GiB, JSON up to six bytes for one
@@ -38,10 +40,10 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
 
     file: open pyarrow file; size: number of its bytes to read, at most `options.max_bytes`.
     """
-    loader, last = BodyLoader(max_batch_bytes=options.max_batch_bytes), np.full(1, -1, np.int64)
-    for chunk in _chunks(file, path, min(size, options.max_bytes), options.max_batch_bytes, findings):
+    reader, last = LogReader(max_batch_bytes=options.max_batch_bytes), np.full(1, -1, np.int64)
+    for chunk in _chunks(file, path, min(size, options.max_bytes), reader, findings):
         if options.deep or options.wanted.by_record:
-            yield from _deep(chunk, loader, path, options, findings)
+            yield from _deep(chunk, reader, options, findings)
         else:
             may = options.wanted.batches(chunk.batches)
             if may.any():
@@ -54,17 +56,14 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
         findings.invalid_bytes = 0
 
 
-def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogFindings) -> Iterator[Chunk]:
+def _chunks(file: Any, path: str, end: int, reader: LogReader, findings: LogFindings) -> Iterator[Chunk]:
     """Yield all batches with a plausible size, whatever else is wrong with them."""
-    buffer, position, previous = ChunkBuffer(max_batch_bytes=max_batch_bytes), 0, -1
+    log, position, previous = LogFile.opened(file, path, end), 0, -1
     while True:
-        tail = Tail(position)
         at = position
         try:
-            for chunk in read_chunks(
-                file, path, position, end, buffer, tail, previous_last_offset=previous, check_crc=False
-            ):
-                at, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+            for chunk in reader.chunks(log, position, previous_last_offset=previous, check_crc=False):
+                at, previous = chunk.end, chunk.last_offset
                 yield chunk
         except LogFormatError as error:
             if [str(error)] != [str(problem) for problem in findings.problems[-1:]]:  # else the same batch came again
@@ -78,7 +77,7 @@ def _chunks(file: Any, path: str, end: int, max_batch_bytes: int, findings: LogF
                 return
             position, previous = at + step, -1
             continue
-        findings.invalid_bytes = tail.torn_bytes
+        findings.invalid_bytes = reader.tail.torn_bytes
         return
 
 
@@ -98,19 +97,20 @@ def _fit(chunk: Chunk, batches: NDArray[np.void]) -> NDArray[np.bool_]:
     return fit
 
 
-def _deep(chunk: Chunk, loader: BodyLoader, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
-    wanted = options.wanted.batches(chunk.batches)
-    for run in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, wanted, path):
+def _deep(chunk: Chunk, reader: LogReader, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+    for run in reader.runs_around_damage(chunk, options.wanted.batches(chunk.batches)):
         if isinstance(run, BadBatch):
             findings.problems.append(without_frames(run.error))
         else:
-            yield from _run_lines(run, chunk, path, options, findings)
+            yield from _run_lines(run, chunk, options, findings)
 
 
-def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
+def _run_lines(run: Run, chunk: Chunk, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
     row_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
     batches, keep = run.batches, None
-    checksums = legacy_checksums(run, chunk, path, options.max_batch_bytes) if (batches["magic"] < 2).any() else None
+    checksums = (
+        legacy_checksums(run, chunk, chunk.path, options.max_batch_bytes) if (batches["magic"] < 2).any() else None
+    )
     if not options.wanted.everything:
         keep = _keep(run, options.wanted)
         shown = np.bincount(row_of[keep], minlength=len(batches)) > 0
@@ -141,7 +141,7 @@ def _run_lines(run: Run, chunk: Chunk, path: str, options: LogOptions, findings:
             findings.problems.append(
                 LogFormatError(
                     "huge",
-                    path,
+                    chunk.path,
                     int(where["position"]),
                     "records of less than 2 GiB as text",
                     str(error),

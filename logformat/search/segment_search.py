@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, batch_problem, only_zeros
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import NO_END, batch_problem, only_zeros
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TIME_INDEX_ENTRY
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.locations import file_system
-from lastkey.logformat.regular_files import open_regular
+from lastkey.logformat.regular_files import LogFile, open_regular
 from lastkey.logformat.search import offset_kernels as k
 from lastkey.logformat.search.memory_index import MOST_ENTRIES, NO_LIMIT, Largest, index_entries, joined_entries, larger
 from lastkey.logformat.search.offset_kernels import LOCATION
@@ -180,13 +180,12 @@ class SearchableSegment:
         if not self.find_offsets(np.full(1, offset), np.zeros(1, np.int64), found):
             return None
         start, largest = int(found["position"][0]), Largest(timestamp, int(found["position"][0]), int(found["size"][0]))
-        tail = Tail(start)
-        with open_regular(self._filesystem, self.path) as file:
-            for headers in read_headers(file, self.path, start, self.end, ChunkBuffer(_BUFFER_BYTES), tail):
-                if headers.position == start and headers.batches["max_timestamp"][0] != timestamp:
-                    return None
-                largest = larger(largest, headers.batches)
-        self._end_at(tail.position)
+        reader = LogReader(_BUFFER_BYTES)
+        for chunk in reader.headers(self._log(), start):
+            if chunk.position == start and chunk.batches["max_timestamp"][0] != timestamp:
+                return None
+            largest = larger(largest, chunk.batches)
+        self._end_at(reader.tail.position)
         return largest
 
     def _open(self, path: str | None, entry_size: int) -> tuple[Bytes, int, int]:
@@ -271,32 +270,26 @@ class SearchableSegment:
         interval = max(INDEX_INTERVAL_BYTES, self.listed.size // MOST_ENTRIES)
         state = index_kernels.new_state(self.base_offset, interval, NO_LIMIT, NO_LIMIT)
         offsets, times = [], []
-        tail: Tail = Tail()
         largest: Largest | None = None
-        with open_regular(self._filesystem, self.path) as file:
-            try:
-                for headers in read_headers(
-                    file,
-                    self.path,
-                    0,
-                    self.end,
-                    ChunkBuffer(_BUFFER_BYTES),
-                    tail,
-                    previous_last_offset=self.base_offset - 1,
-                ):
-                    entries, time_entries = index_entries(headers.batches, state)
-                    offsets.append(entries)
-                    times.append(time_entries)
-                    largest = larger(largest, headers.batches)
-                self._end_at(tail.position)
-                self._largest = largest or Largest(-1, 0, 0)
-            except LogFormatError as error:
-                if error.kind in ("unreadable", "changed"):
-                    raise
-                self._damage = error
+        reader = LogReader(_BUFFER_BYTES)
+        try:
+            for chunk in reader.headers(self._log(), previous_last_offset=self.base_offset - 1):
+                entries, time_entries = index_entries(chunk.batches, state)
+                offsets.append(entries)
+                times.append(time_entries)
+                largest = larger(largest, chunk.batches)
+            self._end_at(reader.tail.position)
+            self._largest = largest or Largest(-1, 0, 0)
+        except LogFormatError as error:
+            if error.kind in ("unreadable", "changed"):
+                raise
+            self._damage = error
         self._made_anew, self.budget = True, NO_LIMIT
         self.index, self.entry_size, self.n_entries = joined_entries(offsets)
         self._times = joined_entries(times)
+
+    def _log(self) -> LogFile:
+        return LogFile(lambda: open_regular(self._filesystem, self.path), self.path, self.end)
 
     def _end_at(self, position: int) -> None:
         if position < self.end:
@@ -306,7 +299,7 @@ class SearchableSegment:
 
     def _only_zeros(self, position: int) -> bool:
         with open_regular(self._filesystem, self.path) as file:
-            return only_zeros(file, self.path, position, self.end, ChunkBuffer(_BUFFER_BYTES))
+            return only_zeros(file, self.path, position, self.end)
 
     def _moved(self) -> LogFormatError:
         return LogFormatError("changed", self.path, 0, "an unchanged log", "other batches than before")

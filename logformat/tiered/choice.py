@@ -31,10 +31,10 @@ from typing import Final
 import numpy as np
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
 from lastkey.logformat.layout import BATCH_HEADER
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import checkpoints, offset_index
 from lastkey.logformat.tiered.contents import Contents
 from lastkey.logformat.tiered.objects import EPOCHS, Copy
@@ -142,12 +142,10 @@ def _with_epochs(extents: Sequence[Extent]) -> list[Extent]:
 def _epochs(contents: Contents) -> tuple[tuple[int, int], ...]:
     """Return (epoch, start offset) by the batches of a log; () if they are older than leader epochs."""
     out: list[tuple[int, int]] = []
-    path, size = f"{contents.copy.name}.{names.LOG}", contents.sizes[names.LOG]
-    with readable(path), contents.open(names.LOG) as file:
-        for headers in read_headers(file, path, 0, size, ChunkBuffer(_CHUNK_BYTES), Tail()):
-            epochs = headers.batches["partition_leader_epoch"]
-            first = np.flatnonzero(np.diff(epochs, prepend=out[-1][0] if out else -2))
-            out += zip(epochs[first].tolist(), headers.batches["base_offset"][first].tolist(), strict=True)
+    for chunk in LogReader(_CHUNK_BYTES).headers(_log(contents)):
+        epochs = chunk.batches["partition_leader_epoch"]
+        first = np.flatnonzero(np.diff(epochs, prepend=out[-1][0] if out else -2))
+        out += zip(epochs[first].tolist(), chunk.batches["base_offset"][first].tolist(), strict=True)
     return tuple(out) if all(epoch >= 0 for epoch, _ in out) else ()
 
 
@@ -196,15 +194,17 @@ def _position_before(contents: Contents, offset: int) -> int:
     return int(before[-1]) if len(before) else 0
 
 
+def _log(contents: Contents) -> LogFile:
+    return LogFile(lambda: contents.open(names.LOG), f"{contents.copy.name}.{names.LOG}", contents.sizes[names.LOG])
+
+
 def _batches(contents: Contents, position: int) -> Iterable[tuple[int, int, int]]:
     """Yield (position, base offset, last offset) of the batches from a position on."""
-    path, size = f"{contents.copy.name}.{names.LOG}", contents.sizes[names.LOG]
-    with readable(path), contents.open(names.LOG) as file:
-        for headers in read_headers(file, path, position, size, ChunkBuffer(_CHUNK_BYTES), Tail()):
-            rows = headers.batches
-            yield from zip(
-                rows["position"].tolist(), rows["base_offset"].tolist(), rows["last_offset"].tolist(), strict=True
-            )
+    for chunk in LogReader(_CHUNK_BYTES).headers(_log(contents), position):
+        rows = chunk.batches
+        yield from zip(
+            rows["position"].tolist(), rows["base_offset"].tolist(), rows["last_offset"].tolist(), strict=True
+        )
 
 
 def _epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:

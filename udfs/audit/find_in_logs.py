@@ -10,32 +10,24 @@ In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and w
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
-from lastkey.logformat.batches.chunks import (
-    CHUNK_BYTES,
-    Chunk,
-    ChunkBuffer,
-    Tail,
-    only_zeros,
-    read_chunks,
-    read_exactly,
-)
+from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk, only_zeros, read_exactly
 from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.udfs.audit.findings import MAY, Found, SearchFile
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.data_source.pieces import Piece
-from lastkey.udfs.data_source.resume import resume_position
+from lastkey.udfs.data_source.read_piece import resume_position
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import cached_root, opened
 
@@ -48,26 +40,24 @@ class LogSearch:
 
     def __init__(self, keys: KeySet) -> None:
         self.keys = keys
-        self.buffer = ChunkBuffer(CHUNK_BYTES)
-        self.loader = BodyLoader(max_batch_bytes=self.buffer.max_batch_bytes, secret=keys.secret)
+        self.reader = LogReader(secret=keys.secret)
 
     def search(self, file: SearchFile, found: Found) -> None:
         """Add to `found` what a log holds of the keys, and the problems of what cannot be read."""
-        self.buffer.max_batch_bytes = self.loader.max_batch_bytes = file.max_batch_bytes
+        self.reader.buffer.max_batch_bytes = self.reader.loader.max_batch_bytes = file.max_batch_bytes
         position, previous = 0, -1
         while position < file.size:
-            tail = Tail(position)
             try:
                 with opened(cached_root(file.root), file.path) as log:
                     grown = self._grown(log, file)
-                    for chunk in read_chunks(
-                        log, file.shown, position, file.size, self.buffer, tail, previous_last_offset=previous
-                    ):
+                    listed = LogFile.opened(log, file.shown, file.size)
+                    for chunk in self.reader.chunks(listed, position, previous_last_offset=previous):
                         self._chunk(file, chunk, found)
-                        position, previous = chunk.position + len(chunk.raw), int(chunk.batches["last_offset"][-1])
+                        position, previous = chunk.end, chunk.last_offset
                     if grown is not None:
                         found.problem(grown, "what was appended meanwhile was not read")
-                    torn = tail.torn_bytes and not only_zeros(log, file.shown, tail.position, file.size, self.buffer)
+                    tail = self.reader.tail
+                    torn = tail.torn_bytes and not only_zeros(log, file.shown, tail.position, file.size)
                 if torn:
                     whole = "whole batches up to the end"
                     error = LogFormatError(
@@ -98,7 +88,7 @@ class LogSearch:
     def _chunk(self, file: SearchFile, chunk: Chunk, found: Found) -> None:
         batches = chunk.batches
         wanted = (batches["records_count"] != 0) & (batches["attributes"] & CONTROL_MASK == 0)
-        for part in self.loader.runs_around_damage(chunk.raw, chunk.position, batches, wanted, file.shown):
+        for part in self.reader.runs_around_damage(chunk, wanted):
             if isinstance(part, BadBatch):
                 bad = batches[part.row]
                 start = int(bad["position"])
@@ -170,7 +160,7 @@ def _windows(longest: int, read: Read, start: int, end: int) -> Iterator[tuple[i
 
 def check_size(file: Any, listed: SearchFile) -> None:
     """Raise LogFormatError kind "changed" unless an open file has the size that it was listed with."""
-    size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
+    size = int(file.size())
     if size != listed.size:
         raise LogFormatError(
             "changed", listed.shown, min(size, listed.size), f"{listed.size} bytes, as listed", f"{size}",

@@ -6,27 +6,20 @@ the memory of a chunk. Bytes at the end that are no batch come along as they are
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.chunks import (
-    CHUNK_BYTES,
-    MAX_BATCH_BYTES,
-    Chunk,
-    ChunkBuffer,
-    Tail,
-    read_chunks,
-    read_exactly,
-)
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, Chunk, read_exactly
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.formats import Converted, Converter, Magic
-from lastkey.udfs.storage import Root, open_output, opened
+from lastkey.udfs.storage import Root, log_file, open_output
 
 _PIECE: Final = 8 << 20
 _SPARE: Final = 8  # this part of the limit is left for the way back to magic 2
@@ -75,18 +68,15 @@ def convert_log(
     LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; what is written then is
     worth nothing.
     """
-    buffer, tail = ChunkBuffer(settings.chunk_bytes, settings.max_batch_bytes), Tail()
+    reader, log = LogReader(settings.chunk_bytes, settings.max_batch_bytes), log_file(source, path, size)
     converter = Converter(settings.magic, max_batch_bytes=settings.max_batch_bytes)
     indexes = IndexBuilder(
         base_offset, settings.index_interval_bytes, settings.segment_index_bytes, to, settings.time_index_interval_ms
     )
     room = limit - limit // _SPARE
     read = written = batches = changed = total = 0
-    with (
-        opened(source, path) as file,
-        open_output(target, to) as out,
-    ):
-        for chunk in read_chunks(file, path, 0, size, buffer, tail):
+    with open_output(target, to) as out:
+        for chunk in reader.chunks(log):
             read = crc32c_extend(read, chunk.raw)
             for part in converter.convert(chunk.raw, chunk.position, chunk.batches, path):
                 rows = chunk.batches[part.first : part.first + len(part.sizes)]
@@ -108,11 +98,12 @@ def convert_log(
                 written = crc32c_extend(written, part.data)
                 batches += len(rows)
                 changed += int(part.changed.sum())
-        for at in range(tail.position, size, _PIECE):  # a torn batch, or zeros
-            piece = np.empty(min(_PIECE, size - at), np.uint8)
-            read_exactly(file, path, at, piece)
-            out.write(piece.data)
-            read, written, total = crc32c_extend(read, piece), crc32c_extend(written, piece), total + len(piece)
+        with log.open() if reader.tail.torn_bytes else nullcontext() as file:
+            for at in range(reader.tail.position, size, _PIECE):  # a torn batch, or zeros
+                piece = np.empty(min(_PIECE, size - at), np.uint8)
+                read_exactly(file, path, at, piece)
+                out.write(piece.data)
+                read, written, total = crc32c_extend(read, piece), crc32c_extend(written, piece), total + len(piece)
     return ConvertedLog(total, batches, changed, read, written, *indexes.finish())
 
 
@@ -125,10 +116,6 @@ def _unchanged(part: Converted, chunk: Chunk, rows: np.ndarray) -> Converted:
 def holds_magic_3(root: Root, path: str, size: int) -> bool:
     """Return whether some batch has magic 3, by the headers alone. Damage ends the walk: who reads the log says it."""
     try:
-        with opened(root, path) as file:
-            for headers in read_headers(file, path, 0, size, ChunkBuffer(), Tail()):
-                if (headers.batches["magic"] == 3).any():
-                    return True
+        return any((chunk.batches["magic"] == 3).any() for chunk in LogReader().headers(log_file(root, path, size)))
     except LogFormatError:
-        pass
-    return False
+        return False

@@ -10,17 +10,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
 from lastkey.logformat.batches.columns import Place, header_batch
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import BATCHES, select
-from lastkey.udfs.data_source.gaps import Gaps
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec
-from lastkey.udfs.data_source.rows import aligned
-from lastkey.udfs.data_source.stretches import Stretch, read_piece
+from lastkey.udfs.data_source.read_piece import Gaps, Stretch, aligned, read_piece
 
-_BUFFER_BYTES: Final = 8 << 20
 _MAX_ROWS: Final = 1 << 16
 
 
@@ -30,24 +27,18 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     Raises LogFormatError for what cannot be read; with spec.set_aside it yields a row with the problem instead.
     """
     schema = select(BATCHES, [name for name in spec.schema.names if name in BATCHES.names] or ["position"])
-    buffer, gaps = ChunkBuffer(_BUFFER_BYTES), Gaps(spec)
+    reader, gaps = LogReader(), Gaps(spec)
     for piece in pieces:
-        yield from read_piece(piece, spec, gaps, partial(_stretches, piece, spec, schema, buffer))
+        yield from read_piece(piece, spec, gaps, reader, partial(_stretches, piece, spec, schema, reader))
 
 
 def _stretches(
-    piece: Piece, spec: ReadSpec, schema: Any, buffer: ChunkBuffer, file: Any, position: int, previous: int, tail: Tail
+    piece: Piece, spec: ReadSpec, schema: Any, reader: LogReader, log: LogFile, position: int, previous: int
 ) -> Iterator[Stretch]:
-    for headers in read_headers(file, piece.shown, position, piece.end, buffer, tail, previous_last_offset=previous):
-        _check(piece, spec, headers.batches)
-        rows = _rows(piece, spec, schema, headers.batches, previous)
-        yield rows, headers.batches, headers.position + headers.size
-        previous = int(headers.batches["last_offset"][-1])
-
-
-def _check(piece: Piece, spec: ReadSpec, batches: np.ndarray) -> None:
-    if not spec.set_aside:  # with set_aside, batches are shown as they are
-        check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, batches)
+    for chunk in reader.headers(log, position, previous_last_offset=previous):
+        if not spec.set_aside:  # with set_aside, batches are shown as they are
+            check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
+        yield _rows(piece, spec, schema, chunk.batches, chunk.before), chunk
 
 
 def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray, previous: int) -> Iterator[Any]:

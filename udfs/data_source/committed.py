@@ -20,12 +20,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import Chunk
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 from lastkey.udfs.data_source.pieces import ListedLog, Piece
-from lastkey.udfs.storage import cached_root, opened
+from lastkey.udfs.storage import cached_root, log_file
 
 _BUFFER_BYTES: Final = 1 << 20
 LogsBehind = Callable[[ListedLog], Iterable[ListedLog]]
@@ -113,13 +113,11 @@ class Outcomes:
 
 def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[np.void]]:
     """Yield _MARKER[m] of the piece's segment, from the piece's start on, then of the segments behind it, in parts."""
-    buffer = ChunkBuffer(_BUFFER_BYTES)
-    start = piece.start
+    reader, start = LogReader(_BUFFER_BYTES), piece.start
     for log in _logs(piece, logs_behind):
-        with opened(cached_root(log.root), log.path) as file:
-            shown = f"{log.root}/{log.path}"
-            for headers in read_headers(file, shown, start, log.size, buffer, Tail(), check_markers=True):
-                yield _of(headers.batches)
+        file = log_file(cached_root(log.root), log.path, log.size, f"{log.root}/{log.path}")
+        for chunk in reader.headers(file, start, check_markers=True):
+            yield _of(chunk.batches)
         start = 0
 
 

@@ -15,9 +15,7 @@ each.
 
 from __future__ import annotations
 
-import io
 import itertools
-import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,16 +23,17 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, readable, stopped
 from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.search.partition_log import PartitionLog
 from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index
-from lastkey.udfs.data_source.gaps import GAP_HINT
 from lastkey.udfs.data_source.log_end import OpenedLog, open_log
 from lastkey.udfs.data_source.pieces import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
+from lastkey.udfs.data_source.read_piece import GAP_HINT
 from lastkey.udfs.holes import GapFinder, offsets_behind
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Behind
@@ -91,15 +90,13 @@ def first_offset(root: Root, path: str) -> int:
     """
     with opened(root, path) as file, readable(path):
         first = file.read(8)
-        size = os.fstat(file.fileno()).st_size if isinstance(file, io.FileIO) else int(file.size())
         if len(first) < 8:
             return 0
         try:
-            chunk = next(read_chunks(file, path, 0, size, ChunkBuffer(_FIRST_BYTES), Tail()), None)
+            reader = LogReader(_FIRST_BYTES)
+            chunk = next(reader.chunks(LogFile.opened(file, path)), None)
             if chunk is not None and chunk.batches["base_offset"][0] < 0:
-                wrapper, wanted = chunk.batches[:1], np.ones(1, np.bool_)
-                loader = BodyLoader(max_batch_bytes=MAX_BATCH_BYTES)
-                (run,) = loader.runs(chunk.raw, 0, wrapper, wanted, path, backwards=False)
+                (run,) = reader.runs(replace(chunk, batches=chunk.batches[:1]))
                 return int(run.bodies["base_offset"][0] + run.spans["offset_delta"][0])
         except LogFormatError:
             pass

@@ -12,9 +12,8 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.schemas import INDEX
 from lastkey.logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
-from lastkey.udfs.data_source.gaps import GAP_HINT
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, SourcePartition
-from lastkey.udfs.data_source.rows import aligned, problem_row
+from lastkey.udfs.data_source.read_piece import GAP_HINT, aligned, problem_row
 from lastkey.udfs.holes import GapFinder
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import cached_root, read_file

@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.search.partition_log import PartitionLog
 from lastkey.udfs.data_source.pieces import LATEST, Piece, Range, SourcePartition, Wanted
-from lastkey.udfs.data_source.resume import resume_position
+from lastkey.udfs.data_source.read_piece import resume_position
 from lastkey.udfs.lookup.last_stable_offset import damage_at, last_stable_offset
-from lastkey.udfs.storage import cached_place, cached_root, opened
+from lastkey.udfs.storage import cached_place, cached_root, log_file
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -105,14 +105,12 @@ def _log(partition: SourcePartition, end: int | None, known: int | None = None) 
 def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError | None]:
     """Return (offset behind the last batch that can be found, error that hides later ones; None: nothing does)."""
     last = partition.segments[-1]
-    end, position, buffer = last.base_offset, 0, ChunkBuffer(_BUFFER_BYTES)
+    end, position, reader = last.base_offset, 0, LogReader(_BUFFER_BYTES)
+    log = log_file(cached_root(last.root), last.path, last.size, f"{last.root}/{last.path}")
     while position < last.size:
         try:
-            with opened(cached_root(last.root), last.path) as file:
-                shown = f"{last.root}/{last.path}"
-                for headers in read_headers(file, shown, position, last.size, buffer, Tail()):
-                    position = headers.position + headers.size
-                    end = int(headers.batches["last_offset"][-1]) + 1  # not the largest, which may be the damage
+            for chunk in reader.headers(log, position):
+                position, end = chunk.end, chunk.last_offset + 1  # not the largest, which may be the damage
             break
         except LogFormatError as error:
             found = _resume(last, error, position)

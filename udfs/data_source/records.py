@@ -20,17 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
-from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk
 from lastkey.logformat.batches.columns import MAX_ROWS, Place, record_batches
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.udfs.data_source.committed import Outcomes
-from lastkey.udfs.data_source.gaps import Gaps
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, limited
-from lastkey.udfs.data_source.rows import aligned, problem_row
-from lastkey.udfs.data_source.stretches import Stretch, read_piece
+from lastkey.udfs.data_source.read_piece import Gaps, Stretch, aligned, problem_row, read_piece
 from lastkey.udfs.problem import Problem
 
 _SEARCH_BYTES: Final = 1 << 30  # of one Arrow batch of the columns that a search compares
@@ -58,8 +58,7 @@ class _Reader:
         self.rows_of = rows_of
         self.schema = select(RECORDS, [name for name in spec.schema.names if name in RECORDS.names] or ["offset"])
         keys_only = rows_of is None and not {"value", "headers"} & set(self.schema.names)
-        self.loader = BodyLoader(max_batch_bytes=spec.max_batch_bytes, keys_only=keys_only)
-        self.buffer = ChunkBuffer(CHUNK_BYTES, spec.max_batch_bytes)
+        self.reader = LogReader(CHUNK_BYTES, spec.max_batch_bytes, keys_only=keys_only)
         self.searched = select(
             RECORDS,
             (["key"] if spec.wanted.keys is not None else []) + (["timestamp_ms"] if spec.wanted.by_time else []),
@@ -69,14 +68,12 @@ class _Reader:
 
     def read(self, piece: Piece) -> Iterator[Any]:
         """Yield the records of one piece."""
-        return read_piece(piece, self.spec, self.gaps, partial(self._stretches, piece))
+        return read_piece(piece, self.spec, self.gaps, self.reader, partial(self._stretches, piece))
 
-    def _stretches(self, piece: Piece, file: Any, position: int, previous: int, tail: Tail) -> Iterator[Stretch]:
+    def _stretches(self, piece: Piece, log: LogFile, position: int, previous: int) -> Iterator[Stretch]:
         outcomes = self._outcomes(piece, position)
-        for chunk in read_chunks(
-            file, piece.shown, position, piece.end, self.buffer, tail, previous_last_offset=previous
-        ):
-            yield self._chunk(piece, chunk, outcomes), chunk.batches, chunk.position + len(chunk.raw)
+        for chunk in self.reader.chunks(log, position, previous_last_offset=previous):
+            yield self._chunk(piece, chunk, outcomes), chunk
 
     def _outcomes(self, piece: Piece, position: int) -> Outcomes | None:
         """Return the outcomes of transactions from a position on; None if aborted records are wanted too.
@@ -111,10 +108,10 @@ class _Reader:
         if not wanted.any():
             return
         if not self.spec.set_aside:
-            for run in self.loader.runs(chunk.raw, chunk.position, batches, wanted, piece.shown, backwards=False):
+            for run in self.reader.runs(chunk, wanted):
                 yield from self._run(piece, run)
             return
-        for found in self.loader.runs_around_damage(chunk.raw, chunk.position, batches, wanted, piece.shown):
+        for found in self.reader.runs_around_damage(chunk, wanted):
             if isinstance(found, BadBatch):
                 yield problem_row(self.spec.schema, piece, Problem.of(found.error))
             else:

@@ -18,14 +18,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.udfs.lookup.queries import LookupPlan
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import cached_root, opened
+from lastkey.udfs.storage import cached_root, log_file
 
 OFFSET_ENTRY: Final = OFFSET_INDEX_ENTRY.itemsize
 TIME_ENTRY: Final = TIME_INDEX_ENTRY.itemsize
@@ -74,7 +73,7 @@ _COUNTS = (
 def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
     """Return the counts of one partition; batches behind a bad one are not counted, and `problem` says so."""
     log = plan.log
-    buffer = ChunkBuffer(_CHUNK_BYTES)
+    reader = LogReader(_CHUNK_BYTES)
     total = IndexSizes(log.topic)
     days: set[int] = set()
     problem = log.problem
@@ -87,13 +86,12 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
         seconds = np.empty(0, np.int64)
         batches = bytes_read = n_bytes = 0
         try:
-            with opened(cached_root(segment.root), segment.path) as file:
-                for headers in read_headers(file, segment.path, 0, segment.size, buffer, Tail()):
-                    rows = headers.batches
-                    builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
-                    seconds = _merged(seconds, rows["max_timestamp"])
-                    batches, bytes_read = batches + len(rows), bytes_read + headers.bytes_read
-                    n_bytes += headers.size
+            for chunk in reader.headers(log_file(cached_root(segment.root), segment.path, segment.size)):
+                rows = chunk.batches
+                builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
+                seconds = _merged(seconds, rows["max_timestamp"])
+                batches, bytes_read = batches + len(rows), bytes_read + chunk.bytes_read
+                n_bytes += chunk.size
         except Exception as error:  # the other segments go on
             problem = problem or Problem.of(stopped(error, segment.path))
         offset_index, time_index = builder.finish()

@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState
-from lastkey.udfs.storage import cached_root, opened, read_file
+from lastkey.udfs.storage import cached_root, log_file, read_file
 
 _BUFFER_BYTES: Final = 1 << 20
 
@@ -45,22 +45,16 @@ def last_stable_offset(
     log_start_offset = max(log_start_offset or 0, segments[0].base_offset if segments else 0)
     state, first = _loaded(segments, snapshots, high_watermark)
     completed, end = [np.empty(0, MARKER)], log_start_offset
-    buffer = ChunkBuffer(_BUFFER_BYTES)
+    reader = LogReader(_BUFFER_BYTES)
     for segment in segments[first:]:
-        end = max(end, segment.base_offset)
+        end, log = max(end, segment.base_offset), _log(segment)
         position: int | None = 0
         while position is not None and position < segment.size:
             try:
-                with opened(cached_root(segment.root), segment.path) as file:
-                    shown = f"{segment.root}/{segment.path}"
-                    for headers in read_headers(
-                        file, shown, position, segment.size, buffer, Tail(), check_markers=True
-                    ):
-                        batches = headers.batches
-                        position = headers.position + headers.size
-                        end = int(batches["last_offset"][-1]) + 1
-                        counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
-                        completed.append(state.append(batches[counts], shown))
+                for chunk in reader.headers(log, position, check_markers=True):
+                    batches, position, end = chunk.batches, chunk.end, chunk.last_offset + 1
+                    counts = (batches["producer_id"] >= 0) & (batches["last_offset"] >= log_start_offset)
+                    completed.append(state.append(batches[counts], log.path))
                 break
             except LogFormatError as error:
                 if resume is None:
@@ -77,6 +71,10 @@ def last_stable_offset(
     return found
 
 
+def _log(segment: ListedSegment) -> LogFile:
+    return log_file(cached_root(segment.root), segment.path, segment.size, f"{segment.root}/{segment.path}")
+
+
 def damage_at(segments: Sequence[ListedSegment], offset: int) -> LogFormatError | None:
     """Return what is wrong with the batch that holds an offset; None if nothing is, or there is no such batch.
 
@@ -87,14 +85,12 @@ def damage_at(segments: Sequence[ListedSegment], offset: int) -> LogFormatError 
     number = bisect.bisect_right(bases, offset) - 1
     if number < 0:
         return None
-    segment, tail, buffer = segments[number], Tail(), ChunkBuffer(_BUFFER_BYTES)
-    shown = f"{segment.root}/{segment.path}"
+    log, reader = _log(segments[number]), LogReader(_BUFFER_BYTES)
     try:
-        with opened(cached_root(segment.root), segment.path) as file:
-            for _ in read_headers(file, shown, 0, segment.size, buffer, tail, end_offset=offset):
-                pass
-            if tail.reached_end_offset:
-                next(read_chunks(file, shown, tail.position, segment.size, buffer, Tail()), None)
+        for _ in reader.headers(log, end_offset=offset):
+            pass
+        if reader.tail.reached_end_offset:
+            next(reader.chunks(log, reader.tail.position), None)
     except LogFormatError as error:
         return error
     return None

@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.regular_files import LogFile
 from lastkey.udfs.lookup import minute_kernels as kernels
-from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.storage import log_file, open_root
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 CREATE_TIME: Final = "CreateTime"
@@ -69,11 +70,12 @@ def _rows(segment: TimedSegment) -> Any:
     first = FirstOffsets()
     option = LOG_APPEND_TIME
     try:
-        said, by_headers = _by_headers(segment, first)
+        log = log_file(open_root(listed.root), listed.path, listed.size)
+        said, by_headers = _by_headers(log, segment.max_batch_bytes, first)
         option = LOG_APPEND_TIME if by_headers else CREATE_TIME
         if not said:
             first = FirstOffsets()
-            _by_records(segment, first)
+            _by_records(log, segment.max_batch_bytes, first)
     except Exception as error:  # the other segments go on; rows up to there stay
         problem = str(stopped(error, listed.path))
     minutes, offsets = first.sorted()
@@ -92,30 +94,25 @@ def _rows(segment: TimedSegment) -> Any:
     return pa.RecordBatch.from_arrays([columns[name] for name in TIME_INDEX_ROWS.names], schema=TIME_INDEX_ROWS)
 
 
-def _by_headers(segment: TimedSegment, first: FirstOffsets) -> tuple[bool, bool]:
+def _by_headers(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> tuple[bool, bool]:
     """Note minutes from headers. Return (whether headers say it all, whether all data has LogAppendTime)."""
-    listed = segment.listed
-    with opened(open_root(listed.root), listed.path) as file:
-        said, buffer = True, ChunkBuffer(1 << 20, segment.max_batch_bytes)
-        for headers in read_headers(file, listed.path, 0, listed.size, buffer, Tail()):
-            b = headers.batches
-            data = (b["attributes"] & CONTROL_MASK == 0) & (b["records_count"] != 0)
-            if (data & (b["attributes"] & TIMESTAMP_TYPE_MASK == 0)).any():
-                return False, False
-            # headers of compacted batches, and of compressed ones of magic 0 or 1, do not hold the first offset
-            said = said and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
-            first.note_headers(b)
+    said = True
+    for chunk in LogReader(1 << 20, max_batch_bytes).headers(log):
+        b = chunk.batches
+        data = (b["attributes"] & CONTROL_MASK == 0) & (b["records_count"] != 0)
+        if (data & (b["attributes"] & TIMESTAMP_TYPE_MASK == 0)).any():
+            return False, False
+        # headers of compacted batches, and of compressed ones of magic 0 or 1, do not hold the first offset
+        said = said and not (data & (b["records_count"] != b["last_offset"] - b["base_offset"] + 1)).any()
+        first.note_headers(b)
     return said, True
 
 
-def _by_records(segment: TimedSegment, first: FirstOffsets) -> None:
-    listed, loader = segment.listed, BodyLoader(max_batch_bytes=segment.max_batch_bytes, keys_only=True)
-    with opened(open_root(listed.root), listed.path) as file:
-        buffer = ChunkBuffer(max_batch_bytes=segment.max_batch_bytes)
-        for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail()):
-            wanted = chunk.batches["attributes"] & CONTROL_MASK == 0
-            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, listed.path, backwards=False):
-                first.note_records(run)
+def _by_records(log: LogFile, max_batch_bytes: int, first: FirstOffsets) -> None:
+    reader = LogReader(max_batch_bytes=max_batch_bytes, keys_only=True)
+    for chunk in reader.chunks(log):
+        for run in reader.runs(chunk, chunk.batches["attributes"] & CONTROL_MASK == 0):
+            first.note_records(run)
 
 
 class FirstOffsets:

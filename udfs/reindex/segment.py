@@ -9,7 +9,6 @@ bound.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer, Tail, read_chunks
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK
@@ -30,7 +29,7 @@ from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, new_folder, settle
-from lastkey.udfs.storage import Root, open_root, opened
+from lastkey.udfs.storage import Root, log_file, open_root
 from lastkey.udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows
 
 _OURS: Final = (names.INDEX, names.TIME_INDEX)
@@ -96,14 +95,14 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
 
     Whatever stops the work on a segment becomes its problem; only a full disk raises OSError.
     """
-    buffer = ChunkBuffer(task.settings.chunk_bytes, task.settings.max_batch_bytes)
+    reader = LogReader(task.settings.chunk_bytes, task.settings.max_batch_bytes)
     made = attempt(task.folder, lambda: new_folder(task.target, task.folder))
     if isinstance(made, Problem):
         return [_stopped(task, segment, made) for segment in task.segments]
     outcomes = []
     for number, segment in enumerate(task.segments):
         started = time.perf_counter()
-        done = attempt(segment.path, lambda i=number: _reindex(task, i, buffer))  # type: ignore[misc]
+        done = attempt(segment.path, lambda i=number: _reindex(task, i, reader))  # type: ignore[misc]
         outcome = _stopped(task, segment, done) if isinstance(done, Problem) else done
         outcomes.append(replace(outcome, seconds=time.perf_counter() - started))
     files = [file for outcome in outcomes for file in outcome.files]
@@ -119,7 +118,7 @@ def _stopped(task: ReindexTask, segment: ListedSegment, problem: Problem) -> Seg
     return SegmentOutcome(segment.base_offset, segment.path, problem, files=files)
 
 
-def _reindex(task: ReindexTask, number: int, buffer: ChunkBuffer) -> SegmentOutcome:
+def _reindex(task: ReindexTask, number: int, reader: LogReader) -> SegmentOutcome:
     segment, settings = task.segments[number], task.settings
     after = task.segments[number + 1].base_offset if number + 1 < len(task.segments) else task.next_base_offset
     root = open_root(segment.root)
@@ -134,7 +133,7 @@ def _reindex(task: ReindexTask, number: int, buffer: ChunkBuffer) -> SegmentOutc
         segment.path,
         settings.time_index_interval_ms,
     )
-    found = scan(root, segment, settings, buffer, builder, judge, next_base_offset=after)
+    found = scan(segment, after, settings.check_crc, reader, builder, judge)
     rebuilt = builder.finish()
     limit = settings.segment_index_bytes
     verdicts = judge.offset_index(rebuilt[0], limit), judge.time_index(rebuilt[1], limit)
@@ -164,25 +163,13 @@ def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes |
         return unparsed(error)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Consecutive batches."""
-
-    position: int
-    size: int
-    batches: NDArray[np.void]
-    bytes_read: int
-
-
 def scan(
-    root: Root,
     segment: ListedSegment,
-    settings: ReindexSettings,
-    buffer: ChunkBuffer,
-    builder: IndexBuilder,
-    judge: IndexJudge | None = None,
-    *,
     next_base_offset: int | None,
+    check_crc: bool,
+    reader: LogReader,
+    builder: IndexBuilder,
+    judge: IndexJudge,
 ) -> SegmentOutcome:
     """Scan a log in one pass. next_base_offset: as in ReindexTask.
 
@@ -196,13 +183,14 @@ def scan(
     last_markers = np.empty(0, TXN_ROW)
     epochs: list[EpochEntry] = []
     first, last, n_batches, bytes_read, dense = -1, -1, 0, 0, True
-    tail = Tail()
-    for part in _parts(root, segment, settings, buffer, tail):
-        batches = part.batches
+    root = open_root(segment.root)
+    log = log_file(root, path, segment.size)
+    headers_only = not check_crc and root.is_local
+    for chunk in reader.headers(log) if headers_only else reader.chunks(log, check_crc=check_crc):
+        batches = chunk.batches
         check_offsets(path, base, next_base_offset, batches)
         builder.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
-        if judge is not None:
-            judge.feed(batches, part.position, part.size)
+        judge.feed(batches, chunk.position, chunk.size)
         owned = batches[batches["producer_id"] >= 0]
         if len(owned) and producer_problem is None:
             try:
@@ -222,7 +210,8 @@ def scan(
         first = int(starts[0]) if n_batches == 0 else first
         last = int(ends[-1])
         n_batches += len(batches)
-        bytes_read += part.bytes_read
+        bytes_read += chunk.bytes_read
+    tail = reader.tail
     if tail.torn_bytes and next_base_offset is not None:
         raise LogFormatError(
             "torn_tail",
@@ -248,27 +237,6 @@ def scan(
         epochs=tuple(epochs),
         bytes_read=bytes_read,
     )
-
-
-def _parts(
-    root: Root, segment: ListedSegment, settings: ReindexSettings, buffer: ChunkBuffer, tail: Tail
-) -> Iterator[_Part]:
-    path = segment.path
-    if not settings.check_crc and root.is_local:
-        with opened(root, path) as file:
-            _check_size(path, int(file.size()), segment.size)
-            for headers in read_headers(file, path, 0, segment.size, buffer, tail):
-                yield _Part(headers.position, headers.size, headers.batches, headers.bytes_read)
-        return
-    with opened(root, path) as file:
-        _check_size(path, int(file.size()), segment.size)
-        for chunk in read_chunks(file, path, 0, segment.size, buffer, tail, check_crc=settings.check_crc):
-            yield _Part(chunk.position, len(chunk.raw), chunk.batches, len(chunk.raw))
-
-
-def _check_size(path: str, size: int, listed: int) -> None:
-    if size < listed:
-        raise LogFormatError("changed", path, size, f"{listed} bytes, as listed", f"{size}")
 
 
 def _only_aborts(summary: ProducerSummary) -> ProducerSummary:

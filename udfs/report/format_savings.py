@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.primitives.codec import compress
@@ -24,7 +24,7 @@ from lastkey.logformat.writing.formats import Converter
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.report import format_kernels as kernels
-from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.storage import log_file, open_root
 
 CHANGES: Final = ("header", "attributes", "lengths", "steps", "columns")
 BATCH_SIZES: Final = (1, 2, 10, 100, 1000, 10_000)  # records a batch: from each on, up to the next one
@@ -94,19 +94,17 @@ def merged(parts: Iterable[FormatSavings]) -> FormatSavings:
 
 def _segment(segment: ListedSegment, task: FormatTask, sums: dict[tuple[int, int], NDArray[np.int64]]) -> int:
     """Add a segment's batches to the sums; return how many stay in magic 2."""
-    buffer = ChunkBuffer(task.chunk_bytes, task.max_batch_bytes)
+    reader = LogReader(task.chunk_bytes, task.max_batch_bytes)
     converter = Converter(3, max_batch_bytes=task.max_batch_bytes)
-    loader = BodyLoader(max_batch_bytes=task.max_batch_bytes)
     stayed = 0
-    with opened(open_root(segment.root), segment.path) as file:
-        for chunk in read_chunks(file, segment.path, 0, segment.size, buffer, Tail()):
-            parts = list(converter.convert(chunk.raw, chunk.position, chunk.batches, segment.path))
-            which = np.concatenate([part.changed for part in parts])
-            sizes = np.concatenate([part.sizes for part in parts])
-            which |= chunk.batches["magic"] == 3
-            stayed += int((~which).sum())
-            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, which, segment.path, backwards=False):
-                _add(sums, run, sizes[run.first : run.first + len(run.batches)])
+    for chunk in reader.chunks(log_file(open_root(segment.root), segment.path, segment.size)):
+        parts = list(converter.convert(chunk.raw, chunk.position, chunk.batches, segment.path))
+        which = np.concatenate([part.changed for part in parts])
+        sizes = np.concatenate([part.sizes for part in parts])
+        which |= chunk.batches["magic"] == 3
+        stayed += int((~which).sum())
+        for run in reader.runs(chunk, which):
+            _add(sums, run, sizes[run.first : run.first + len(run.batches)])
     return stayed
 
 

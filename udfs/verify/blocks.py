@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.chunks import Chunk
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.udfs.segments import SegmentInput
-from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.storage import log_file, open_root
 from lastkey.udfs.verify.digest_kernels import digest_batches, digest_records
 from lastkey.udfs.verify.transactions import TXN_ROW, transaction_rows
 from lastkey.udfs.verify.version_kernels import header_versions
@@ -65,19 +66,25 @@ class Block:
         )
 
 
-def scan_headers(side: Side, buffer: ChunkBuffer) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
+def _chunks(side: Side, segment: SegmentInput, reader: LogReader, *, check_crc: bool) -> Iterator[Chunk]:
+    """Yield the batches of a segment that count."""
+    listed = segment.listed
+    log = log_file(open_root(listed.root), listed.path, listed.size)
+    for chunk in reader.chunks(log, end_offset=side.end_offset, check_crc=check_crc):
+        yield replace(chunk, batches=chunk.batches[chunk.batches["last_offset"] >= segment.from_offset])
+
+
+def scan_headers(side: Side, reader: LogReader) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
     """Return (TXN_ROW[m] of a side, [(bytes, records, largest timestamp by the headers) of each segment])."""
     rows, sizes = [np.empty(0, TXN_ROW)], []
     for segment in side.segments:
         n_bytes, n_records, largest = 0, 0, -1
-        listed = segment.listed
-        with opened(open_root(listed.root), listed.path) as file:
-            for chunk in read_chunks(file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset):
-                batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
-                rows.append(transaction_rows(batches))
-                n_bytes += int(batches["size"].sum())
-                n_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
-                largest = max(largest, int(batches["max_timestamp"].max(initial=-1)))
+        for chunk in _chunks(side, segment, reader, check_crc=True):
+            batches = chunk.batches
+            rows.append(transaction_rows(batches))
+            n_bytes += int(batches["size"].sum())
+            n_records += int(np.abs(batches["records_count"]).sum(dtype=np.int64))
+            largest = max(largest, int(batches["max_timestamp"].max(initial=-1)))
         sizes.append((n_bytes, n_records, largest))
     return np.concatenate(rows), sizes
 
@@ -111,39 +118,30 @@ def blocks(
     by: Order = Order(),
 ) -> Iterator[Block]:
     """Yield all runs of a side, in order. secret: of the key hash; max_batch_bytes, soft_bytes: as for BodyLoader."""
-    loader = BodyLoader(max_batch_bytes=max_batch_bytes, soft_bytes=soft_bytes, secret=secret)
-    buffer = ChunkBuffer(max_batch_bytes=max_batch_bytes)
+    reader = LogReader(max_batch_bytes=max_batch_bytes, soft_bytes=soft_bytes, secret=secret)
     k0, k1 = np.uint64(secret[0]), np.uint64(secret[1])
     for segment in side.segments:
-        listed = segment.listed
-        with opened(open_root(listed.root), listed.path) as file:
-            for chunk in read_chunks(
-                file, listed.path, 0, listed.size, buffer, Tail(), end_offset=side.end_offset, check_crc=False
-            ):
-                batches = chunk.batches[chunk.batches["last_offset"] >= segment.from_offset]
-                wanted = np.ones(len(batches), np.bool_)
-                for run in loader.runs(chunk.raw, chunk.position, batches, wanted, listed.path, backwards=False):
-                    n = len(run.batches)
-                    plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
-                    digest_batches(run.batches, plain, full)
-                    offset = np.empty(len(run.spans), np.int64)
-                    times, digest = np.empty(len(run.spans), np.int64), np.empty(len(run.spans), np.uint64)
-                    digest_records(
-                        run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, times, digest
-                    )
-                    yield Block(
-                        listed.path,
-                        listed.mtime_ms,
-                        run.batches.copy(),
-                        plain,
-                        full,
-                        np.repeat(np.arange(n), run.bodies["n_records"]),
-                        offset,
-                        times,
-                        digest,
-                        run.spans["key_low"].copy(),
-                        run.spans["key_high"].copy(),
-                        run.spans["null_key"].copy(),
-                        run.spans["null_value"].copy(),
-                        _versions(run, offset, times, by),
-                    )
+        for chunk in _chunks(side, segment, reader, check_crc=False):
+            for run in reader.runs(chunk):
+                n = len(run.batches)
+                plain, full = np.empty(n, np.uint64), np.empty(n, np.uint64)
+                digest_batches(run.batches, plain, full)
+                offset = np.empty(len(run.spans), np.int64)
+                times, digest = np.empty(len(run.spans), np.int64), np.empty(len(run.spans), np.uint64)
+                digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, times, digest)
+                yield Block(
+                    chunk.path,
+                    segment.listed.mtime_ms,
+                    run.batches.copy(),
+                    plain,
+                    full,
+                    np.repeat(np.arange(n), run.bodies["n_records"]),
+                    offset,
+                    times,
+                    digest,
+                    run.spans["key_low"].copy(),
+                    run.spans["key_high"].copy(),
+                    run.spans["null_key"].copy(),
+                    run.spans["null_value"].copy(),
+                    _versions(run, offset, times, by),
+                )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.names import segment_file
@@ -219,9 +219,8 @@ def _check_parent(plan: GenerationPlan, found: Findings) -> int:
 
 def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
     side = plan.side
-    buffer = ChunkBuffer(side.chunk_bytes, side.max_batch_bytes)
     whole = Side(plan.parent, plan.next_offset)
-    rows, sizes = scan_headers(whole, buffer)
+    rows, sizes = scan_headers(whole, LogReader(side.chunk_bytes, side.max_batch_bytes))
     gone = _changed_parent(plan, sizes)
     if gone:
         found.not_checked.append(f"{side.name}: comparison with its source: {gone}")

@@ -15,7 +15,15 @@ import numpy as np
 
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
-from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, batch_problem, read_exactly, too_large
+from lastkey.logformat.batches.chunks import (
+    NO_END,
+    Chunk,
+    ChunkBuffer,
+    batch_problem,
+    only_zeros,
+    read_exactly,
+    too_large,
+)
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE, V3_SMALLEST
 from lastkey.logformat.read_ahead import following, will_read
@@ -95,7 +103,7 @@ def walk_log(file: Any, found: LogWalk, buffer: ChunkBuffer) -> Iterator[Chunk]:
         found.end_position = position
         if status != walk.MORE:
             raw = buffer.raw[done:take]
-            if status == walk.BAD_LENGTH and got == 0 and _only_zeros(file, found, position):
+            if status == walk.BAD_LENGTH and got == 0 and only_zeros(file, found.path, position, found.size):
                 found.torn_bytes, found.zeros = found.size - position, True
                 return
             found.add(batch_problem(found.path, position, status, expected, got, raw))
@@ -211,16 +219,6 @@ def _peek(file: Any, found: LogWalk, position: int) -> tuple[int, int, int]:
     read_exactly(file, found.path, position, head)
     data = head.tobytes()
     return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:12], "big", signed=True), data[-1]
-
-
-def _only_zeros(file: Any, found: LogWalk, position: int) -> bool:
-    while position < found.size:
-        part = np.empty(min(_TRUSTED_SIZE, found.size - position), np.uint8)
-        read_exactly(file, found.path, position, part)
-        if part.any():
-            return False
-        position += len(part)
-    return True
 
 
 def read_records(loader: BodyLoader, chunk: Chunk, found: LogWalk) -> Iterator[Run]:

@@ -14,7 +14,7 @@ from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.compact.plan import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
-from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import checkpoints
@@ -270,9 +270,9 @@ def difference(
     mtime_ms: int = 0,
 ) -> Differences:  # fmt: skip
     parent, child = side_of(tmp_path / "parent", before, mtime_ms), side_of(tmp_path / "child", after, mtime_ms)
-    buffer = ChunkBuffer()
-    rows, sizes = scan_headers(parent, buffer)
-    child_rows, _ = scan_headers(child, buffer)
+    reader = LogReader()
+    rows, sizes = scan_headers(parent, reader)
+    child_rows, _ = scan_headers(child, reader)
     rules = AllowedDrops(now_ms, 1000, null_keys_stay)
     return compare(parent, child, rows, child_rows, rules, 1 << 20, 1 << 24, sum(n for _, n, _ in sizes))
 
@@ -409,7 +409,7 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
     wrapper = data_batch(0, records, magic=1, codec=1)
     parent = side_of(tmp_path / "parent", [wrapper])
     child = side_of(tmp_path / "child", [kept(data_batch(0, records), *range(0, n, 2), base_offset=0)])
-    rows, sizes = scan_headers(parent, ChunkBuffer())
+    rows, sizes = scan_headers(parent, LogReader())
     assert sizes[0][1] == 1
     found = compare(parent, child, rows, rows, AllowedDrops(START_MS, 0, False), 1 << 24, 1 << 20, 1)
     assert found.compared_records == n // 2
