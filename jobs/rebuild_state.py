@@ -45,6 +45,7 @@ from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, exists, open_root
 
 _NONE = "none"
@@ -128,6 +129,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
         chosen = _choices(options.choose, found)
         report.decided = _commits_that_count(found, chosen, report, run_id)
         if report.decided and not options.dry_run:
+            step("generations chosen")
             state.check_writable()
             new = [commit for commit in report.decided if commit.run.run_id == run_id]
             manifests.make_folders(store, new)
@@ -136,6 +138,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             known = {c.folder.path: c.commit for each in found.values() for c in each if c.committed and c.commit}
             known |= {commit.folder: commit for commit in report.decided}
             runs, segments = [c.run for c in known.values()], [row for c in known.values() for row in c.segments]
+            step("manifests written")
             writing.rebuild(state, report.decided, runs, segments)
             manifests.say_committed(store, [commit.folder for commit in report.decided])
     report.seconds["total"] = round(time.monotonic() - began, 3)

@@ -54,6 +54,7 @@ from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.segments import kept_for_yield
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, delete_folder, exists
 
 Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
@@ -201,6 +202,7 @@ def _chosen(
         seen = state.version()
         report.notes, report.generations = [], []
         there = _not_shared(state.root, list(run_folders(state.root, report.notes)), report)
+        step("folders listed")
         there = _spared(state.root, there, live_ms, report)
         known = {folder.key[0] for folder in there} | {topic for topic, _ in state.checkpoints()}
         check_topics(options.topics, known, state.root.uri)
@@ -213,6 +215,7 @@ def _chosen(
         report.generations = [one | {"goes": _run_of(one) in goes} for one in report.generations]
         # Empty folders too: a run may be about to write into one
         doomed = [folder.path for folder, gone in chosen if gone is not None]
+        step("folders chosen")
         if options.dry_run or not doomed or writing.announce_deletions(state, doomed, seen):
             return chosen
 
@@ -403,6 +406,7 @@ def _clean(store: Root, folder: RunFolder, gone: Gone, report: VacuumReport) -> 
         # no run can commit files that it writes to a folder that goes
         if len(gone) < len(folder.files) or not _is_deleted(store, folder):
             _delete(store, folder, rest.difference(first))
+        step("folder deleted")
     if gone:
         report.deleted.setdefault(folder.key, []).extend(f"{folder.path}/{info.base_name}" for info in gone)
         report.bytes[folder.key] = report.bytes.get(folder.key, 0) + sum(info.size for info in gone)

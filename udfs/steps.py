@@ -23,12 +23,25 @@ Step = Literal[
     "partition done",  # the driver does not know yet
     "last split cleaned",  # in its walk
     # compact, driver
+    "partitions planned",  # the run is not announced yet
     "wave planned",  # no task has begun
-    "manifests written",  # of a wave whose tasks have ended; no table names its generations
+    "run stopped",  # early; its unfinished output is not removed
+    # every commit
+    "manifests written",  # of generations that no table names yet
     "history appended",  # to log_segments or cleaner_runs
     "rows written",  # of any table; no commit names their file
     "table committed",  # any table; nobody was told
     "states set",  # in compaction_checkpoints, not yet in cleaner_state
+    # convert
+    "partition converted",  # its folder has the name of one that is not whole
+    "archive converted",  # the mark of an unfinished conversion is there
+    # vacuum
+    "folders listed",
+    "folders chosen",  # a run may still commit one of them
+    "deletions announced",  # no run can
+    "folder deleted",  # or what of it no generation needs
+    # rebuild-state
+    "generations chosen",
     # erase
     "erasure written",  # its file of digests
     "keys erased",  # the places are not searched yet

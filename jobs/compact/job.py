@@ -44,6 +44,7 @@ from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri, open_root
 
 _LOG: Final = logging.getLogger("lastkey")
@@ -129,6 +130,7 @@ def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_a
     if plans and not options.dry_run and not checkpoints:
         state.check_writable()  # for a store that has committed before, the next commit finds out
     if plans:
+        step("partitions planned")
         with nullcontext() if options.dry_run else announced(state.root, report.run_id, due, of_others):
             if not options.dry_run and _is_overtaken(state, checkpoints, due):
                 raise _Overtaken

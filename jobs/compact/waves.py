@@ -128,6 +128,7 @@ def _work_through(
 
 def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> None:
     """Report partitions without a result as stopped, and remove what this run wrote of them."""
+    step("run stopped")
     workers.cancel([])
     report, ended = start.report, workers.await_end()
     done = {(r.topic, r.partition) for r in report.results}
@@ -345,7 +346,6 @@ def _wave_committer(state: State, commits: list[Commit], start: Start) -> Callab
 
     def work() -> None:
         write_manifests(store, commits)  # before the commit, so that generations can be found without the tables
-        step("manifests written")
         writing.commit_wave(state, commits, lambda: check_files(store, commits))
         for commit in commits:
             report.generations[commit.key] = commit.checkpoint.generation

@@ -41,6 +41,7 @@ from lastkey.udfs.convert.convert_segments import ConvertTask, Copy, convert_seg
 from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, exists, file_size, links_below, make_folders, normal_uri, open_root, write_file
 
 _TASK_BYTES = 64 << 20  # consecutive segments of a partition up to this size make up one task
@@ -86,6 +87,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
         with locked([Path(root.base)]) if root.is_local else nullcontext():
             _begin(root, options, plan)
             _convert(options, plan, root, report, progress)
+            step("archive converted")
             unmark(root)
     except OSError as error:
         if is_full(error):
@@ -196,6 +198,7 @@ def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: Convert
         results = iter(made.run(convert_segments, tasks, "convert: segments", watcher))
         for one, of in planned:
             parts = [next(results) for _ in of]
+            step("partition converted")
             close_folder(output, one.folder)
             report.partitions.append(ConvertedPartition(one.topic, one.partition, **sums(parts)))
             report.found += [problem for part in parts for problem in part.problems]

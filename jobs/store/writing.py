@@ -47,6 +47,7 @@ def commit_wave(
     """
     if not commits:
         return
+    step("manifests written")
     _append(state, SEGMENTS, rows.to_arrow(Segment, (row for commit in commits for row in commit.segments)))
     _append(state, RUNS, rows.to_arrow(RunRow, (commit.run for commit in commits)))
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
@@ -191,6 +192,8 @@ def announce_deletions(state: State, folders: Collection[str], seen: int) -> boo
         return Change(added=(), metadata=told) if as_seen else None
 
     state.swap(CHECKPOINTS, rows.checkpoint_schema(), plan)
+    if as_seen:
+        step("deletions announced")
     return as_seen
 
 

@@ -132,3 +132,8 @@ def at_step(name: str, act: Callable[[], object], nth: int = 1) -> Iterator[None
     with listening(listener):
         yield
     assert calls >= nth, f"{name} was reached {calls} times"
+
+
+def interrupt() -> None:
+    """Raise KeyboardInterrupt: what comes behind the step is as where the process was killed there."""
+    raise KeyboardInterrupt

@@ -18,9 +18,10 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import DamagedTableError, FileSystemError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import delta, table, writing
-from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.store.tables import open_state
 from tests.builders.damage import Partition, build
 from tests.builders.faults import Fault, faults, happened
+from tests.builders.steps import at_step
 from tests.builders.stores import StoreMaker, make_commit, run_id
 
 
@@ -114,22 +115,19 @@ def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
         open_state(str(tmp_path)).checkpoints()
 
 
-def test_a_vacuum_goes_on_where_a_file_is_gone_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vacuum_goes_on_where_a_file_is_gone_already(tmp_path: Path) -> None:
     """Another one took it, in a bucket; or a server did, and its answer was lost."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):
         maker.generation("t", 0, generation, {0: b"a"})
     maker.age(400, *(maker.run_folder("t", 0, generation) for generation in (1, 2, 3)))
-    real = writing.announce_deletions
 
-    def announce_deletions(self: State, folders: list[str], seen: int) -> bool:
-        done = real(self, folders, seen)
+    def delete() -> None:
         (maker.run_folder("t", 0, 1) / f"{0:020}.log").unlink()
         shutil.rmtree(maker.run_folder("t", 0, 2))
-        return done
 
-    monkeypatch.setattr(writing, "announce_deletions", announce_deletions)
-    assert main(["vacuum", "--store", str(maker.store)]) == 0
+    with at_step("deletions announced", delete):
+        assert main(["vacuum", "--store", str(maker.store)]) == 0
     assert not maker.run_folder("t", 0, 1).exists()
 
 

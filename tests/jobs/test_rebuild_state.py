@@ -21,13 +21,14 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError, MissingPathError, UndecidedError, UsageError
 from lastkey.jobs.rebuild_state import RebuildReport
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.store import manifests, writing
+from lastkey.jobs.store import manifests
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
 from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.steps import at_step, interrupt
 from tests.builders.stores import manifest_of
 from tests.builders.trees import files_of, tree
 from tests.golden import golden
@@ -222,11 +223,9 @@ def test_what_there_is_not(tmp_path: Path) -> None:
         rebuild_state.run(RebuildStateOptions(str(tmp_path), topics=TopicFilter(("t",))), Silent())
 
 
-def _dies_before_its_commit(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(writing, "commit_wave", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            lab.run(lab.now_ms, force=True)
+def _dies_before_its_commit(lab: Lab) -> None:
+    with pytest.raises(KeyboardInterrupt), at_step("manifests written", interrupt):
+        lab.run(lab.now_ms, force=True)
 
 
 def _decided(lab: Lab) -> int | None:
@@ -237,9 +236,9 @@ def _decided(lab: Lab) -> int | None:
         return None
 
 
-def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab) -> None:
     """Generation 3 was made twice: by a run that died before its commit, and by one that was rolled back."""
-    _dies_before_its_commit(lab, monkeypatch)
+    _dies_before_its_commit(lab)
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     rollback.run(RollbackOptions(str(lab.store), 2), Silent())
     _lose(lab)
@@ -247,9 +246,9 @@ def test_a_run_that_died_is_not_brought_forward_over_a_rollback(lab: Lab, monkey
     assert _at(lab)[1] == 2
 
 
-def test_a_lone_run_that_died_before_its_commit_is_a_question(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_run_that_died_before_its_commit_is_a_question(lab: Lab) -> None:
     shutil.rmtree(lab.store)
-    _dies_before_its_commit(lab, monkeypatch)
+    _dies_before_its_commit(lab)
     shutil.rmtree(lab.store / "state", ignore_errors=True)
     assert _decided(lab) is None
     (folder,) = (lab.store / "segments" / "t-0").iterdir()
@@ -263,23 +262,10 @@ def test_a_generation_whose_manifest_is_lost_is_not_passed_over_for_an_older_one
     assert _decided(lab) is None
 
 
-def test_two_at_once_leave_no_row_of_history_twice(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once_leave_no_row_of_history_twice(lab: Lab) -> None:
     before = len(_segments(lab.state()))
     _lose(lab)
-    real, calls = writing.rebuild, []
-
-    def rebuild(self: State, *given: Any) -> None:
-        calls.append(True)
-        if len(calls) == 1:
-            _other(lab)
-        real(self, *given)
-
-    def _other(lab: Lab) -> None:
-        monkeypatch.setattr(writing, "rebuild", real)
-        _rebuild(lab)
-
-    monkeypatch.setattr(writing, "rebuild", rebuild)
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError), at_step("manifests written", lambda: _rebuild(lab)):
         _rebuild(lab)
     assert len(_segments(lab.state())) == before
     restore.run(RestoreOptions(str(lab.store), str(lab.root / "older"), generation=1), Silent())

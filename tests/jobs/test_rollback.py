@@ -28,10 +28,10 @@ from lastkey.jobs.rollback import RollbackReport
 from lastkey.jobs.store import manifests, table, writing
 from lastkey.jobs.store.manifests import read_manifest
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
-from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.steps import at_step
 from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, files_of, tree
 from tests.golden import golden
@@ -168,16 +168,9 @@ def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) 
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
-def test_a_run_in_between_is_a_conflict(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit_wave = writing.commit_wave
-
-    def later(self: State, *given: Any, **how: Any) -> None:
-        monkeypatch.setattr(writing, "commit_wave", commit_wave)
-        assert lab.run(lab.now_ms, force=True).exit_code == 0
-        commit_wave(self, *given, **how)
-
-    monkeypatch.setattr(writing, "commit_wave", later)
-    with pytest.raises(ConflictError, match="expected generation 3"):
+def test_a_run_in_between_is_a_conflict(lab: Lab) -> None:
+    in_between = at_step("manifests written", lambda: lab.run(lab.now_ms, force=True))
+    with pytest.raises(ConflictError, match="expected generation 3"), in_between:
         _rollback(lab, 1)
     at = lab.state().checkpoints()["t", 0]
     assert (at.generation, at.back_to) == (4, 0)

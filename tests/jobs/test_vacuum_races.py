@@ -12,9 +12,9 @@ from lastkey.jobs import rollback, vacuum
 from lastkey.jobs.command.options import RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.store.folders import run_folders
 from lastkey.jobs.store.manifests import write_manifests
 from lastkey.jobs.store.tables import State
+from tests.builders.steps import at_step
 from tests.builders.stores import StoreMaker, make_commit, run_id
 
 A, B = b"a" * 1000, b"b" * 2000
@@ -25,26 +25,13 @@ def maker(tmp_path):
     return StoreMaker(tmp_path)
 
 
-def _between(monkeypatch, do):
-    """Call `do` when a vacuum has listed the folders and is about to read the state."""
-    real, done = State.version, []
-
-    def version(self):
-        if not done:
-            done.append(True)
-            do()
-        return real(self)
-
-    monkeypatch.setattr(State, "version", version)
-
-
-def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(maker, monkeypatch):
+def test_a_generation_that_is_replaced_after_the_listing_stays_for_the_grace(maker):
     """Listing 10,000 partitions takes a while, and runs commit beside it: no lock keeps them off."""
     maker.generation("t", 0, 1, {0: A})
     maker.generation("u", 0, 1, {0: A})
     maker.age(400, maker.run_folder("t", 0, 1), maker.run_folder("u", 0, 1))
-    _between(monkeypatch, lambda: maker.generation("t", 0, 2, {0: B}))
-    vacuum.run(VacuumOptions(str(maker.store)), Silent())
+    with at_step("folders listed", lambda: maker.generation("t", 0, 2, {0: B})):
+        vacuum.run(VacuumOptions(str(maker.store)), Silent())
     assert maker.run_folder("t", 0, 1).exists(), "replaced a moment ago; the grace is a week"
 
 
@@ -58,8 +45,8 @@ def test_a_generation_that_is_rolled_back_after_the_listing_stays(maker, monkeyp
     def roll_back():
         rollback.run(RollbackOptions(str(maker.store), 1), Silent())
 
-    _between(monkeypatch, roll_back)
-    vacuum.run(VacuumOptions(str(maker.store)), Silent())
+    with at_step("folders listed", roll_back):
+        vacuum.run(VacuumOptions(str(maker.store)), Silent())
     assert (maker.run_folder("t", 0, 2) / "00000000000000000000.log").exists(), "it was replaced a moment ago"
     assert (maker.run_folder("t", 0, 1) / "00000000000000000000.log").exists()
 
@@ -72,32 +59,26 @@ def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(make
 
 
 @pytest.mark.parametrize("grace_hours", [0, 168])
-def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_later(maker, monkeypatch, grace_hours):
+def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_later(maker, grace_hours):
     """It was deleted with all that had come into it, whatever the grace; eight drivers and vacuums came to this."""
     maker.generation("t", 0, 1, {0: A})
     folder = maker.run_folder("t", 0, 2)
     folder.mkdir()
-    real, done = vacuum._kept, []
 
-    def kept(*given):
-        found = real(*given)
-        if not done:
-            done.append(True)
-            folder.rmdir()  # the maker makes it
-            maker.generation("t", 0, 2, {0: B})
-        return found
+    def fill() -> None:
+        folder.rmdir()  # the maker makes it
+        maker.generation("t", 0, 2, {0: B})
 
-    monkeypatch.setattr(vacuum, "_kept", kept)
-    vacuum.run(VacuumOptions(str(maker.store), grace_hours=grace_hours), Silent())
-    assert done
+    with at_step("folders chosen", fill):
+        vacuum.run(VacuumOptions(str(maker.store), grace_hours=grace_hours), Silent())
     assert (folder / f"{0:020}.log").read_bytes() == B
 
 
 def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum(maker):
     """One vacuum of 200 ended with `Directory not empty`: two drivers and two vacuums, started together."""
     maker.generation("t", 0, 1, {0: A})
+    maker.generation("t", 0, 2, {0: B})
     folder = maker.run_folder("t", 0, 1)
-    [listed] = run_folders(maker.state.root, [])
     began, ended = threading.Event(), threading.Event()
 
     def write():
@@ -110,10 +91,14 @@ def test_a_run_that_writes_into_the_folder_while_it_goes_does_not_end_the_vacuum
                     return
 
     run = threading.Thread(target=write)
-    run.start()
-    began.wait()
+
+    def begin():
+        run.start()
+        began.wait()
+
     try:
-        vacuum._clean(maker.state.root, listed, list(listed.files), vacuum.VacuumReport("", dry_run=False))
+        with at_step("deletions announced", begin):
+            vacuum.run(VacuumOptions(str(maker.store), grace_hours=0), Silent())
     finally:
         ended.set()
         run.join()

@@ -14,6 +14,7 @@ from lastkey.jobs.convert import job as convert
 from lastkey.jobs.restore import job as restore
 from tests.builders.archives import put
 from tests.builders.formats import as_v3
+from tests.builders.steps import at_step, interrupt
 from tests.builders.trees import files_in
 from tests.golden import Case
 from tests.kafka_lab.errors import LabError
@@ -72,28 +73,19 @@ def test_a_broker_does_not_start_on_a_conversion_that_was_cut_off(
 
     def cut_off(step: str, at: int) -> Path:
         """Convert back to magic 2, and end as by a signal before the given call of a step of the conversion."""
-        calls, real, output = [], getattr(convert, step), tmp_path / step
-
-        def interrupted(*given: object) -> object:
-            calls.append(given)
-            if len(calls) > at:
-                raise KeyboardInterrupt
-            return real(*given)
-
-        config = parse_config({"job": {"engine": "threads"}})
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(convert, step, interrupted)
+        output, config = tmp_path / step, parse_config({"job": {"engine": "threads"}})
+        with pytest.raises(KeyboardInterrupt), at_step(step, interrupt, at):
             convert.run(ConvertOptions(str(tmp_path / "archive"), str(output), "v2", config=config), Silent())
         return output
 
-    half = cut_off("close_folder", 1)
+    half = cut_off("partition converted", 2)
     (unfinished,) = half.glob("*-*.part")
     given = {name: path for name, path in partition_dirs([half]).items() if path.name != unfinished.name}
     assert len(given) == 1
     message = rf"Found directory .*{unfinished.name}.* is not in the form of topic-partition"
     with pytest.raises(LabError, match=message), served_by_broker(given, beside=[unfinished]):
         pass
-    all_there = cut_off("unmark", 0)
+    all_there = cut_off("archive converted", 1)
     given = partition_dirs([all_there])
     assert len(given) == 2
     with served_by_broker(given, beside=[all_there / "convert.part"]) as broker:

@@ -42,15 +42,18 @@ def test_a_compaction_and_an_erasure(tmp_path: Path) -> None:
     write_partition(world.lab.archive / "t-0", "ann=1 bob=1 || cem=1 | ann=2")
     commit = ["rows written", "table committed"]
     run = [
-        "wave planned", "segments scanned", "log written", "read back", "generation written", "partition done",
-        "manifests written", *commit, "history appended", *commit, "history appended", *commit, "states set", *commit,
-        *commit,
+        "partitions planned", "wave planned", "segments scanned", "log written", "read back", "generation written",
+        "partition done", "manifests written", *commit, "history appended", *commit, "history appended", *commit,
+        "states set", *commit, *commit,
     ]  # fmt: skip
     assert reached(world.compact) == run
     steps = reached(lambda: world.erase("ann"))
-    assert [name for name in steps if name not in run] == ["erasure written", "keys erased", "places searched"]
+    assert [name for name in steps if name not in run] == [
+        "erasure written", "keys erased", "places searched",
+        "folders listed", "folders chosen",  # to tell what a vacuum would delete
+    ]  # fmt: skip
     assert steps[0] == "erasure written"
-    assert steps[steps.index("keys erased") :] == ["keys erased", "places searched", *commit, *commit]
+    assert steps[steps.index("keys erased") :][:4] == ["keys erased", "places searched", *commit]
 
 
 def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
@@ -60,8 +63,10 @@ def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
     write_partition(lab.archive / "t-0", "ann=1 bob=1 || cem=1 | ann=2 || dan=1 || bob=2")
     steps = reached(lambda: lab.run(NOW))
     tasks = steps[steps.index("wave planned") + 1 : steps.index("manifests written")]
-    in_tasks = ["last split cleaned", "walk", "settle", "rewrite", "log written", "read back", "join"]
-    assert tasks == [*in_tasks, "generation written"]
+    walks, others = {"last split cleaned", "walk"}, ["settle", "rewrite", "log written", "read back", "join"]
+    begun = tasks.index("settle")
+    assert set(tasks[:begun]) == walks  # in any order
+    assert list(dict.fromkeys(tasks[begun:])) == [*others, "generation written"]
 
 
 @pytest.mark.parametrize("mode", ["in_place", "output"])

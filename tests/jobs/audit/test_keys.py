@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from lastkey.jobs.audit import records as audit_records
 from lastkey.jobs.audit.keys import run
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
@@ -23,6 +22,7 @@ from tests.builders.archives import Lab, borders, put
 from tests.builders.damage import flip
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
+from tests.builders.steps import at_step, interrupt
 from tests.reference.audit import keys_of, visible_records
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -201,12 +201,10 @@ def test_generations_share_what_was_read(spark, tmp_path):
         audit(lab.archive, lab.archive / "t-0")
 
 
-def test_a_killed_audit_leaves_records_that_nobody_counts(spark, tmp_path, monkeypatch):
+def test_a_killed_audit_leaves_records_that_nobody_counts(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 a=2")
-    with monkeypatch.context() as patch:
-        patch.setattr(audit_records, "commit_reads", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            audit(archive, audits)
+    with pytest.raises(KeyboardInterrupt), at_step("rows written", interrupt):
+        audit(archive, audits)
     assert list((audits / "state" / "audit_records").glob("*.parquet"))
     assert audit(archive, audits).summary["versions"] == 3

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.audit import records
 from lastkey.jobs.audit.records import Gathered
 from lastkey.jobs.store.audits import audit_reads
 from lastkey.jobs.store.tables import open_state
@@ -18,6 +17,7 @@ from tests.builders.audits import audit, seen
 from tests.builders.damage import flip
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.logs import write_partition
+from tests.builders.steps import at_step
 from tests.reference.audit import visible_records
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -87,18 +87,11 @@ def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
     assert set(state.head("audit_records").files()) == {read.file for read in reads}
 
 
-def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path, monkeypatch):
+def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 || b=1 | {pid=7 txn} c=1 | {pid=7 abort}")
-    read = records._read
-
-    def after_another(*given):
-        monkeypatch.undo()
+    with at_step("rows written", lambda: audit(archive, audits)):
         audit(archive, audits)
-        return read(*given)
-
-    monkeypatch.setattr(records, "_read", after_another)
-    audit(archive, audits)
     state = open_state(str(audits))
     assert len(audit_reads(state)) == 4
     assert check_night(tmp_path).bytes_read == 0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from lastkey.jobs import vacuum
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact import waves
-from lastkey.jobs.compact.commit import _version
 from lastkey.jobs.errors import ConflictError
+from lastkey.jobs.store import writing
 from lastkey.jobs.store.manifests import check_files, write_manifests
 from lastkey.jobs.store.paths import COMMITTED
 from lastkey.jobs.store.rows import Checkpoint, Commit
@@ -95,12 +93,8 @@ def test_a_run_that_comes_second_says_nothing_of_what_a_vacuum_has_taken(second)
     maker.generation("t", 0, 2, {}, end=400, run=run_id(2, 1), dies=True)  # beaten by the one that is there
     late = replace(commit, run=replace(commit.run, run_id=run_id(2, 1)))
     late = replace(late, checkpoint=replace(commit.checkpoint, run_id=run_id(2, 1)))
-    start = SimpleNamespace(report=SimpleNamespace(store=str(maker.store), generations={}), committed={})
+    state = open_state(str(maker.store))
+    write_manifests(state.root, [late])
     with pytest.raises(ConflictError):
-        waves._wave_committer(open_state(str(maker.store)), [late], start)()
+        writing.commit_wave(state, [late], lambda: check_files(state.root, [late]))
     assert COMMITTED not in {path.name for path in maker.run_folder("t", 0, 1).iterdir()}
-
-
-def test_a_package_that_is_not_there_has_no_version():
-    assert _version("pyarrow").count(".") == 2
-    assert _version("no-such-package") == "none"

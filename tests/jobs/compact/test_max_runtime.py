@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from lastkey.jobs.compact import waves
 from lastkey.jobs.errors import DONE, PARTIAL, PROBLEMS, UsageError
 from lastkey.jobs.spark import engine
 from lastkey.jobs.store.announcements import wait_until_gone
-from lastkey.udfs.compact.one_task import compact_partition as one_task
 from lastkey.udfs.storage import open_root
 from tests.builders.announced import A, elsewhere, put
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.steps import listening
 from tests.builders.trees import tree
 
 DAY = 86_400_000
@@ -49,35 +49,33 @@ def _threads(root: Path) -> Lab:
 
 
 @pytest.fixture
-def over_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def over_after_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the time be over when the first partition is done and the second has begun. One thread works."""
     monkeypatch.setattr(engine, "local_cores", lambda: 1)
     stops: list[Any] = []
+    scans: list[str] = []
     gave_up = threading.Event()
 
-    def watched(real: Callable[..., Any], before: Callable[[], object]) -> Callable[..., Any]:
-        def called(*given: Any, **named: Any) -> Any:
-            before()
-            return real(*given, **named)
-
-        return called
-
-    def begins() -> None:
-        stops.append(None)
-        if len(stops) == 3:  # the stop, the first, the second
-            stops[0].ask(OutOfTimeError())
-            gave_up.wait(60)
+    def listener(step: str) -> None:
+        if step == "run stopped":
+            gave_up.set()
+        elif step == "segments scanned":
+            scans.append(step)
+            if len(scans) == 2:
+                stops[0].ask(OutOfTimeError())
+                gave_up.wait(60)
 
     real = waves.ended_in_time
 
     def limited(stop: Any, ends_at: float | None) -> Any:
         stops[:] = [stop]
+        scans.clear()
         gave_up.clear()
         return real(stop, ends_at)
 
     monkeypatch.setattr(waves, "ended_in_time", limited)
-    monkeypatch.setattr(one_task, "clean_groups", watched(one_task.clean_groups, begins))
-    monkeypatch.setattr(waves, "_give_up", watched(waves._give_up, gave_up.set))
+    with listening(listener):
+        yield
 
 
 @pytest.mark.slow

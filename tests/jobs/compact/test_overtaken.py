@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.compact import job
 from lastkey.jobs.errors import DONE
 from tests.builders.logs import write_partition
+from tests.builders.steps import at_step
 
 
-def test_a_run_whose_plan_is_overtaken_plans_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_plan_is_overtaken_plans_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It worked to its end, and lost its work with exit code 4, with --wait too."""
     write_partition(tmp_path / "archive" / "t-0", "a=1 || a=2 || b=3")
     words = ["compact", str(tmp_path / "archive"), "--store", str(tmp_path / "store"), "--topics", "t"]
     words += ["--cleanup-policy", "compact", "--json", "--force"]
-    announced, other = job.announced, []
 
-    @contextlib.contextmanager
-    def late(*given: Any) -> Iterator[None]:
-        if not other:
-            other.append(True)
-            assert cli.main(words) == DONE
-            capsys.readouterr()
-        with announced(*given):
-            yield
+    def overtake() -> None:
+        assert cli.main(words) == DONE
+        capsys.readouterr()
 
-    monkeypatch.setattr(job, "announced", late)
-    assert cli.main([*words, "--wait"]) == DONE
+    with at_step("partitions planned", overtake):
+        assert cli.main([*words, "--wait"]) == DONE
     report = json.loads(capsys.readouterr().out)
     assert (report["conflict"], [p["generation"] for p in report["partitions"]]) == (None, [2])

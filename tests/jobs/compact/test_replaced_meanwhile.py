@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.compact import job
-from lastkey.jobs.store import announcements
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.steps import at_step
 
 _CONFIG = '[defaults]\n"cleanup.policy" = "compact"\n"min.cleanable.dirty.ratio" = 0.0\n'
 
 
 def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two drivers and two vacuums came to this in one round of 86: it was called unreadable, with exit code 3."""
     config, archive, store = tmp_path / "lastkey.toml", tmp_path / "archive", tmp_path / "store"
@@ -25,18 +24,16 @@ def test_files_that_a_vacuum_took_under_a_run_are_a_conflict(
     write_partition(archive / "t-0", "a=1 | a=2 || b=1 || c=1")
     assert cli.main(words) == 0
     write_partition(archive / "t-0", "a=1 | a=2 || b=1 | b=2 || c=1 || d=1 || e=1")
-    real = job.run_waves
 
-    def late(*args: object) -> None:
-        monkeypatch.setattr(job, "run_waves", real)
+    def replace() -> None:
+        for path in (store / "state" / "running").iterdir():  # they do not hear of each other
+            path.unlink()
         assert cli.main(words) == 0
         assert cli.main(["vacuum", "--store", str(store), "--grace-hours", "0"]) == 0
-        real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(job, "run_waves", late)
-    monkeypatch.setattr(announcements, "_EXPIRES_SECONDS", 0)  # they do not hear of each other
     capsys.readouterr()
-    assert cli.main([*words, "--json"]) == 4
+    with at_step("wave planned", replace):
+        assert cli.main([*words, "--json"]) == 4
     said = capsys.readouterr().out
     report = json.loads(said[said.index('{\n  "job": "compact"') :])
     assert "expected generation 1" in report["conflict"]

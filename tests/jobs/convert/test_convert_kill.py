@@ -17,6 +17,7 @@ from lastkey.jobs.errors import LogDirectoryInUseError, NotEmptyError
 from tests.builders.archives import log_directory
 from tests.builders.damage import flip
 from tests.builders.killed_conversions import CONFIG, in_child, run
+from tests.builders.steps import at_step, interrupt
 from tests.builders.trees import files_in, files_of
 from tests.golden import Case
 
@@ -67,14 +68,11 @@ def test_another_conversion_or_a_changed_archive_is_not_gone_on_with(archive: Pa
     assert run(archive, output).exit_code == 0
 
 
-def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(archive: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     log = files_in(archive, "**/lz4-append-0/*.log")[0]
     flip(log, log.stat().st_size - 3)
-    with monkeypatch.context() as changed, pytest.raises(KeyboardInterrupt):
-        changed.setattr(convert, "unmark", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), at_step("archive converted", interrupt):
         run(archive, output)
     again = run(archive, output)
     assert [p.path for p in again.found] == [str(log.relative_to(archive))]
@@ -83,11 +81,10 @@ def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(
     assert "kept of a run that was cut off" in again.to_text()
 
 
-def test_two_runs_do_not_write_to_one_folder(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice(*_: object) -> None:
+def test_two_runs_do_not_write_to_one_folder(archive: Path, tmp_path: Path) -> None:
+    def twice() -> None:
         with pytest.raises(LogDirectoryInUseError):
             run(archive, tmp_path / "out")
 
-    with monkeypatch.context() as changed:
-        changed.setattr(convert, "unmark", twice)
+    with at_step("archive converted", twice):
         run(archive, tmp_path / "out")

@@ -13,11 +13,11 @@ from lastkey.jobs import rebuild_state
 from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import UndecidedError, UsageError
-from lastkey.jobs.store import writing
 from lastkey.jobs.store.erasures import bounds_of
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.erasures import Erasures, made, places_of
 from tests.builders.logs import TOPIC_ID, write_partition
+from tests.builders.steps import at_step, interrupt
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -32,11 +32,9 @@ def rebuild(world: Erasures, *choose: str) -> Any:
     return rebuild_state.run(RebuildStateOptions(str(world.lab.store), choose=choose), Silent())
 
 
-def die_before_the_commit(world: Erasures, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(writing, "commit_wave", lambda *given: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            world.compact()
+def die_before_the_commit(world: Erasures) -> None:
+    with pytest.raises(KeyboardInterrupt), at_step("manifests written", interrupt):
+        world.compact()
 
 
 def damage_manifest(world: Erasures) -> None:
@@ -82,7 +80,7 @@ def test_no_partition_is_left_out_whose_manifest_may_tell_of_an_erasure(tmp_path
 def test_a_dead_runs_generation_of_the_same_number_is_refused(tmp_path, monkeypatch):
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.grow("dan=1", roll=True)
-    die_before_the_commit(world, monkeypatch)
+    die_before_the_commit(world)
     (dead,) = (world.lab.store / "segments" / "t-0").glob("2-*")
     world.erase("ann")
     damage_manifest(world)
@@ -117,7 +115,7 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
     world = made_again(tmp_path)
     current, bounds = world.lab.folder(), bounds_of(world.lab.state().checkpoints()["t", 0])
     world.grow("dan=8", roll=True)
-    die_before_the_commit(world, monkeypatch)
+    die_before_the_commit(world)
     lose_tables(world, tmp_path)
     with pytest.raises(UndecidedError):
         rebuild(world)
@@ -140,7 +138,7 @@ def test_bounds_of_a_generation_count_no_more_once_its_child_has_others(tmp_path
     assert world.compact().exit_code == 0
     current, bounds = world.lab.folder(), bounds_of(world.lab.state().checkpoints()["t", 0])
     world.grow("fay=1", roll=True)
-    die_before_the_commit(world, monkeypatch)
+    die_before_the_commit(world)
     lose_tables(world, tmp_path)
     rebuild(world, f"t-0={run_id(current)}")
     assert bounds_of(world.lab.state().checkpoints()["t", 0]) == bounds
@@ -154,7 +152,7 @@ def test_a_generation_that_grew_after_its_topic_was_made_again_can_be_chosen(tmp
     assert world.compact().exit_code == 0
     current = world.lab.folder()
     world.grow("eve=8", roll=True)
-    die_before_the_commit(world, monkeypatch)
+    die_before_the_commit(world)
     lose_tables(world, tmp_path)
     rebuild(world, f"t-0={run_id(current)}")
     assert world.compact().exit_code == 0

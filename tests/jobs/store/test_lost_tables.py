@@ -13,15 +13,15 @@ from lastkey.jobs import rebuild_state, vacuum
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact import job as compact
 from lastkey.jobs.errors import ConflictError, JobError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.generations import going_back
 from lastkey.jobs.store.rows import PartitionState
-from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.steps import at_step, interrupt
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
 from tests.builders.trees import files_of
 
@@ -92,17 +92,12 @@ def test_a_run_whose_table_is_taken_away_between_two_waves_makes_no_new_one(tmp_
         writing.commit_wave(state, [make_commit(1, 1, run_id(1))])
 
 
-def test_a_vacuum_whose_table_is_taken_away_after_its_listing_deletes_nothing(maker, monkeypatch):
+def test_a_vacuum_whose_table_is_taken_away_after_its_listing_deletes_nothing(maker):
     """On a disk the mark finds no folder for its file; in a bucket it needs none."""
     maker.age(400, *[maker.run_folder("t", 0, g) for g in (1, 2, 3)])
-    before, real = files_of(maker.store / "segments"), vacuum.run_folders
-
-    def run_folders(*given):
-        yield from real(*given)
-        (maker.store / "state").rename(maker.folder / "moved")
-
-    monkeypatch.setattr(vacuum, "run_folders", run_folders)
-    with pytest.raises(ConflictError, match="which was there"):
+    before = files_of(maker.store / "segments")
+    taken_away = at_step("folders listed", lambda: (maker.store / "state").rename(maker.folder / "moved"))
+    with pytest.raises(ConflictError, match="which was there"), taken_away:
         vacuum.run(VacuumOptions(str(maker.store)), Silent())
     assert files_of(maker.store / "segments") == before
 
@@ -178,53 +173,40 @@ def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begu
 
 
 @pytest.mark.parametrize("cleaned", [None, 1, 2, 4], ids=lambda n: "young" if n is None else f"killed-after-{n}")
-def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, monkeypatch, cleaned):
+def test_a_run_that_a_rollback_overtook_is_not_brought_back(begun, cleaned):
     """It had planned when the rollback came, and its folder is complete. cleaned: folders, before the vacuum is killed;
     None: it is not, and that folder is younger than the grace.
     """
     store = begun / "store"
     shutil.rmtree(store)
     assert [_compact(begun), _compact(begun, "--force")] == [0, 0]
-    plan_then, clean = compact.run_waves, vacuum._clean
-
-    def run_waves(*given):
-        assert cli.main(["rollback", "--store", str(store), "--generation", "1"]) == 0
-        plan_then(*given)
-
-    monkeypatch.setattr(compact, "run_waves", run_waves)
-    assert _compact(begun, "--force") == 4
+    with at_step("wave planned", lambda: cli.main(["rollback", "--store", str(store), "--generation", "1"])):
+        assert _compact(begun, "--force") == 4
     current = {key: row.run_id for key, row in open_state(str(store)).checkpoints().items()}
     for path in (store / "segments").rglob("*"):
         if cleaned is not None or "/3-" not in str(path):
             os.utime(path, (START_MS / 1000, START_MS / 1000))
-    seen = []
-
-    def count_and_clean(root, folder, *given):
-        if len(seen) == cleaned:
-            raise KeyboardInterrupt
-        seen.append(folder.path)
-        clean(root, folder, *given)
-
-    monkeypatch.setattr(vacuum, "_clean", count_and_clean)
-    with contextlib.nullcontext() if cleaned is None else pytest.raises(KeyboardInterrupt):
+    if cleaned is None:
         vacuum.run(VacuumOptions(str(store)), Silent())
+    else:
+        with pytest.raises(KeyboardInterrupt), at_step("folder deleted", interrupt, cleaned):
+            vacuum.run(VacuumOptions(str(store)), Silent())
     (store / "state").rename(begun / "moved")
     assert cli.main(["rebuild-state", "--store", str(store)]) == 0
     assert {key: row.run_id for key, row in open_state(str(store)).checkpoints().items()} == current
 
 
-def test_what_goes_while_the_tables_are_made_again_is_a_conflict(begun, monkeypatch):
+def test_what_goes_while_the_tables_are_made_again_is_a_conflict(begun):
     """A vacuum may go on that began while the tables were there. One waits for the other where there is a lock."""
-    store, check = begun / "store", State.check_writable
+    store = begun / "store"
     (store / "state").mkdir()
 
-    def check_writable(state):
+    def delete_file():
         with ThreadPoolExecutor(1) as other, pytest.raises(ConflictError, match="the store's lock within 0 s"):
             other.submit(open_state(str(store)).lock(0).__enter__).result()
         next(_first_folder(begun, 1).glob("*.index")).unlink()
-        check(state)
 
-    monkeypatch.setattr(State, "check_writable", check_writable)
-    with pytest.raises(ConflictError, match="just before the commit, found no such file"):
+    missing = pytest.raises(ConflictError, match="just before the commit, found no such file")
+    with missing, at_step("generations chosen", delete_file):
         rebuild_state.run(RebuildStateOptions(str(store)), Silent())
     assert not open_state(str(store)).table_exists("compaction_checkpoints")

@@ -17,6 +17,7 @@ from lastkey.jobs.store import table, torn, writing
 from lastkey.jobs.store.rows import PartitionState
 from lastkey.jobs.store.tables import State, open_state
 from tests.builders.limits import within
+from tests.builders.steps import at_step, interrupt
 from tests.builders.stores import StoreMaker, make_commit, row, run_id
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -109,19 +110,8 @@ def test_what_a_commit_is_built_upon_is_on_the_disk_before_success_is_said(
     flushed = []
     real = table.flush
 
-    class Killed(BaseException):
-        pass
-
-    def killed(*given: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        settled = table._settled
-        patch.setattr(
-            table, "_settled", lambda v, made: killed() if v.name == "compaction_checkpoints" else settled(v, made)
-        )
-        with pytest.raises(Killed):
-            writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 2, run_id(2, 0), run_id(1, 0))])
+    with pytest.raises(KeyboardInterrupt), at_step("table committed", interrupt, 3):  # the third is the switch
+        writing.commit_wave(open_state(str(tmp_path)), [make_commit(0, 2, run_id(2, 0), run_id(1, 0))])
     assert (tmp_path / LOG / f"{1:020}.json").exists()
 
     def flush(root: object, path: str) -> None:

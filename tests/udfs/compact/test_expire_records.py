@@ -10,9 +10,11 @@ import pytest
 
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
+from tests.builders.damage import flip
 from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
 from tests.builders.plans import changed
 from tests.builders.splits import compact_by_rule, compact_in_blocks
+from tests.builders.steps import at_step
 from tests.golden import Case, case_names
 from tests.reference.any_magic import decode_any
 from tests.reference.cleaner import Segment, Settings, cleanable_range
@@ -322,22 +324,11 @@ def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
     assert [s.records for s in done.result.segments] == [1, 1]
 
 
-def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lastkey.udfs.compact.one_task import compact_partition as one_task
-
+def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path) -> None:
     archived = log_of([9, 1], [1, 1], root=tmp_path / "archive")
     path = tmp_path / "archive" / archived.segments[0].listed.path
-    real = one_task.analyse
-
-    def changed(*args: object) -> object:
-        analysis = real(*args)  # type: ignore[arg-type]
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
-        return analysis
-
-    monkeypatch.setattr(one_task, "analyse", changed)
-    done = compact(week(archived, tmp_path))
+    with at_step("segments scanned", lambda: flip(path, path.stat().st_size - 1)):
+        done = compact(week(archived, tmp_path))
     assert done.result.status == "set_aside"
     assert done.result.problem is not None and done.result.problem.kind in ("changed", "crc")
     assert done.files() == {}

@@ -43,6 +43,7 @@ from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_
 from tests.builders.plans import changed
 from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.splits import compact_in_blocks
+from tests.builders.steps import at_step
 from tests.reference.cleaner import Segment, Settings
 from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
 
@@ -481,30 +482,21 @@ def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(
             mine, splits[0], groups, frozenset(), sources, analysis.rules, analysis.kept_aborts, walks[0], settled, name
         )
 
-    placed, real, written = [], rewriting._write_segments, []
+    placed = []
 
     class Killed(BaseException):
         pass
 
-    def slow(mine, group, cleaned, kept_aborts):  # type: ignore[no-untyped-def]
-        """Run the first try: it has written one segment when the second try finishes, and is killed in its second
-        segment.
-        """
-        if mine.run.folder != plan.run.folder:
-            return real(mine, group, cleaned, kept_aborts)
-        if not written:
-            written.append(group)
-            return real(mine, group, cleaned, kept_aborts)
+    def meanwhile() -> None:
+        """Finish the second try when the first one has written a segment, and kill the first one in the next."""
         second = rewrite(changed(plan, folder=f"{plan.run.folder}.7"), "r7")
         placed.extend(join_empty_groups(plan, [s for g in sorted(second.segments) for s in second.segments[g]]))
         monkeypatch.setattr(SegmentOutput, "append", killed)
-        return real(mine, group, cleaned, kept_aborts)
 
     def killed(self, rows, data):  # type: ignore[no-untyped-def]
         raise Killed
 
-    monkeypatch.setattr(rewriting, "_write_segments", slow)
-    with pytest.raises(Killed):
+    with pytest.raises(Killed), at_step("read back", meanwhile):
         rewrite(plan, "r0")
     assert [s.size_bytes > 0 for s in placed] == [True] * 3
     root = Path(plan.run.store_uri)
