@@ -16,7 +16,7 @@ from typing import Final
 
 from lastkey.jobs.store.audits import AuditRead
 from lastkey.logformat.listing import ListedSegment
-from lastkey.udfs.audit.same_log import batch_end
+from lastkey.udfs.audit.rows import batch_end
 from lastkey.udfs.storage import absent, open_root
 
 NO_PROBLEMS: Final = "[]"

@@ -36,8 +36,7 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import ListedSegment
-from lastkey.udfs.convert.convert_log import ConvertSettings
-from lastkey.udfs.convert.convert_segments import ConvertTask, Copy, convert_segments, sums
+from lastkey.udfs.convert.convert_log import ConvertSettings, ConvertTask, Copy, convert_segments, sums
 from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem

@@ -15,10 +15,9 @@ from lastkey.udfs.data_source.pieces import ListedLog, listed_logs, logs_behind
 
 def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> Iterator[Any]:
     """Return the Arrow batches of one task, read in a worker."""
-    from lastkey.udfs.data_source.batches import read_batches  # noqa: PLC0415 - kernels are loaded where they are used
     from lastkey.udfs.data_source.index_entries import read_index  # noqa: PLC0415
     from lastkey.udfs.data_source.pieces import ReadSpec  # noqa: PLC0415
-    from lastkey.udfs.data_source.records import read_records  # noqa: PLC0415
+    from lastkey.udfs.data_source.records import read_batches, read_records  # noqa: PLC0415 - kernels load where used
 
     if partition.value is None:  # Spark's way to say that there is no partition
         return iter(())

@@ -31,8 +31,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, normal_uri, same_kind
 from lastkey.udfs.verify.findings import CheckResult
 from lastkey.udfs.verify.generation import check_generation
-from lastkey.udfs.verify.partition import check_partition
-from lastkey.udfs.verify.side_files import check_log_directory
+from lastkey.udfs.verify.partition import check_log_directory, check_partition
 
 T = TypeVar("T")
 

@@ -114,11 +114,11 @@ class LogReader:
                 raise LogFormatError("changed", log.path, size, f"{log.size} bytes, as listed", f"{size}")
             yield file, size if log.size is None else log.size
 
-    def runs(self, chunk: Chunk, wanted: NDArray[np.bool_] | None = None) -> Iterator[Run]:
-        """Yield the batches of a chunk with the records of the wanted ones (bool[n]; None: all), first to last."""
+    def runs(self, chunk: Chunk, wanted: NDArray[np.bool_] | None = None, *, backwards: bool = False) -> Iterator[Run]:
+        """Yield the batches of a chunk with the records of the wanted ones (bool[n]; None: all): `BodyLoader.runs`."""
         wanted = np.ones(len(chunk.batches), np.bool_) if wanted is None else wanted
         return self.loader.runs(
-            chunk.raw, chunk.position, chunk.batches, wanted, chunk.path, backwards=False, before=chunk.before
+            chunk.raw, chunk.position, chunk.batches, wanted, chunk.path, backwards=backwards, before=chunk.before
         )
 
     def runs_around_damage(self, chunk: Chunk, wanted: NDArray[np.bool_] | None = None) -> Iterator[Run | BadBatch]:

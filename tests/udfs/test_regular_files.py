@@ -24,7 +24,7 @@ from lastkey.logformat.names import segment_file
 from lastkey.logformat.regular_files import open_local
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.search.windows import open_window
-from lastkey.udfs.reindex.judge_index import read_bounded
+from lastkey.udfs.reindex.judge import read_bounded
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
 from lastkey.udfs.storage import open_root, opened, read_file

@@ -1,23 +1,232 @@
 """The search of files for a set of keys: the work of a task of `audit erasure`, and of `erase --check`.
 
-A bad file stops no other: it is a place that was not read, which the result names.
+A bad file stops no other: it is a place that was not read, which the result names. Logs are searched by find_in_logs.
+
+Parquet files of a table count whichever version of the table has them: a removed file is still a file. Of a table of
+audits the column of keys is compared whole, value by value; where it holds keyed hashes in place of keys, the hashes of
+the wanted keys are compared too. In any other table, whoever wrote it, the values of every column of bytes or text are
+compared, and searched for the bytes of a key as a part: a "may".
+
+Files that hold hashes of keys lie beside a generation's logs: key files and filters of runs by yield.
+
+  <offset>.keys    exact hashes, 16 bytes a key
+  <base>.filter    a Bloom filter over 64 bits of the hashes of the `.log` beside it, and a CRC-32C
+  hash.key         the secret of all of them, in the folder of each generation
+
+A hash tells nobody the key, but who has the secret can try a key out. So a key counts as found if its exact hash is
+there. A filter takes one key in about 1,000 for one that it holds, so it says "may"; and where its log was read to the
+end, the log has the last word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from lastkey.logformat.batches.chunks import read_exactly
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.primitives.binary_arrays import is_bytes, spans_of, whole_array
+from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.attempt import attempt
-from lastkey.udfs.audit.find_hashes import search_filter, search_key_file
 from lastkey.udfs.audit.find_in_logs import LogSearch, check_size, reader_of, search_bytes
-from lastkey.udfs.audit.find_in_tables import search_partition, search_table
-from lastkey.udfs.audit.findings import Found, NotRead, SearchFile
+from lastkey.udfs.audit.findings import MAY, Found, NotRead, SearchFile
 from lastkey.udfs.audit.key_set import LEAST_TEXT_KEY, KeySet
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import cached_root, opened
+from lastkey.udfs.storage import cached_root, opened, read_file
+from lastkey.udfs.yields.key_filter import FILTER_BLOCK, hash_key_id, holds
+
+_ROWS: Final = 1 << 16
+_NOTHING: Final = np.empty(0, np.int64)
+# Columns of the audits' tables that never hold a key: where a record is, and whence it was read
+NO_KEYS: Final = frozenset(
+    {"source", "other", "root", "topic", "path", "group", "run_id", "secret_id", "kind", "place", "state", "certainty"}
+)
+
+
+def search_table(keys: KeySet, hidden: KeySet | None, file: SearchFile, found: Found) -> None:
+    """Add what a Parquet file holds of the keys. hidden: the keyed hashes of the same keys, in their order.
+
+    Raises LogFormatError for a file that cannot be read, or that Parquet does not know.
+    """
+    with opened(cached_root(file.root), file.path) as stream:
+        check_size(stream, file)
+        try:
+            searched = _search(keys, hidden, pq.ParquetFile(stream), found, NO_KEYS if file.of_audits else frozenset())
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise LogFormatError("side_file", file.shown, 0, "a Parquet file", str(error).splitlines()[0]) from error
+    if searched and keys.n_short:
+        found.problem(
+            Problem(
+                "side_file", file.shown, 0, f"keys of {LEAST_TEXT_KEY} bytes or more", f"{keys.n_short} shorter ones"
+            ),
+            f"columns {', '.join(searched)} were not searched for short keys, which stand in any text",
+        )
+
+
+def search_partition(keys: KeySet, path: str, found: Found) -> None:
+    """Add what the folders of a table's file say of the keys, as in `name=person-1/part-0.parquet`."""
+    texts = [unquote(part.partition("=")[2]) for part in path.split("/")[:-1] if "=" in part]
+    if texts:
+        values = pa.array([text.encode() for text in texts], pa.large_binary())
+        _search_text(keys, values, _compare([keys], values, 0, found), 0, found)
+
+
+def _search(keys: KeySet, hidden: KeySet | None, parquet: Any, found: Found, no_keys: frozenset[str]) -> list[str]:
+    """Search all rows; return the names of the columns that were searched for parts of values. no_keys: columns that
+    hold none; if there are any, the column `key` has nothing but keys.
+    """
+    texts = []
+    wanted = [f.name for f in parquet.schema_arrow if f.name not in no_keys and _holds_bytes(f.type)]
+    row = 0
+    for batch in parquet.iter_batches(_ROWS, columns=wanted) if wanted else ():
+        for name in wanted:
+            values, known = _stored(batch.column(name)), _NOTHING
+            if is_bytes(values.type):
+                known = _compare([one for one in (keys, hidden) if one is not None], values, row, found)
+            if not (no_keys and name == "key"):
+                texts.append(name)
+                _search_text(keys, values, known, row, found)
+        row += len(batch)
+    return list(dict.fromkeys(texts))
+
+
+def _compare(sets: list[KeySet], values: Any, row: int, found: Found) -> np.ndarray:
+    """Add the values that are keys, whole; return the rows of these keys."""
+    known = [_NOTHING]
+    for one in sets:
+        rows = one.rows_of(values)
+        at = np.flatnonzero(rows >= 0)
+        found.add(rows[at], pa.array(row + at))
+        known.append(rows[at])
+    return np.concatenate(known)
+
+
+def _search_text(keys: KeySet, column: Any, known: np.ndarray, row: int, found: Found) -> None:
+    first = np.full(len(keys), -1, np.int64)
+    for values in _leaves(column):
+        data, at = spans_of(values)
+        text = data[int(at[0]) : int(at[-1])]
+        for group in keys.groups:
+            group.search(text, first)
+    rows = np.setdiff1d(np.flatnonzero(first >= 0), known)
+    found.add(rows, pa.array(np.full(len(rows), row, np.int64)), certainty=MAY)
+
+
+def _leaves(column: Any) -> Iterator[Any]:
+    """Yield the columns of bytes or text within a column."""
+    column = _stored(column)
+    kind = column.type
+    if is_bytes(kind):
+        yield column
+    elif pa.types.is_struct(kind):
+        for part in column.flatten():
+            yield from _leaves(part)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        yield from _leaves(column.flatten())
+    elif pa.types.is_map(kind):
+        yield from _leaves(column.keys)
+        yield from _leaves(column.items)
+
+
+def _stored(column: Any) -> Any:
+    column = whole_array(column)
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def _holds_bytes(kind: Any) -> bool:
+    """Return whether values of a type hold bytes or text anywhere."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    parts = [kind.field(i).type for i in range(kind.num_fields)]
+    return is_bytes(kind) or any(map(_holds_bytes, parts))
+
+
+_SECRET: Final = struct.Struct(">QQqI")  # low, high, when it was drawn, CRC-32C
+_CRC_BYTES: Final = 4
+_HASH_BYTES: Final = 16
+_HASH: Final = pa.binary(_HASH_BYTES)
+
+
+def search_key_file(keys: KeySet, file: SearchFile, found: Found) -> None:
+    """Add the keys whose exact hashes are in a key file. Raises LogFormatError."""
+    secret = _secret(file)
+    raw = _whole(file)
+    if len(raw) % _HASH_BYTES:
+        raise LogFormatError("side_file", file.shown, len(raw), f"{_HASH_BYTES} bytes a key", f"{len(raw)} bytes")
+    if file.checksum is None:
+        expected = "a manifest with its checksum"
+        hint = "vacuum deletes what dead runs left"
+        found.problem(Problem("side_file", file.shown, 0, expected, "none", hint=hint), "searched as it stands")
+    else:
+        n, expected_crc = file.checksum
+        crc = crc32c_extend(crc32c_extend(0, np.frombuffer(hash_key_id(secret), np.uint8)), raw)
+        if (len(raw) // _HASH_BYTES, crc) != (n, expected_crc):
+            expected = f"{n} keys with CRC-32C {expected_crc:#010x}, as the manifest says"
+            now = f"{len(raw) // _HASH_BYTES} with {crc:#010x}"
+            found.problem(Problem("readback", file.shown, 0, expected, now), "searched as it stands")
+    hashes = keys.hashes_by(secret)
+    hashes[(hashes == 0).all(axis=1), 1] = 1  # as the files have it: zeros are a free slot
+    wanted = pa.Array.from_buffers(_HASH, len(hashes), [None, pa.py_buffer(hashes)])
+    held = pa.Array.from_buffers(_HASH, len(raw) // _HASH_BYTES, [None, pa.py_buffer(raw)])
+    rows = pc.index_in(held, wanted)
+    at = np.flatnonzero(np.asarray(rows.is_valid()))
+    found.add(np.asarray(rows.drop_null()).astype(np.int64), pa.array(at * _HASH_BYTES))
+
+
+def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, found: Found) -> None:
+    """Add the keys that a filter takes as "may". in_log: int64[], rows of the keys that its log holds; None if that was
+    not read to the end. Raises LogFormatError.
+    """
+    secret = _secret(file)
+    raw = _whole(file)
+    if len(raw) % FILTER_BLOCK != _CRC_BYTES or len(raw) < FILTER_BLOCK:
+        expected = f"blocks of {FILTER_BLOCK} bytes and a checksum"
+        raise LogFormatError("side_file", file.shown, 0, expected, f"{len(raw)} bytes")
+    rows = np.flatnonzero(holds(raw[:-_CRC_BYTES].view(np.uint32), keys.hashes_by(secret)[:, 1].copy()))
+    if in_log is not None:
+        rows = np.intersect1d(rows, in_log)
+    else:  # only a run knows what its checksum is bound to
+        hint = "a filter alone proves nothing: bring its log back, or delete it"
+        found.problem(
+            Problem("side_file", file.shown, 0, "its .log, read to the end", "none", hint=hint), "searched as it stands"
+        )
+    found.add(rows, certainty=MAY)
+
+
+def _secret(file: SearchFile) -> tuple[int, int]:
+    """Return the secret of a file's hashes. Raises LogFormatError if it is lost or damaged."""
+    if file.secret is None:
+        hint = "nobody can test a key against these hashes without it; vacuum deletes what dead runs left"
+        raise LogFormatError("side_file", file.shown, 0, "hash.key beside it", "none", hint=hint)
+    path = file.secret
+    data = read_file(cached_root(file.root), path)
+    if len(data) != _SECRET.size:
+        raise LogFormatError("side_file", path, 0, f"{_SECRET.size} bytes", f"{len(data)}")
+    low, high, _, crc = _SECRET.unpack(data)
+    plain = np.frombuffer(data[:-_CRC_BYTES], np.uint8)
+    made = crc32c_extend(crc32c_extend(0, np.frombuffer(b"key", np.uint8)), plain)
+    if crc != made:
+        raise LogFormatError("side_file", path, 0, f"CRC-32C {crc:#010x}, as it says", f"{made:#010x}")
+    return low, high
+
+
+def _whole(file: SearchFile) -> np.ndarray:
+    """Return all bytes of a file: uint8[]. Raises LogFormatError."""
+    raw = np.empty(file.size, np.uint8)
+    with opened(cached_root(file.root), file.path) as stream:
+        check_size(stream, file)
+        read_exactly(stream, file.path, 0, raw)
+    return raw
 
 
 @dataclass(frozen=True)

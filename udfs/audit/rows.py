@@ -22,15 +22,16 @@ import pyarrow.parquet as pq
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import spans_of
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.udfs.audit.record_kernels import digest_spans, hash_values
-from lastkey.udfs.audit.same_log import last_batch
 from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, flush, make_folder, open_root
+from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64
 PartitionLogs = Sequence[Sequence[ListedLog]]  # of all partitions that are read
@@ -235,3 +236,31 @@ class _File:
             )
         self._writer.write_table(pa.Table.from_batches(self._waiting, AUDIT_RECORDS))
         self._waiting, self._bytes = [], 0
+
+
+def last_batch(piece: Piece, position: int) -> tuple[int, int, int] | None:
+    """Return position, checksum and end of the last batch in a piece and its offsets, searched from a batch on; None if
+    there is none, or it cannot be read.
+    """
+    last = None
+    try:
+        for chunk in LogReader(1 << 16).headers(log_file(cached_root(piece.root), piece.path, piece.end), position):
+            inside = chunk.batches[chunk.batches["last_offset"] < piece.end_offset]
+            if len(inside):
+                last = inside[-1]
+    except (LogFormatError, OSError):
+        return None
+    return None if last is None else (int(last["position"]), int(last["crc"]), int(last["position"] + last["size"]))
+
+
+def batch_end(root: str, path: str, size: int, position: int, crc: int) -> int | None:
+    """Return the offset behind the batch at a position of a `.log` of this size; None if it has another checksum, or
+    cannot be read.
+    """
+    try:
+        found = next(LogReader(1 << 10).headers(log_file(cached_root(root), path, size), position), None)
+    except (LogFormatError, OSError):
+        return None
+    if found is None or int(found.batches["crc"][0]) != crc:
+        return None
+    return int(found.batches["last_offset"][0]) + 1

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.names import LOG, segment_file
-from lastkey.logformat.search.answers import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE
-from lastkey.logformat.search.partition_log import PartitionLog
+from lastkey.logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, offsets_behind
 from lastkey.udfs.lookup.last_stable_offset import last_stable_offset

@@ -27,7 +27,7 @@ from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
+from lastkey.udfs.reindex.judge import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, new_folder, settle
 from lastkey.udfs.storage import Root, log_file, open_root
 from lastkey.udfs.verify.transactions import TXN_ROW, previous_markers, transaction_rows

@@ -18,7 +18,7 @@ from typing import Final, Literal
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.reindex.judge_index import Verdict
+from lastkey.udfs.reindex.judge import Verdict
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, flush, flush_folder, make_folder, open_root, opened, write_file
 

@@ -12,9 +12,8 @@ from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.udfs.segments import SegmentInput
 from lastkey.udfs.storage import log_file, open_root
-from lastkey.udfs.verify.digest_kernels import digest_batches, digest_records
+from lastkey.udfs.verify.digest_kernels import digest_batches, digest_records, header_versions
 from lastkey.udfs.verify.transactions import TXN_ROW, transaction_rows
-from lastkey.udfs.verify.version_kernels import header_versions
 
 
 @dataclass(frozen=True)

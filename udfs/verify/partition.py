@@ -6,15 +6,20 @@ files are read through `logformat`. Each fault is a row, and one bad batch does 
 
 Harmless findings are notes: a torn tail of a log that was being written, the zeros of preallocated files, offsets that
 a cleaner removed, indexes as an older broker made them, leader epochs that fall (a log restored into another cluster).
+
+Text files beside the partitions' folders of a log directory must be readable, and right about the partitions there.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from lastkey.logformat import names
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
@@ -26,7 +31,7 @@ from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, SideFile
-from lastkey.udfs.storage import open_root, opened, read_file
+from lastkey.udfs.storage import file_size, open_root, opened, read_file
 from lastkey.udfs.verify.batch_order import Epochs, Placed, Producers
 from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
 from lastkey.udfs.verify.gaps import Thinned, gap_problems
@@ -351,3 +356,43 @@ def _check_text_files(plan: CheckPlan, found: Findings) -> None:
                     str(offset),
                 )
             )
+
+
+@dataclass(frozen=True)
+class DirectoryChecked:
+    """Result for one log directory."""
+
+    files: int
+    problems: tuple[Problem, ...]
+
+
+def check_log_directory(uri: str, path: str) -> DirectoryChecked:
+    """Read the checkpoints and meta.properties of the log directory `path` below a root; each bad one is a row.
+
+    A high watermark below the log start that another file states is a row too.
+    """
+    root = open_root(uri)
+    problems: list[Problem] = []
+    offsets: dict[str, Mapping[tuple[str, int], int]] = {}
+    files = 0
+    for name in (*names.OFFSET_CHECKPOINTS, names.META_PROPERTIES):
+        full = f"{path}/{name}" if path else name
+        if file_size(root, full) is None:
+            continue
+        files += 1
+        try:
+            data = read_file(root, full)
+            if name == names.META_PROPERTIES:
+                checkpoints.read_meta_properties(data, full)
+            else:
+                offsets[name] = checkpoints.read_offset_checkpoint(data, full)
+        except LogFormatError as error:
+            problems.append(Problem.of(error))
+    starts = offsets.get(names.LOG_START_OFFSET_CHECKPOINT, {})
+    full = f"{path}/{names.HIGH_WATERMARK_CHECKPOINT}" if path else names.HIGH_WATERMARK_CHECKPOINT
+    for (topic, partition), offset in offsets.get(names.HIGH_WATERMARK_CHECKPOINT, {}).items():
+        start = starts.get((topic, partition), 0)
+        if offset < start:
+            expected = f"a high watermark of {topic}-{partition} at or above its log start, {start}"
+            problems.append(Problem("side_file", full, 0, expected, str(offset)))
+    return DirectoryChecked(files, tuple(problems))

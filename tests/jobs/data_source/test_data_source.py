@@ -361,7 +361,7 @@ def test_workers_import_no_session(archive):
     import subprocess
 
     code = (
-        "import sys; from lastkey.udfs.data_source import records, batches, index_entries;"
+        "import sys; from lastkey.udfs.data_source import records, index_entries;"
         "assert not any(m.partition('.')[0] in ('pyspark', 'delta', 'deltalake', 'py4j') for m in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -16,8 +16,7 @@ from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, batch_problem, r
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.search.answers import OUT_OF_RANGE
-from lastkey.logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.logformat.search.partition_log import OUT_OF_RANGE, PartitionLog, open_partition
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.verify.walk import LogWalk, walk_log

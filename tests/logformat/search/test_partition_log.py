@@ -20,8 +20,16 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.search import segment_search
 from lastkey.logformat.search import windows as log_windows
-from lastkey.logformat.search.answers import EARLIEST, END, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE
-from lastkey.logformat.search.partition_log import PartitionLog, open_partition
+from lastkey.logformat.search.partition_log import (
+    EARLIEST,
+    END,
+    FOUND,
+    LATEST,
+    MAX_TIMESTAMP,
+    OUT_OF_RANGE,
+    PartitionLog,
+    open_partition,
+)
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.trees import files_in

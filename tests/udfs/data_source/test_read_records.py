@@ -17,8 +17,8 @@ import pytest
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.data_source import records as read_records
-from lastkey.udfs.data_source.batches import read_batches
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec
+from lastkey.udfs.data_source.records import read_batches
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.place import NO_PRODUCERS
 from tests.builders.sources import read, tasks_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.side_files import offset_index, time_index
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.udfs.reindex.judge_index import IndexJudge, SideBytes, read_bounded
+from lastkey.udfs.reindex.judge import IndexJudge, SideBytes, read_bounded
 from lastkey.udfs.storage import open_root
 
 BASE = 1000
