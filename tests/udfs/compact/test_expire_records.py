@@ -255,52 +255,6 @@ def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
     assert compact(changed(plan, segments=nothing_old, folder="none")).result.status == "not_due"
 
 
-def test_the_last_segment_and_an_open_transaction_are_left_alone(tmp_path: Path) -> None:
-    root = tmp_path / "archive"
-    old = [(NOW_MS - 9 * DAY, b"k", b"v"), (NOW_MS, b"l", b"v")]
-    opened = data_batch(4, old, transactional=True, producer_id=1, producer_epoch=0, base_sequence=0)
-    archived = lay_out(
-        root,
-        [
-            Segment(0, (data_batch(0, old),), NOW_MS),
-            Segment(2, (data_batch(2, old), opened), NOW_MS),
-            Segment(6, (data_batch(6, old),), NOW_MS),
-            Segment(8, (data_batch(8, old),), NOW_MS),
-        ],
-    )
-    done = compact(week(archived, tmp_path))
-    assert [s.records for s in done.result.segments] == [1, 4, 2, 2]
-    closed = lay_out(
-        tmp_path / "other", [Segment(0, (data_batch(0, old),), NOW_MS), Segment(2, (data_batch(2, old),), NOW_MS)]
-    )
-    assert [s.records for s in compact(week(closed, tmp_path, folder="open")).result.segments] == [1, 2]
-    sealed = compact(week(closed, tmp_path, folder="sealed", sealed=True))
-    assert [s.records for s in sealed.result.segments] == [1, 1]
-
-
-def test_all_of_a_segment_between_others(tmp_path: Path) -> None:
-    """Its last batch stays as a header with its time, so that a broker finds the batches behind it."""
-    archived = log_of([1], [9, 9], [1], root=tmp_path / "archive")
-    done = compact(week(archived, tmp_path))
-    [_, emptied, _, _] = done.segments()
-    assert [(b.records, b.last_offset, b.max_timestamp) for b in emptied.batches] == [((), 2, NOW_MS - 9 * DAY)]
-    assert done.result.segments[1].min_timestamp_ms == NO_TIMESTAMP
-    # it is the first segment now, and goes as any old one
-    behind = Archived(archived.root, list(done.as_archive(tmp_path / "again", snapshots=False).segments[1:]))
-    later = compact(changed(week(behind, tmp_path / "b"), log_start_offset=1))
-    assert [(one.reason, one.segments) for one in later.result.expired] == [("time", 1)]
-
-
-def test_by_size_after_what_went_one_by_one(tmp_path: Path) -> None:
-    archived = log_of([1, 9], [1, 1], [1, 1], root=tmp_path / "archive")
-    size = archived.segments[1].listed.size // 2
-    plan = week(archived, tmp_path)
-    limit = 6 * size  # seven batches of one size: without the old record no more than six are left
-    done = compact(changed(plan, settings=replace(plan.policy.settings, retention_bytes=limit)))
-    assert done.result.expired == ()
-    assert [s.records for s in done.result.segments] == [1, 2, 2, 1]
-
-
 def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
     archived = log_of([9, 9], [1, 9], [1, 1], root=tmp_path / "archive")
     done, dry = compact(week(archived, tmp_path)), compact(week(archived, tmp_path, folder="dry", dry_run=True))
@@ -308,20 +262,6 @@ def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
     assert dry.result.expired == done.result.expired
     assert [s.records for s in dry.result.segments] == [s.records for s in done.result.segments]
     assert not (tmp_path / "dry").exists()
-
-
-def test_without_a_key_nothing_is_asked(tmp_path: Path) -> None:
-    """A compaction would set the partition aside; but this run compacts nothing."""
-    archived = lay_out(
-        tmp_path / "archive",
-        [
-            Segment(0, (data_batch(0, [(NOW_MS - 9 * DAY, None, b"a"), (NOW_MS, None, b"b")]),), NOW_MS),
-            Segment(2, (data_batch(2, [(NOW_MS, None, b"c")]),), NOW_MS),
-        ],
-    )
-    plan = week(archived, tmp_path)
-    done = compact(changed(plan, settings=replace(plan.policy.settings, null_keys="fail")))
-    assert [s.records for s in done.result.segments] == [1, 1]
 
 
 def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path) -> None:
@@ -332,86 +272,3 @@ def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path) -> None:
     assert done.result.status == "set_aside"
     assert done.result.problem is not None and done.result.problem.kind in ("changed", "crc")
     assert done.files() == {}
-
-
-def test_no_earlier_value_of_a_key_comes_back_where_nothing_is_compacted(tmp_path: Path) -> None:
-    """A tombstone that is too old goes; the value that it deleted has no timestamp, as records of magic 0, and stays.
-    No later compaction knows any more that the value was deleted.
-    """
-    log = [
-        Segment(0, (data_batch(0, [(-1, b"k", b"deleted long ago"), (-1, b"l", b"first")]),), NOW_MS),
-        Segment(2, (data_batch(2, [(NOW_MS - 9 * DAY, b"k", None), (NOW_MS - 8 * DAY, b"l", b"second")]),), NOW_MS),
-        Segment(4, (data_batch(4, [(NOW_MS, b"m", b"v")]),), NOW_MS),
-        Segment(5, (data_batch(5, [(NOW_MS, b"n", b"v")]),), NOW_MS),
-    ]
-    archived = lay_out(tmp_path / "archive", log)
-    lazy = plan_of(archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0)
-    first = compact(exact(lazy, NOW_MS - 7 * DAY, compacts=True))
-    assert first.result.status == "cleaned" and first.result.compacted
-    left = first.as_archive(tmp_path / "again", snapshots=False)
-    plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=0)
-    later = compact(exact(plan, NOW_MS - 7 * DAY, compacts=True))
-    for done in (first, later):
-        values = {r.key: r.value for batches in batches_after(done) for r in data_records(batches)}
-        assert values.get(b"k") is None
-        assert values.get(b"l") != b"first"
-
-
-def test_no_earlier_value_comes_back_where_times_are_out_of_order(tmp_path: Path) -> None:
-    """Two producers whose clocks differ: the later value of the key has the earlier timestamp."""
-    oldest = NOW_MS - 7 * DAY
-    log = [
-        Segment(0, (data_batch(0, [(oldest + 500, b"k", b"wrong")]),), NOW_MS),
-        Segment(1, (data_batch(1, [(oldest - 500, b"k", b"right"), (NOW_MS, b"l", b"v")]),), NOW_MS),
-        Segment(3, (data_batch(3, [(NOW_MS, b"m", b"v")]),), NOW_MS),
-    ]
-    archived = lay_out(tmp_path / "archive", log)
-    lazy = plan_of(archived, tmp_path, Settings(), now_ms=NOW_MS, log_start_offset=0, force=False, min_dirty_ratio=1.0)
-    done = compact(exact(lazy, oldest, compacts=True))
-    values = {r.key: r.value for batches in batches_after(done) for r in data_records(batches)}
-    assert values.get(b"k") != b"wrong"
-
-
-def test_empty_batches_stay_where_nothing_is_compacted(tmp_path: Path) -> None:
-    """The header that a cleaner left of a young record holds the time of its segment. Without it, the record without a
-    timestamp would go, although by the archive's segment it is just as young.
-    """
-    emptied = Batch(1, 1, (), max_timestamp=NOW_MS - DAY, producer_id=5, producer_epoch=0, base_sequence=0).encoded()
-    log = [
-        Segment(
-            0, (data_batch(0, [(-1, b"k", b"v")]), emptied, data_batch(2, [(NOW_MS - 9 * DAY, b"l", b"v")])), NOW_MS
-        ),
-        Segment(3, (data_batch(3, [(NOW_MS, b"m", b"v")]),), NOW_MS),
-    ]
-    later = data_batch(4, [(NOW_MS, b"n", b"v")], producer_id=5, producer_epoch=0, base_sequence=1)
-    archived = lay_out(tmp_path / "archive", [*log, Segment(4, (later,), NOW_MS)])
-    done = compact(week(archived, tmp_path))
-    assert done.result.expired == ()
-    assert [r.offset for batches in batches_after(done) for r in data_records(batches)] == [0, 3, 4]
-    assert [b.last_offset for b in batches_after(done)[0]] == [0, 1, 2]
-
-
-def test_what_may_not_be_compacted_yet_makes_nothing_due_again(tmp_path: Path) -> None:
-    """An old record beside a young one waits; until then a run would only write the same again."""
-    now, day = 2_000_000_000_000, 86_400_000
-    waits = [(now - 8 * day, b"k", b"old"), (now - day, b"l", b"young")]  # within min.compaction.lag.ms
-    segments = [
-        Segment(0, (data_batch(0, [(now - 6 * day, b"x", b"v"), (now - 5 * day, b"y", b"v")]),), now),
-        Segment(2, (data_batch(2, waits),), now),
-        Segment(4, (data_batch(4, [(now, b"z", b"v")]),), now),
-    ]
-    settings = Settings(min_compaction_lag_ms=3 * day)
-    archived = lay_out(tmp_path / "archive", segments)
-    first = plan_of(archived, tmp_path / "store", settings, now_ms=now, log_start_offset=0, min_dirty_ratio=0.5)
-    first = exact(first, now - 7 * day, compacts=True)
-    done = compact(first)
-    assert done.result.status == "cleaned"
-    assert done.result.first_dirty_offset == 2
-    again = done.as_archive(tmp_path / "again", snapshots=True)
-    least = [s.min_timestamp_ms for s in done.result.segments]
-    inputs = tuple(replace(s, min_timestamp_ms=t) for s, t in zip(again.segments, least, strict=True))
-    later = changed(
-        first, store_uri=str(tmp_path / "b"), segments=inputs, checkpoint=2, force=False,
-        snapshots=tuple(again.snapshots), txn_indexes=(),
-    )  # fmt: skip
-    assert compact(later).result.status == "not_due"

@@ -10,11 +10,12 @@ import pytest
 
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, load, log_end, plan_of, survivors
 from tests.builders.logs import write_partition
+from tests.builders.plans import changed
 from tests.reference.cleaner import AbortedTxn, Segment, Settings, clean
 from tests.reference.log import ABORT, COMMIT, GZIP, Batch, Record, marker_batch, with_timestamps
 
 FILES = sorted((Path(__file__).parents[2] / "scenarios").glob("*.txt"))
-MTIME_MS = 1  # of all files; tombstones of magic 0 and 1 are younger than any horizon
+MTIME_MS = 1  # of all files by default; tombstones of magic 0 and 1 are younger than any horizon
 
 
 def scenarios() -> list[tuple[str, list[str]]]:
@@ -80,6 +81,14 @@ _SETTINGS = {
     "min.compaction.lag.ms": "min_compaction_lag_ms",
     "segment.bytes": "segment_bytes",
 }
+# Settings that the twin does not know
+_RULES: dict[str, Callable[[str], dict[str, object]]] = {
+    "cleanup.policy": lambda value: {"compacts": "compact" in value},
+    "min.cleanable.dirty.ratio": lambda value: {"min_cleanable_dirty_ratio": float(value)},
+    "retention.ms": lambda value: {"retention_ms": int(value)},
+    "retention.bytes": lambda value: {"retention_bytes": int(value)},
+    "retention.exact": lambda value: {"retention_exact": value == "true"},
+}
 
 
 @dataclass
@@ -90,7 +99,10 @@ class World:
     settings: Settings = Settings()
     null_keys: str = "fail"
     sealed: bool = False
+    file_time: int = MTIME_MS
+    rules: dict[str, object] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=lambda: [Segment(0, (), MTIME_MS)])
+    log_start: int = 0
     next_offset: int = 0
     checkpoint: int | None = None
     aborted: tuple[AbortedTxn, ...] = ()
@@ -103,6 +115,11 @@ class World:
             self.settings = replace(self.settings, keep_null_keys=value == "keep")
         elif name == "sealed":
             self.sealed = value == "true"
+        elif name == "file.time":
+            self.file_time = int(value)
+            self.segments = [replace(s, mtime_ms=self.file_time) for s in self.segments]
+        elif name in _RULES:
+            self.rules |= _RULES[name](value)
         else:
             self.settings = replace(self.settings, **{_SETTINGS[name]: int(value)})
 
@@ -113,25 +130,29 @@ class World:
         self.next_offset = batch.last_offset + 1
 
     def clean(self, options: dict[str, str]) -> None:
-        """Clean one round by the product and by the twin, and assert that they agree."""
+        """Clean one round by the product and by the twin, and assert that they agree. The twin knows no retention."""
         force, now_ms = options.get("from") == "log-start", int(options["at"])
         root = self.folder / f"archive{self.rounds}"
         plan = plan_of(
             lay_out(root, self.segments), self.folder / f"store{self.rounds}", self.settings, now_ms=now_ms,
-            log_start_offset=0, checkpoint=self.checkpoint, sealed=self.sealed, force=force, null_keys=self.null_keys,
+            log_start_offset=self.log_start, checkpoint=self.checkpoint, sealed=self.sealed, force=force,
+            null_keys=self.null_keys,
         )  # fmt: skip
+        plan = changed(plan, settings=replace(plan.policy.settings, **self.rules))
         self.rounds += 1
         self.outcome = compact(plan)
         result = self.outcome.result
         assert result.problem is None
         if result.status == "not_due":
             return
-        log = load(self.segments, 0, sealed=self.sealed)
-        expected = clean(log, self.settings, None if force else self.checkpoint, now_ms)
         active_and_ours = self.outcome.segments()
-        assert survivors(active_and_ours) == survivors(expected.segments)
+        if not self.rules:
+            log = load(self.segments, 0, sealed=self.sealed)
+            expected = clean(log, self.settings, None if force else self.checkpoint, now_ms)
+            assert survivors(active_and_ours) == survivors(expected.segments)
         assert result.next_offset == log_end(self.segments)
         self.segments, self.checkpoint = active_and_ours, result.first_dirty_offset
+        self.log_start = result.log_start_offset
         self.aborted = self.outcome.aborted()
 
     def show(self, what: str) -> str:
@@ -169,7 +190,7 @@ def test_scenario(lines: list[str], tmp_path: Path) -> None:
         elif line.startswith("+"):
             world.next_offset += int(line)
         elif line == "---":
-            world.segments.append(Segment(world.next_offset, (), MTIME_MS))
+            world.segments.append(Segment(world.next_offset, (), world.file_time))
         elif word == "set":
             world.set(*rest.split("="))
         elif word == "clean":
