@@ -10,8 +10,9 @@ operations it means: the `nth` and so many `times` from there on (None: for ever
     flip=(1000, 0x40)    before the operation, byte 1000 of the file is XORed with 0x40
     truncate=500         before it, the file is cut to 500 bytes
     replace=b"..."       before it, another file of these bytes takes the file's name
+    raises=KeyError()    the operation raises this, in this process alone
 
-After all but an error, the operation goes through to the real file. `at=1000` narrows `read` to reads that cover byte
+Else than with an error, the operation goes through to the real file. `at=1000` narrows `read` to reads that cover byte
 1000, so that a test can mean "the second read of this batch" without knowing how many reads there are.
 
 Operations, and where they are caught:
@@ -80,11 +81,12 @@ class Fault:
     flip: tuple[int, int] | None = None
     truncate: int | None = None
     replace: bytes | None = None
+    raises: BaseException | None = None
 
     def __post_init__(self) -> None:
-        chosen = [self.error, self.flip, self.truncate, self.replace]
+        chosen = [self.error, self.flip, self.truncate, self.replace, self.raises]
         if sum(c is not None for c in chosen) != 1:
-            raise ValueError(f"one of error, flip, truncate, replace: {self}")
+            raise ValueError(f"one of error, flip, truncate, replace, raises: {self}")
         if self.error is not None and not hasattr(errno, self.error):
             raise ValueError(f"no such errno: {self.error}")
 
@@ -197,6 +199,8 @@ class _Plan:
             if number < fault.nth or (fault.times is not None and number >= fault.nth + fault.times):
                 continue
             self._add(f"{i}.done")
+            if fault.raises is not None:
+                raise fault.raises
             if fault.error is not None:
                 code = getattr(errno, fault.error)
                 raise OSError(code, os.strerror(code), path)

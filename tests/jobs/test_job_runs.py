@@ -14,10 +14,10 @@ import pytest
 from lastkey.jobs import recorded
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
-from lastkey.jobs.store import announcements, job_runs
+from lastkey.jobs.store import job_runs
 from lastkey.jobs.store.job_runs import JobRow, append, job_rows
 from lastkey.jobs.store.tables import open_state
-from tests.builders.announced import elsewhere, put
+from tests.builders.announced import elsewhere, own, put
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 from tests.builders.stores import row, run_id
@@ -173,7 +173,7 @@ def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
 
 def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None:
     state = open_state(str(tmp_path))
-    dead = job_runs.killed_row(announcements._own(run_id(1), {("t", 0)}))
+    dead = job_runs.killed_row(own(run_id(1), {("t", 0)}))
     append(state, [dead])
     append(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["killed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -323,58 +324,50 @@ def _inspect(part: Partition) -> Any:
     return dump([log_of(part)], DumpOptions(), lambda _: None).all_problems[0]
 
 
-PLACES = {
-    "compact": (
-        "lastkey.udfs.compact.one_task.compact_partition.analyse",
-        lambda part: compact_partition(part.plan()).problem,
-    ),
-    "verify": ("lastkey.udfs.verify.partition._check_gaps", lambda part: part.verify().problems[-1]),
-    "report": ("lastkey.udfs.report.measure_partition.Walk", lambda part: _profile(part).problem),
-    "reindex": (
-        "lastkey.udfs.reindex.segment.scan", lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
-    ),
-    "lookup": ("lastkey.udfs.lookup.queries._answers", lambda part: _lookup(part).problem),
-    "data source": ("lastkey.udfs.data_source.records.record_batches", _first_problem),
-    "inspect": ("lastkey.logformat.dump.log_options.batch_lines", _inspect),
-}  # fmt: skip
+JOBS: dict[str, Callable[[Partition], Any]] = {
+    "compact": lambda part: compact_partition(part.plan()).problem,
+    "verify": lambda part: part.verify().problems[-1],
+    "report": lambda part: _profile(part).problem,
+    "reindex": lambda part: reindexed(part, Target("check", str(part.root)))[0].problem,
+    "lookup": lambda part: _lookup(part).problem,
+    "data source": _first_problem,
+    "inspect": _inspect,
+}
 
 
-@pytest.mark.parametrize("job", PLACES)
+def raising(tmp_path: Path, job: str, error: BaseException) -> AbstractContextManager[None]:
+    """Return a context in which no log can be read; a lookup maps logs into memory instead."""
+    return faults(tmp_path, Fault("open" if job == "lookup" else "read", "*.log", times=None, raises=error))
+
+
+@pytest.mark.parametrize("job", JOBS)
 def test_a_defect_is_the_partitions_problem(
-    part: Partition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, job: str
+    part: Partition, tmp_path: Path, caplog: pytest.LogCaptureFixture, job: str
 ) -> None:
-    where, run = PLACES[job]
-    monkeypatch.setattr(where, boom(KeyError("what nobody thought of")))
-    problem = run(part)
+    with raising(tmp_path, job, KeyError("what nobody thought of")):
+        problem = JOBS[job](part)
     assert problem.kind == "defect"
     assert "t-0" in problem.path
     assert "KeyError" in problem.found
-    assert "in fail, line" in problem.found
+    assert "in meet, line" in problem.found
     assert "t-0: internal error: KeyError: " in str(problem) or "/" in problem.path
     assert "at byte" not in str(problem) and "please report this" in str(problem)
     logged = [record.exc_info for record in caplog.records if record.exc_info]  # whatever a handler makes of it
     assert {(str(of[1]), of[2] is not None) for of in logged} == {("'what nobody thought of'", True)}
 
 
-@pytest.mark.parametrize("job", PLACES)
-def test_memory_that_is_not_there_is_the_partitions_problem(
-    part: Partition, monkeypatch: pytest.MonkeyPatch, job: str
-) -> None:
-    where, run = PLACES[job]
-    monkeypatch.setattr(where, boom(MemoryError("Unable to allocate 8.00 EiB")))
-    problem = run(part)
+@pytest.mark.parametrize("job", JOBS)
+def test_memory_that_is_not_there_is_the_partitions_problem(part: Partition, tmp_path: Path, job: str) -> None:
+    with raising(tmp_path, job, MemoryError("Unable to allocate 8.00 EiB")):
+        problem = JOBS[job](part)
     assert (problem.kind, problem.found) == ("memory", "Unable to allocate 8.00 EiB")
 
 
-@pytest.mark.parametrize("job", PLACES)
+@pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-def test_who_wants_to_stop_is_let_stop(
-    part: Partition, monkeypatch: pytest.MonkeyPatch, job: str, error: BaseException
-) -> None:
-    where, run = PLACES[job]
-    monkeypatch.setattr(where, boom(error))
-    with pytest.raises(type(error)):
-        run(part)
+def test_who_wants_to_stop_is_let_stop(part: Partition, tmp_path: Path, job: str, error: BaseException) -> None:
+    with raising(tmp_path, job, error), pytest.raises(type(error)):
+        JOBS[job](part)
 
 
 def test_an_attempt_gives_its_result_or_the_problem_that_stopped_it() -> None:

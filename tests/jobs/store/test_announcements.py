@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +17,21 @@ from lastkey.jobs.store import announcements
 from lastkey.jobs.store.announcements import announced, at_work, wait_until_gone
 from lastkey.jobs.store.paths import RUNNING
 from lastkey.udfs.storage import open_root
-from tests.builders.announced import KEYS, A, elsewhere, put
+from tests.builders.announced import KEYS, A, elsewhere, own, put
+from tests.builders.faults import Fault, faults
 from tests.builders.s3_server import BUCKET, s3_server
 
+ROOT = Path(__file__).resolve().parents[3]
 B, C = "b" * 32, "c" * 32
+# Another process that announces itself and ends when it is told to
+OTHER = f"""
+import sys
+from lastkey.jobs.store.announcements import announced
+from lastkey.udfs.storage import open_root
+with announced(open_root(sys.argv[1]), {A!r}, {KEYS!r}, []):
+    print("announced", flush=True)
+    input()
+"""
 
 
 @pytest.fixture
@@ -42,10 +55,10 @@ def test_a_run_is_announced_as_long_as_it_lasts(root):
     assert notes == []
 
 
-def test_one_that_this_process_could_not_take_back_counts_no_more(root, monkeypatch):
+def test_one_that_this_process_could_not_take_back_counts_no_more(tmp_path):
     """Its run ended: the process goes on to another, as in a notebook."""
-    with monkeypatch.context() as patched:
-        patched.setattr(announcements, "_delete", lambda root, path: None)
+    with faults(tmp_path, Fault("delete", f"*/{A}.json", error="EIO")):
+        root = open_root(str(tmp_path / "store"))
         with announced(root, A, KEYS, []):
             assert at_work(root, KEYS, [])
     assert files(root) == [f"{A}.json"]
@@ -113,18 +126,18 @@ def test_of_two_that_announce_at_once_one_goes_on(root):
 
 
 def test_a_run_of_this_machine_that_is_gone_is_known_at_once(root):
-    own = announcements._own(A, KEYS)
-    assert own.machine and own.started
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        there = replace(own, pid=process.pid, started=announcements._started(process.pid), decided=True)
-        put(root, there)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER, root.uri], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline()
         with pytest.raises(RunningError), announced(root, B, KEYS, []):
             raise AssertionError
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not buried
         with announced(root, B, KEYS, []):
             assert files(root) == [f"{B}.json"]
-    put(root, replace(own, started="1", decided=True))  # our number was another process's
+    put(root, replace(own(), started="1"))  # our number was another process's
     with announced(root, B, KEYS, []):
         assert files(root) == [f"{B}.json"]
 
@@ -162,19 +175,12 @@ def test_what_cannot_be_written_is_a_note(root):
 
 def test_an_announcement_is_renewed(root, monkeypatch):
     monkeypatch.setattr(announcements, "_RENEW_SECONDS", 0.0)
-    written, real = announcements.threading.Event(), announcements._write
-
-    def counting(at, own):
-        real(at, own)
-        if own.decided:
-            counting.n += 1
-            if counting.n == 3:
-                written.set()
-
-    counting.n = 0
-    monkeypatch.setattr(announcements, "_write", counting)
+    deadline = time.monotonic() + 60
     with announced(root, A, KEYS, []):
-        assert written.wait(60)
+        for _ in range(3):
+            Path(root.full(f"{RUNNING}/{A}.json")).unlink()
+            while not files(root):
+                assert time.monotonic() < deadline
     assert files(root) == []
 
 
@@ -183,20 +189,15 @@ def test_who_waits_goes_on_when_it_is_gone_dead_or_silent(root, monkeypatch):
     wait_until_gone(root, A)  # never there
     path = put(root, elsewhere(expires_seconds=0))
     wait_until_gone(root, A)  # says nothing more
-    put(root, replace(announcements._own(A, KEYS), started="1"))
+    put(root, replace(own(), started="1"))
     wait_until_gone(root, A)  # its process is gone
     put(root, elsewhere())
-    real, looks = announcements._read, []
-
-    def looking(*given):
-        looks.append(1)
-        if len(looks) == 3:
-            path.unlink()
-        return real(*given)
-
-    monkeypatch.setattr(announcements, "_read", looking)
-    wait_until_gone(root, A)
-    assert len(looks) == 3
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait_until_gone, root, A)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        path.unlink()
+        waiting.result(60)
 
 
 def test_one_that_is_renewed_keeps_its_size(tmp_path):
@@ -218,10 +219,10 @@ def test_in_a_bucket_too():
             with announced(root, C, {("c", 0)}, notes):
                 pass
         assert at_work(root, KEYS, notes) == []
-        announcements._write(root, elsewhere())  # one that died
+        put(root, elsewhere())  # one that died
         with pytest.raises(RunningError, match="found a run on far"), announced(root, B, KEYS, notes):
             raise AssertionError
-        announcements._write(root, elsewhere(expires_seconds=0))
+        put(root, elsewhere(expires_seconds=0))
         with announced(root, B, KEYS, notes):
             pass
         assert notes == []

@@ -81,8 +81,9 @@ _SETTINGS = {
     "min.compaction.lag.ms": "min_compaction_lag_ms",
     "segment.bytes": "segment_bytes",
 }
-# Settings that the twin does not know
+# Settings that the twin does not know, as it is Kafka's cleaner
 _RULES: dict[str, Callable[[str], dict[str, object]]] = {
+    "compaction.strategy": lambda value: {"compaction_strategy": value},
     "cleanup.policy": lambda value: {"compacts": "compact" in value},
     "min.cleanable.dirty.ratio": lambda value: {"min_cleanable_dirty_ratio": float(value)},
     "retention.ms": lambda value: {"retention_ms": int(value)},
@@ -130,7 +131,7 @@ class World:
         self.next_offset = batch.last_offset + 1
 
     def clean(self, options: dict[str, str]) -> None:
-        """Clean one round by the product and by the twin, and assert that they agree. The twin knows no retention."""
+        """Clean one round by the product and, by Kafka's rules alone, by the twin; assert that they agree."""
         force, now_ms = options.get("from") == "log-start", int(options["at"])
         root = self.folder / f"archive{self.rounds}"
         plan = plan_of(
@@ -160,6 +161,7 @@ class World:
         data = [r for b in batches if not b.control for r in b.records]
         views: dict[str, Callable[[], list[object]]] = {
             "keys": lambda: [to_text(r.key) for r in data],
+            "values": lambda: [to_text(r.value) for r in data],
             "times": lambda: [r.timestamp for r in data],
             "offsets": lambda: [r.offset for b in batches for r in b.records],
             "bases": lambda: [b.base_offset for b in batches],

@@ -75,26 +75,6 @@ def log(root: Path, *segments: list[tuple[int, bytes | None, bytes | None, tuple
     return lay_out(root, out)
 
 
-def test_a_clean_record_of_a_higher_version_stays(tmp_path: Path) -> None:
-    """By offset, any dirty record would supersede it."""
-    archived = log(tmp_path / "archive", [(5, b"k", b"high", ())], [(3, b"k", b"low", ()), (5, b"l", b"v", ())])
-    plan = changed(plan_for(archived, tmp_path), checkpoint=1, force=False)
-    assert [r.value for r in kept(compact(by(plan, "timestamp")))] == [b"high", b"v"]
-    assert [r.value for r in kept(compact(changed(plan, folder="o")))] == [b"low", b"v"]
-
-
-def test_a_tombstone_goes_by_its_version_too(tmp_path: Path) -> None:
-    archived = log(
-        tmp_path / "archive",
-        [(9, b"a", None, ()), (5, b"b", b"v", ())],
-        [(5, b"a", b"late", ()), (7, b"b", None, ())],
-    )
-    first = compact(by(plan_for(archived, tmp_path), "timestamp"))
-    assert [(r.key, r.value) for r in kept(first)] == [(b"a", None), (b"b", None)]
-    later = by(plan_for(first.as_archive(tmp_path / "again", snapshots=True), tmp_path / "b"), "timestamp")
-    assert kept(compact(changed(later, now_ms=NOW_MS + 2 * 86_400_000))) == []
-
-
 def test_a_header_that_no_record_has_is_named(tmp_path: Path) -> None:
     archived = log(tmp_path / "archive", [(1, b"k", b"v", ((b"other", long(1)),)), (2, b"k", b"w", ())])
     done = compact(by(plan_for(archived, tmp_path), "header"))
