@@ -84,7 +84,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
                 "topic": [p.topic for p in found],
                 "partition": [p.partition for p in found],
                 "segments": [len(p.segments) for p in found],
-                "bytes": [sum(s.size for s in p.segments) for p in found],
+                "bytes": [sum(s.size_bytes for s in p.segments) for p in found],
                 "policy": ["compact" if is_compacted(self.config, p) else "delete" for p in found],
                 "path": [p.path for p in found],
             }
@@ -140,7 +140,7 @@ class OpenedPartition:
         return pd.DataFrame(
             {
                 "base_offset": [s.base_offset for s in found],
-                "bytes": [s.size for s in found],
+                "bytes": [s.size_bytes for s in found],
                 "modified": pd.to_datetime([s.mtime_ms for s in found], unit="ms", utc=True),
                 "path": [s.path for s in found],
             }

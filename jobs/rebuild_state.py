@@ -137,9 +137,8 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
             manifests.check_files(store, report.decided)  # again: the search takes a while
             known = {c.folder.path: c.commit for each in found.values() for c in each if c.committed and c.commit}
             known |= {commit.folder: commit for commit in report.decided}
-            runs, segments = [c.run for c in known.values()], [row for c in known.values() for row in c.segments]
             step("manifests written")
-            writing.rebuild(state, report.decided, runs, segments)
+            writing.rebuild(state, report.decided, known.values())
             manifests.say_committed(store, [commit.folder for commit in report.decided])
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report

@@ -111,7 +111,7 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
         )
         for p in wanted
     ]
-    sizes = [sum(s.size for s in p.segments) for p in wanted]
+    sizes = [sum(s.size_bytes for s in p.segments) for p in wanted]
     progress.start("replay", sum(sizes), BYTES)
     report.partitions = each(replay_partition, tasks, "replay", options, report, progress, sizes=sizes)
     progress.close()

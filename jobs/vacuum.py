@@ -48,10 +48,11 @@ from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.manifests import read_manifests, say_committed
 from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_TABLES, COMMITTED, MANIFEST, SEGMENTS, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.steps import step

@@ -21,22 +21,81 @@ from lastkey.logformat.side_files import checkpoints
 from lastkey.logformat.side_files.small_files import read_small_file
 
 
+class NamedBytes(NamedTuple):
+    """Bytes of an archived `.log` that a generation names: all of it that holds offsets below `until`."""
+
+    size: int  # 0: no generation names any
+    checksum: int  # CRC-32C of the first `size` bytes
+    until: int
+
+
 @dataclass(frozen=True)
-class ListedSegment:
-    """One `.log` as it was listed, with the paths of the indexes beside it; None where there is no such file.
+class Segment:
+    """One segment of a log. A listing knows its files, a scan adds facts about its batches, and a run that writes a
+    generation adds the rest of its row in `log_segments` (`jobs.store.rows.SEGMENT_COLUMNS`).
 
     It holds only plain values, because it crosses between processes, and they suffice to find the files again.
     """
 
-    root: str  # URI that `path` is below; from `list_partition`, the folder's path on its file system
-    path: str
+    root: (
+        str  # URI that `path` is below; from `list_partition`, the folder's path on its file system; or store, archive
+    )
+    path: str  # of the `.log`
     base_offset: int  # by the file's name
-    size: int  # bytes that belong to the log; readers ignore any after them
+    size_bytes: int  # bytes of the `.log` that belong to it: an archived active segment may grow later
     mtime_ms: int  # stands for the largest timestamp of a segment without timestamps
+    # listed: the paths of the indexes beside it; None where there is no such file
     index: str | None = None
     time_index: str | None = None
     txn_index: str | None = None
     side_root: str | None = None  # URI that the indexes are below; None: `root`
+    # planned
+    from_offset: int = 0  # the generation holds the batches below already
+    named: NamedBytes | None = None  # as keys were erased from these offsets: must be there still, and nothing else
+    # scanned
+    next_offset: int = -1  # end of the range that this segment covers
+    last_offset: int = -1  # -1 when empty
+    batches: int = -1  # -1: not scanned
+    records: int = -1  # a wrapper of magic 0, 1 counts as one
+    tombstones: int = -1  # -1: not counted
+    max_timestamp_ms: int = -1  # -1: none
+    min_timestamp_ms: int = -1  # of its data records that have one; 2**63 - 1: none has; -1: not known
+    codecs: str = ""  # comma list
+    magics: str | None = None  # comma list: message formats of its batches; None: not known
+    checksum: int = 0  # CRC-32C of the first size_bytes of the .log
+    # written
+    cleaned: bool = False
+    source_bytes: int = 0  # what the group held before this cleaning
+    source_records: int = 0
+    txn_index_bytes: int = 0
+    offset_index_bytes: int = 0
+    time_index_bytes: int = 0
+    side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
+    applied_to: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
+    superseded: int = 0  # records that newer ones have superseded since it was written, as filters estimate
+    expected_dead: int = -1  # of what it was made of: what filters expected to go; -1: nobody counted
+    facts_bytes: int = 0  # of the files beside it that runs by yield read
+    key_files: str | None = None  # JSON [[first, until, path, keys, CRC-32C], ...]: hashes of the keys from `first` on
+
+    @property
+    def first_offset(self) -> int:
+        """The lowest offset that counts."""
+        return max(self.base_offset, self.from_offset)
+
+    @property
+    def is_written(self) -> bool:
+        """True for a segment of a generation in the store, with its row; False for a file as it was listed."""
+        return self.batches >= 0
+
+    @property
+    def dead_records(self) -> int:
+        """Records of its sources that went."""
+        return self.source_records - self.records
+
+    @property
+    def dead_bytes(self) -> int:
+        """Bytes of its sources that went."""
+        return self.source_bytes - self.size_bytes
 
     @property
     def beside(self) -> str:
@@ -50,7 +109,7 @@ class PartitionListing:
 
     topic: str | None  # from the folder's name; None: it is not a partition's
     partition: int | None
-    segments: tuple[ListedSegment, ...]  # by base offset
+    segments: tuple[Segment, ...]  # by base offset
     log_start_offset: int | None  # from the checkpoint beside the folder
     leader_epochs: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
@@ -102,14 +161,14 @@ class FolderFiles(NamedTuple):
     folders: tuple[str, ...]  # a broker makes none in here
     n_not_text: int  # entries whose names are not UTF-8
 
-    def segments(self, root: str, folder: str) -> Iterator[ListedSegment]:
+    def segments(self, root: str, folder: str) -> Iterator[Segment]:
         """Yield the segments by base offset; `folder` is their path below `root`, empty or ending in a slash."""
         beside = (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
         for base, files in self.resolution.segments.items():
             log = files[names.LOG]
-            paths = (f"{folder}{files[kind].name}" if kind in files else None for kind in beside)
+            index, times, txns = (f"{folder}{files[kind].name}" if kind in files else None for kind in beside)
             mtime_ms = self.entries[log.name].mtime_ns // 1_000_000
-            yield ListedSegment(root, f"{folder}{log.name}", base, log.size, mtime_ms, *paths)
+            yield Segment(root, f"{folder}{log.name}", base, log.size, mtime_ms, index, times, txns)
 
 
 def files_of(filesystem: Any, path: str, shown: str) -> FolderFiles:

@@ -16,7 +16,7 @@ from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_
 from lastkey.logformat.dump.findings import Findings
 from lastkey.logformat.dump.log_options import NO_LIMIT, Decoder, LogOptions, RecordLimits, as_strings
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.messages import coordinator_records
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.decode.decoders import decode, decoder
@@ -201,7 +201,7 @@ def _dump_to_file(task: DumpTask) -> Dumped:
     )
 
 
-def gaps_of_folder(segments: Sequence[ListedSegment], traces: Traces, wanted: RecordLimits) -> list[Problem]:
+def gaps_of_folder(segments: Sequence[Segment], traces: Traces, wanted: RecordLimits) -> list[Problem]:
     """Return a partition's gaps within the wanted offsets, up to the first damage: the dump reports damage itself."""
     out: list[Problem] = []
     with suppress(LogFormatError):

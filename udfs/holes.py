@@ -39,7 +39,7 @@ from lastkey.logformat import names
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, unless_unreadable
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index, time_index
 from lastkey.udfs.hole_kernels import last_thinned
@@ -70,7 +70,7 @@ class Log(Protocol):
         """Path below the root; its name holds the base offset."""
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes that belong to the log."""
 
 
@@ -130,7 +130,7 @@ def gap(path: str, expected: str, found: str, hint: str, position: int = 0) -> P
     return Problem("gap", path, position, expected, found, hint=hint, state="gap")
 
 
-def indexed_end(segment: ListedSegment, end_position: int, end_offset: int, next_base_offset: int) -> int:
+def indexed_end(segment: Segment, end_position: int, end_offset: int, next_base_offset: int) -> int:
     """Return 1 + the largest offset behind the end of a `.log` that its indexes name; 0 if they name none.
 
     Entries at or above the next segment's base do not count: they are torn or belong to another log.
@@ -138,11 +138,11 @@ def indexed_end(segment: ListedSegment, end_position: int, end_offset: int, next
     root, base, offsets = cached_root(segment.beside), segment.base_offset, [-1]
     if segment.index is not None:
         with unless_unreadable():
-            entries = offset_index.read(read_file(root, segment.index, segment.size), base, segment.index)
+            entries = offset_index.read(read_file(root, segment.index, segment.size_bytes), base, segment.index)
             offsets += entries["offset"][entries["position"] >= end_position][-1:].tolist()
     if segment.time_index is not None:
         with unless_unreadable():
-            entries = time_index.read(read_file(root, segment.time_index, segment.size), base, segment.time_index)
+            entries = time_index.read(read_file(root, segment.time_index, segment.size_bytes), base, segment.time_index)
             offsets += entries["offset"][-1:].tolist()
     return max((o + 1 for o in offsets if end_offset <= o < next_base_offset), default=0)
 
@@ -157,7 +157,7 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
     return int(last_thinned(batches, previous_last_offset, NOT_KNOWN))
 
 
-def offsets_behind(segments: Sequence[ListedSegment], traces: Traces, number: int) -> Behind:
+def offsets_behind(segments: Sequence[Segment], traces: Traces, number: int) -> Behind:
     """Return what the listing knows of the offsets behind segment `number`; segments come by base offset."""
     segment = segments[number]
     after = segments[number + 1].base_offset if number + 1 < len(segments) else None
@@ -179,7 +179,7 @@ class GapFinder:
         self._worked: dict[str, int] = {}  # by folder: offset that a cleaner is known to have reached
         self._untouched: dict[str, int] = {}  # by folder: offset above which no batch shows a cleaner's work
 
-    def below(self, segments: Sequence[ListedSegment], traces: Traces) -> Problem | None:
+    def below(self, segments: Sequence[Segment], traces: Traces) -> Problem | None:
         """Return the gap in front of the first segment; None if there is none."""
         first = segments[0].base_offset if segments else 0
         begins = [offset for offset, _ in traces.orphans[:1]]
@@ -218,8 +218,8 @@ class GapFinder:
             max(end, lawful) if lawful < after else end,
             after - 1,
             path,
-            segment.size,
-            indexed_end(segment, segment.size, end, after),
+            segment.size_bytes,
+            indexed_end(segment, segment.size_bytes, end, after),
             f"{path.rpartition('/')[0]}/{names.segment_file(after, names.LOG)}",
         )
 
@@ -254,7 +254,7 @@ def _first_thinned(log: Log, at_least: int) -> int:
     parsed = names.parse_segment_file(log.path.rpartition("/")[2])
     previous = parsed.base - 1 if parsed is not None else NOT_KNOWN
     try:
-        for chunk in LogReader(_BUFFER_BYTES).headers(log_file(cached_root(log.root), log.path, log.size)):
+        for chunk in LogReader(_BUFFER_BYTES).headers(log_file(cached_root(log.root), log.path, log.size_bytes)):
             found = thinned_offset(chunk.batches, previous)
             if found >= at_least:
                 return found
@@ -265,7 +265,7 @@ def _first_thinned(log: Log, at_least: int) -> int:
 
 
 def gaps_between(
-    segments: Sequence[ListedSegment], traces: Traces, start: int, until: int, finder: GapFinder
+    segments: Sequence[Segment], traces: Traces, start: int, until: int, finder: GapFinder
 ) -> Iterator[Problem]:
     """Yield a log's gaps within the offsets [start, until); reads the ends of the segments there.
 

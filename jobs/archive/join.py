@@ -16,7 +16,7 @@ from copy import copy
 from typing import Protocol, TypeVar
 
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import truncate_from_end, truncate_from_start
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, is_remote
@@ -26,7 +26,7 @@ class Listed(Protocol):
     """The fields of an `ArchivedPartition` that count here."""
 
     path: str
-    segments: list[ListedSegment]
+    segments: list[Segment]
     snapshots: dict[int, str]
     orphans: dict[int, str]
     topic_id: str | None
@@ -56,7 +56,7 @@ def one_log(root: Root, other: _Partition, found: _Partition) -> _Partition:
     if out.problem is not None:
         return out
     ours, theirs = ({s.base_offset: s for s in one.segments} for one in (local, uploaded))
-    larger = {base: s for base, s in ours.items() if base in theirs and s.size > theirs[base].size}
+    larger = {base: s for base, s in ours.items() if base in theirs and s.size_bytes > theirs[base].size_bytes}
     joined = ours | theirs | larger
     out.segments = [joined[base] for base in sorted(joined)]
     twice = [s.path for s in (*uploaded.segments, *local.segments) if s is not joined[s.base_offset]]
@@ -107,7 +107,7 @@ def _difference(uploaded: Listed, local: Listed) -> Problem | None:
         which = ("a segment", "none") if base in there else ("no segment", "one")
         return differ(f"{which[0]} that begins at offset {base}", which[1])
     for base in sorted(here):
-        size, found = there[base].size, here[base].size
+        size, found = there[base].size_bytes, here[base].size_bytes
         is_older = found < size and base == local.segments[-1].base_offset  # copied before the segment was closed
         is_uploading = found > size and base == last and there[base].index is None
         if found != size and not is_older and not is_uploading:

@@ -20,7 +20,7 @@ from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
-from lastkey.logformat.listing import ListedSegment, files_of
+from lastkey.logformat.listing import Segment, files_of
 from lastkey.logformat.locations import TIERED, text_entries
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.problem import Problem
@@ -55,7 +55,7 @@ class ArchivedPartition:
     partition: int
     root: str  # URI that all paths are relative to
     path: str
-    segments: list[ListedSegment] = field(default_factory=list)  # by base offset
+    segments: list[Segment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
     orphans: dict[int, str] = field(default_factory=dict)  # base offset -> path of an index without its .log
     side_files: dict[str, str] = field(default_factory=dict)  # name -> path

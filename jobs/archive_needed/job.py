@@ -31,10 +31,11 @@ from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.generations import lost_runs, older_generations, open_store
 from lastkey.jobs.store.manifests import other_files
 from lastkey.jobs.store.paths import RUNS, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.same_files import FilesPlan, FilesResult, KnownFile, compare_files
@@ -191,7 +192,7 @@ def _files_plan(answer: Answer, stored: _Stored) -> FilesPlan:
     own = (KnownFile(s.path, s.size_bytes, s.checksum) for s in stored.manifests[key] if s.root == "store")
     read = {one.base_offset: one for one in stored.checkpoints[key].files_read}
     listed = ((s, read[s.base_offset]) for s in answer.replaced if s.base_offset in read)
-    known = tuple(KnownFile(s.path, s.size, file.checksum) for s, file in listed)
+    known = tuple(KnownFile(s.path, s.size_bytes, file.checksum) for s, file in listed)
     return FilesPlan(archived.path, stored.state.root.uri, tuple(own), archived.root, known)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
 from lastkey.jobs.compact.needed import Answer, Needed, Reason, summary_lines
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, objects_of
 
@@ -66,7 +66,7 @@ class ArchiveNeededReport(JobReport):
                 {
                     "base_offset": s.base_offset,
                     "path": s.path,
-                    "bytes": s.size,
+                    "bytes": s.size_bytes,
                     "needed": i >= gone,
                     "because": sorted({r.kind for r in a.reasons if r.segment <= i}) if i >= gone else [],
                 }
@@ -118,9 +118,9 @@ def _base(a: Answer, reason: Reason) -> int | None:
     return a.archived.segments[reason.segment].base_offset if a.archived.segments else None
 
 
-def _sum(segments: Sequence[ListedSegment]) -> dict[str, int]:
-    return {"segments": len(segments), "bytes": sum(s.size for s in segments)}
+def _sum(segments: Sequence[Segment]) -> dict[str, int]:
+    return {"segments": len(segments), "bytes": sum(s.size_bytes for s in segments)}
 
 
-def _sums(answers: Sequence[Answer], part: Callable[[Answer], Sequence[ListedSegment]]) -> dict[str, int]:
+def _sums(answers: Sequence[Answer], part: Callable[[Answer], Sequence[Segment]]) -> dict[str, int]:
     return _sum([s for a in answers for s in part(a)])

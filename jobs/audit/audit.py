@@ -63,7 +63,7 @@ def run_audit(
     report.seconds["list"] = time.perf_counter() - began
     roots = {s.root for one in listed for partition in one.partitions for s in partition.segments} - {state.root.uri}
     check_apart(Place("--audits", state.root.uri), *(Place("what is audited", root) for root in sorted(roots)))
-    size = sum(s.size for one in listed for partition in one.partitions for s in partition.segments)
+    size = sum(s.size_bytes for one in listed for partition in one.partitions for s in partition.segments)
     with spark_workers(f"audit {kind}", options, report, progress, brief=size < _FEW_BYTES) as workers:
         if not state.root.is_local:  # before hours of reading
             with workers.spark(f"audit {kind}") as spark:

@@ -29,9 +29,10 @@ from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.store.audits import replace_results
 from lastkey.jobs.store.generations import generation_of, manifests_of, nobody_has, open_store, runs_at
 from lastkey.jobs.store.paths import AUDIT_COMPACTION
-from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, of_topics, of_users
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import normal_uri
 

@@ -66,7 +66,7 @@ class Sides:
         self._archive_of = {(p.topic, p.partition): one.name for one in store.archives for p in one.partitions}
         for source in (store.after, store.before):  # a generation without a batch has no parts
             for one in source.partitions:
-                empty = not any(segment.size for segment in one.segments)
+                empty = not any(segment.size_bytes for segment in one.segments)
                 end = one.high_watermark if empty else one.log_start_offset
                 self._ends.setdefault((source.name, (str(one.topic), one.partition or 0)), end or 0)
         self._held = {key: end for (source, key), end in self._ends.items() if source == store.before.name}

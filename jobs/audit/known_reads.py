@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from lastkey.jobs.store.audits import AuditRead
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.audit.rows import batch_end
 from lastkey.udfs.storage import absent, open_root
 
@@ -23,18 +23,18 @@ NO_PROBLEMS: Final = "[]"
 _OF_BYTES: Final = frozenset({"crc", "codec", "compressed", "varint", "record", "count"})  # that lie in the file itself
 
 
-def that_count(reads: Sequence[AuditRead], listed: ListedSegment) -> list[AuditRead]:
+def that_count(reads: Sequence[AuditRead], listed: Segment) -> list[AuditRead]:
     """Return those of a file's reads that count for the file as it is now, with the offsets for which they do."""
-    same = [read for read in reads if (read.size_bytes, read.mtime_ms) == (listed.size, listed.mtime_ms)]
+    same = [read for read in reads if (read.size_bytes, read.mtime_ms) == (listed.size_bytes, listed.mtime_ms)]
     whole = [read for read in same if all(_is_lasting(problem, read) for problem in json.loads(read.problems))]
-    begun = [read for read in reads if read.size_bytes < listed.size and read.problems == NO_PROBLEMS]
-    if any(read.size_bytes >= listed.size and read not in same for read in reads):
+    begun = [read for read in reads if read.size_bytes < listed.size_bytes and read.problems == NO_PROBLEMS]
+    if any(read.size_bytes >= listed.size_bytes and read not in same for read in reads):
         begun = []  # it has not only grown since then: it was written anew
     begun += [read for read in same if read not in whole and _has_only_gaps(read)]
     newest = max(begun, key=lambda read: read.last_position, default=None)
     if newest is None or newest.last_position < 0:
         return whole
-    end = batch_end(listed.root, listed.path, listed.size, newest.last_position, newest.last_crc) or 0
+    end = batch_end(listed.root, listed.path, listed.size_bytes, newest.last_position, newest.last_crc) or 0
     there = [read for read in begun if read.start_offset < end]
     return [*whole, *(replace(read, end_offset=min(read.end_offset, end), problems=NO_PROBLEMS) for read in there)]
 

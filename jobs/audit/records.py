@@ -29,7 +29,7 @@ from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, lost
 from lastkey.jobs.store.audits import records as all_records
 from lastkey.jobs.store.paths import AUDIT_RECORDS, table_folder
 from lastkey.jobs.store.tables import State
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.audit.rows import FileRead, ReadTask, Secret, Stretch, StretchRead, read_task
 from lastkey.udfs.data_source.pieces import ListedLog, Piece, Range, Wanted, listed_logs
 from lastkey.udfs.groups import groups
@@ -160,7 +160,7 @@ def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
             plan.new[stretch.read_id] = stretch
 
 
-def _pieces(source: Source, asked: Asked, found: Gathered) -> Iterator[tuple[Piece, ListedSegment]]:
+def _pieces(source: Source, asked: Asked, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
     """Yield the stretches of a source's logs that a consumer sees; note what cannot be read."""
     ranges = [
         Range(
@@ -192,13 +192,13 @@ def _is_alike(read: AuditRead, asked: Asked, n_partitions: int) -> bool:
     return same and (not read.keys_hidden or read.n_partitions == n_partitions)
 
 
-def _read_of(stretch: Stretch, listed: ListedSegment, end_offset: int, asked: Asked) -> AuditRead:
+def _read_of(stretch: Stretch, listed: Segment, end_offset: int, asked: Asked) -> AuditRead:
     """Return the row of a stretch before it is read."""
     piece = stretch.piece
     return AuditRead(
-        stretch.read_id, piece.root, piece.path, listed.size, listed.mtime_ms, str(piece.topic), piece.partition or 0,
-        piece.start_offset, end_offset, piece.start, -1, -1, stretch.n_partitions, asked.hide_keys,
-        secret_id(asked.secret), 0, NO_PROBLEMS, "",
+        stretch.read_id, piece.root, piece.path, listed.size_bytes, listed.mtime_ms, str(piece.topic),
+        piece.partition or 0, piece.start_offset, end_offset, piece.start, -1, -1, stretch.n_partitions,
+        asked.hide_keys, secret_id(asked.secret), 0, NO_PROBLEMS, "",
     )  # fmt: skip
 
 

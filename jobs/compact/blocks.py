@@ -26,6 +26,7 @@ import numpy as np
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.workers import Runner
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
 from lastkey.udfs.compact.clean.deciders import TooManyKeys, check_versions
@@ -46,7 +47,7 @@ from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, s
 from lastkey.udfs.compact.split.splits import Split, bytes_of, cut_between_groups
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import OutputSegment, SegmentScan
+from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.steps import Stage, step
 
 _PIECES_A_CORE = 4  # tasks of the rewrite, as far as segment groups allow
@@ -63,7 +64,7 @@ def rewrite_by_blocks(
     splits: Sequence[Split],
     watcher: Watcher,
     settle_all: SettleAll | None = None,
-) -> tuple[list[OutputSegment], Tally, int]:
+) -> tuple[list[Segment], Tally, int]:
     """Rewrite a partition; return (segments in order, counters, largest peak memory of a task in bytes).
 
     settle_all: settles all buckets at once, if given.

@@ -15,10 +15,9 @@ from typing import Any
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, columns_in
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat.primitives import zstd_kernels
 from lastkey.udfs.compact.plan import CleanSettings, PartitionResult
-from lastkey.udfs.segments import OutputSegment
 
 
 def commit_of(
@@ -52,7 +51,6 @@ def commit_of(
     made_of = None if anew else before
     flags = [name for name, is_set in (("erases", r.erases), ("sealed", sealed)) if is_set]
     log_start = made_of.log_start_offset if made_of else archived.segments[0].base_offset
-    segments = [_segment(s, r, generation, run_id) for s in r.segments]
     checkpoint = Checkpoint(
         topic=r.topic,
         partition=r.partition,
@@ -70,10 +68,10 @@ def commit_of(
         **_expired(r, made_of),
         **identity,
     )
-    read = read_with(made_of, checkpoint, segments, max(log_start, archived.log_start_checkpoint or 0))
+    read = read_with(made_of, checkpoint, r.segments, max(log_start, archived.log_start_checkpoint or 0))
     return Commit(
         checkpoint=replace(checkpoint, read=read),
-        segments=segments,
+        segments=list(r.segments),
         run=RunRow(
             run_id=run_id,
             topic=r.topic,
@@ -127,12 +125,6 @@ def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
         return {"expired_from": known[0], "expired_until": known[1]}
     first = known[0] if known[1] else r.expired[0].first
     return {"expired_from": first, "expired_until": r.log_start_offset}
-
-
-def _segment(s: OutputSegment, r: PartitionResult, generation: int, run_id: str) -> Segment:
-    return Segment(
-        topic=r.topic, partition=r.partition, generation=generation, run_id=run_id, **columns_in(s, OutputSegment)
-    )
 
 
 @functools.cache  # reading them takes 3 ms, as long as a small partition

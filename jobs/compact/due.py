@@ -24,9 +24,10 @@ from lastkey.jobs.compact.plan import (
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
-from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.one_task.passes import older_segments, policy_of
@@ -238,16 +239,16 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
 
 def _first_row(plan: PartitionPlan, manifest: Sequence[Segment]) -> Segment | None:
     """Return the last generation's row of the plan's first segment."""
-    first = plan.input.segments[0].base_offset if plan.input.segments else -1
+    first = plan.input.segments[0].first_offset if plan.input.segments else -1
     return next((row for row in manifest if row.base_offset == first), None)
 
 
 def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether the archived segment at the end of the last generation may be another file now, by its listing."""
     until = plan.input.before.until or 0
-    theirs = [s.listed for s in plan.input.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until]
+    theirs = [s for s in plan.input.segments if not plan.is_ours(s) and s.base_offset < until]
     known = [(row.size_bytes, row.mtime_ms) for row in manifest if theirs and row.base_offset == theirs[-1].base_offset]
-    return bool(theirs) and (theirs[-1].size, theirs[-1].mtime_ms) not in known
+    return bool(theirs) and (theirs[-1].size_bytes, theirs[-1].mtime_ms) not in known
 
 
 def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan | PartitionResult:
@@ -267,13 +268,13 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     n = len(plan.input.segments)
     none = np.full(n, -1, np.int64)
     facts = SegmentFacts(
-        np.array([s.base_offset for s in plan.input.segments], np.int64),
-        np.array([s.listed.size for s in plan.input.segments], np.int64),
+        np.array([s.first_offset for s in plan.input.segments], np.int64),
+        np.array([s.size_bytes for s in plan.input.segments], np.int64),
         none,
         none,
-        np.array([s.listed.mtime_ms for s in plan.input.segments], np.int64),
+        np.array([s.mtime_ms for s in plan.input.segments], np.int64),
     )
-    last = plan.input.segments[-1].base_offset
+    last = plan.input.segments[-1].first_offset
     end = max(last + 1, plan.input.before.until or 0)
     active = end if plan.run.sealed else last
     if max(plan.cleaned_until, plan.input.log_start_offset, plan.input.log_start_checkpoint or 0) > end:
@@ -292,6 +293,6 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
     )
     if is_due(cleanable, 0, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, False):
         return plan
-    paths = [s.listed.path for s in plan.input.segments]
+    paths = [s.path for s in plan.input.segments]
     held_back = dirt_held_back(plan, facts, paths, cleanable, log_end=end, active=active)
     return not_due(plan, dirty, known_end(plan), cleanable, (held_back,))

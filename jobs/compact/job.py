@@ -39,9 +39,10 @@ from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
 from lastkey.jobs.store.generations import older_generations
 from lastkey.jobs.store.paths import PARTITIONS
-from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.steps import step

@@ -26,11 +26,10 @@ from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import labelled
 from lastkey.jobs.compact.plan import gaps_of, input_from_generation
 from lastkey.jobs.store.rows import Checkpoint, Commit
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.plan import PartitionInput
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import OutputSegment
 
 WHY: Final = {  # why an archive, or a partition's segments from some offset on, are needed; the worst first
     "set_aside": "the partition is uncleanable",
@@ -108,7 +107,7 @@ class Kept:
     """A generation that the store still has."""
 
     checkpoint: Checkpoint
-    segments: Sequence[OutputSegment]
+    segments: Sequence[Segment]
 
     @classmethod
     def of(cls, commit: Commit) -> Kept:
@@ -147,18 +146,18 @@ class Answer:
         return min((reason.segment for reason in self.reasons), default=len(self.archived.segments))
 
     @property
-    def replaced(self) -> Sequence[ListedSegment]:
+    def replaced(self) -> Sequence[Segment]:
         """Segments that the store replaces, by offset: those that are not needed, and anchors behind them."""
         until = min((r.segment for r in self.reasons if r.kind != ANCHOR), default=len(self.archived.segments))
         return self.archived.segments[:until]
 
     @property
-    def needed(self) -> Sequence[ListedSegment]:
+    def needed(self) -> Sequence[Segment]:
         """Segments that are needed, by offset."""
         return self.archived.segments[self.first_needed :]
 
     @property
-    def not_needed(self) -> Sequence[ListedSegment]:
+    def not_needed(self) -> Sequence[Segment]:
         """Segments that are not needed, by offset."""
         return self.archived.segments[: self.first_needed]
 
@@ -231,8 +230,8 @@ def _by_files(facts: Facts, current: Kept, read: Mapping[int, int]) -> Iterator[
         if s.base_offset not in read:
             yield Reason("unread", i, s.path)
             break
-        if read[s.base_offset] != s.size:
-            yield Reason("changed", i, f"{s.path}: expected {read[s.base_offset]} bytes, found {s.size}")
+        if read[s.base_offset] != s.size_bytes:
+            yield Reason("changed", i, f"{s.path}: expected {read[s.base_offset]} bytes, found {s.size_bytes}")
             break
         if facts.compared is not None and s.base_offset not in facts.compared:
             yield Reason("not_compared", i, s.path)
@@ -242,7 +241,7 @@ def _by_files(facts: Facts, current: Kept, read: Mapping[int, int]) -> Iterator[
 def _has_ended(facts: Facts, read: Mapping[int, int]) -> bool:
     """Return whether no run finds more behind the last segment: it was read whole, and no writer was left."""
     last = facts.archived.segments[-1]
-    return facts.sealed and read.get(last.base_offset) == last.size
+    return facts.sealed and read.get(last.base_offset) == last.size_bytes
 
 
 def _whole(facts: Facts) -> Reason | None:
@@ -313,10 +312,10 @@ def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[
 def _first_read(archived: ArchivedPartition, inputs: PartitionInput) -> int | None:
     """Return the base offset of the first segment of the archive that a run would open."""
     read = [*inputs.segments, *filter(None, [inputs.identity_segment])]
-    return min((s.listed.base_offset for s in read if s.listed.root == archived.root), default=None)
+    return min((s.base_offset for s in read if s.root == archived.root), default=None)
 
 
-def _reads_the_same(facts: Facts, current: Kept, inputs: PartitionInput, left: Sequence[ListedSegment]) -> bool:
+def _reads_the_same(facts: Facts, current: Kept, inputs: PartitionInput, left: Sequence[Segment]) -> bool:
     """Return whether the next run would read the same segments if only these were `left`."""
     archived = replace(facts.archived, segments=list(left))
     then = input_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)

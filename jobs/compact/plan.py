@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.store.erasures import searched
-from lastkey.jobs.store.rows import columns_in
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import NamedBytes, Segment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.udfs.compact.plan import (
     ANOTHER_LOG,
@@ -32,15 +31,7 @@ from lastkey.udfs.compact.plan import (
 )
 from lastkey.udfs.compact.scan.segment_facts import read_secret
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import (
-    LastBatch,
-    NamedBytes,
-    OutputSegment,
-    SegmentInput,
-    SideFile,
-    cleaned_until,
-    side_checksums,
-)
+from lastkey.udfs.segments import LastBatch, SideFile, cleaned_until, side_checksums
 from lastkey.udfs.storage import open_root
 
 if TYPE_CHECKING:
@@ -78,10 +69,10 @@ def plan_of(
     return PartitionPlan(given, CleanPolicy(settings, by_yield=True, partial=True), run)
 
 
-def cleaned_rows(given: PartitionInput) -> list[OutputSegment]:
+def cleaned_rows(given: PartitionInput) -> list[Segment]:
     """Return the rows of the last generation's segments below the first dirty offset."""
     dirty = given.checkpoint or 0
-    return [s.row for s in given.segments if s.row is not None and s.base_offset < dirty]
+    return [s for s in given.segments if s.is_written and s.base_offset < dirty]
 
 
 def clean_settings(settings: TopicSettings) -> CleanSettings:
@@ -103,7 +94,7 @@ def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True,
     return PartitionInput(
         topic=archived.topic,
         partition=archived.partition,
-        segments=tuple(SegmentInput(s) for s in archived.segments),
+        segments=tuple(archived.segments),
         log_start_offset=max(first, log_start or 0),
         checkpoint=cleaner,
         high_watermark=archived.high_watermark,
@@ -118,12 +109,12 @@ def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True,
     )
 
 
-def _txn_indexes(segments: Iterable[ListedSegment]) -> Iterator[SideFile]:
+def _txn_indexes(segments: Iterable[Segment]) -> Iterator[SideFile]:
     yield from (SideFile(s.root, s.txn_index, s.base_offset) for s in segments if s.txn_index is not None)
 
 
 def input_from_generation(
-    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment], store_uri: str, gaps: str
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment], store_uri: str, gaps: str
 ) -> PartitionInput | Problem:
     """Return the input of a partition with a generation: that generation, and the archive after it. Return the problem
     if the archive is another log now, lacks what comes next, or holds again what the generation passed over.
@@ -149,15 +140,14 @@ def input_from_generation(
     if below:  # what is read again below must be what was searched for erased keys
         named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
         none = NamedBytes(0, 0, below)
-        after = [replace(s, named=named.get(s.listed.base_offset, none)) if s.base_offset < below else s for s in after]
+        after = [replace(s, named=named.get(s.base_offset, none)) if s.first_offset < below else s for s in after]
     folder = checkpoint.folder
-    listed = [ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms) for s in ours]
-    if listed and after and listed[-1].base_offset == after[0].base_offset:
-        listed.pop()  # all records had expired, and the archive continues at the log end
-    known = {(s.base_offset, s.size_bytes): s for s in manifest}
-    segments = [
-        s if s.from_offset else _as_known(s, known.get((s.listed.base_offset, s.listed.size)))
-        for s in (*map(SegmentInput, listed), *after)
+    segments = [replace(s, root=store_uri) for s in ours]
+    if segments and after and segments[-1].base_offset == after[0].first_offset:
+        segments.pop()  # all records had expired, and the archive continues at the log end
+    least = {(s.base_offset, s.size_bytes): s.min_timestamp_ms for s in theirs}
+    segments += [
+        s if s.from_offset else replace(s, min_timestamp_ms=least.get((s.base_offset, s.size_bytes), -1)) for s in after
     ]
     snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
     checksums, epochs = side_checksums(s.side_files for s in manifest), LEADER_EPOCH_CHECKPOINT
@@ -199,22 +189,14 @@ def input_from_generation(
     )
 
 
-def _as_known(segment: SegmentInput, row: OutputSegment | None) -> SegmentInput:
-    """Return a segment with what its row in the last generation says."""
-    if row is None:
-        return segment
-    of_store = OutputSegment(**columns_in(row, OutputSegment)) if row.root == "store" else None
-    return replace(segment, min_timestamp_ms=row.min_timestamp_ms, row=of_store)
-
-
 def _missing_segment_problem(
-    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[OutputSegment], log_start: int
+    archived: ArchivedPartition, checkpoint: Checkpoint, theirs: Sequence[Segment], log_start: int
 ) -> Problem | None:
     """Return the problem if the archive lacks a segment of the generation, by base offset, as a partition may move
     between disks; or if its log ends below the generation in an empty segment.
     """
     for end in archived.segments[-1:]:
-        if not end.size and end.base_offset < checkpoint.next_offset:
+        if not end.size_bytes and end.base_offset < checkpoint.next_offset:
             expected = f"a log that reaches offset {checkpoint.next_offset}, as generation {checkpoint.generation} did"
             ends = f"one that ends at {end.base_offset}"
             return Problem("changed", end.path, 0, expected, ends, hint=ANOTHER_LOG, state="diverged")
@@ -222,7 +204,7 @@ def _missing_segment_problem(
     last = max(listed, default=-1)
     for segment in theirs:
         found = listed.get(segment.base_offset)
-        if found is not None and found.size >= segment.size_bytes:
+        if found is not None and found.size_bytes >= segment.size_bytes:
             continue
         if found is None and segment.next_offset <= log_start:
             continue  # retention took it
@@ -232,7 +214,7 @@ def _missing_segment_problem(
             segment.path,
             0,
             f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
-            "no such file" if found is None else f"{found.size}",
+            "no such file" if found is None else f"{found.size_bytes}",
             state="gap" if gap else "diverged",
             hint=f"bring the file back{_from_remote(archived)}, or --reset (with --gaps accept if a hole is left) "
             "to start over from what the archive holds"
@@ -257,8 +239,8 @@ def refilled_gap_problem(archived: ArchivedPartition, checkpoint: Checkpoint, ga
         before = bisect_left(bases, gap.before)
         cleaned = (archived.cleaner_checkpoint or 0) > gap.last  # by the archive's broker, which joins segments
         for s in [*archived.segments[before : before + 1], *inside]:
-            grown = s.base_offset == gap.before and s.size > gap.size and not cleaned
-            if grown or (gap.first <= s.base_offset <= gap.last and s.size > 0):
+            grown = s.base_offset == gap.before and s.size_bytes > gap.size and not cleaned
+            if grown or (gap.first <= s.base_offset <= gap.last and s.size_bytes > 0):
                 return _reappeared(
                     s, f"no offsets from {gap.first} to {gap.last}, as when generation {checkpoint.generation} was made"
                 )
@@ -266,7 +248,7 @@ def refilled_gap_problem(archived: ArchivedPartition, checkpoint: Checkpoint, ga
 
 
 def _earlier_segment_problem(
-    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[OutputSegment]
+    archived: ArchivedPartition, checkpoint: Checkpoint, manifest: Sequence[Segment]
 ) -> Problem | None:
     """Return the problem if the archive holds records below the generation's first offset: no run would read them."""
     if not archived.segments:
@@ -275,13 +257,13 @@ def _earlier_segment_problem(
     first = archived.segments[0]
     expired = checkpoint.expired_until >= begins and first.base_offset >= checkpoint.expired_from
     given_up = expired or (archived.log_start_checkpoint or 0) >= begins
-    if first.base_offset < begins and first.size and not given_up:
+    if first.base_offset < begins and first.size_bytes and not given_up:
         return _reappeared(first, f"no offsets below {begins}, where generation {checkpoint.generation} begins")
     return None
 
 
-def _reappeared(s: ListedSegment, expected: str) -> Problem:
-    found = f"{s.size} bytes from offset {s.base_offset} on"
+def _reappeared(s: Segment, expected: str) -> Problem:
+    found = f"{s.size_bytes} bytes from offset {s.base_offset} on"
     hint = "what was missing has come back: --reset to start over from what the archive holds"
     return Problem("gap", s.path, 0, expected, found, state="gap", hint=hint)
 
@@ -299,33 +281,33 @@ def _identity_problem(archived: ArchivedPartition, checkpoint: Checkpoint) -> Pr
 
 def _archive_after(
     archived: ArchivedPartition, covered: int, checkpoint: Checkpoint
-) -> tuple[list[SegmentInput], SegmentInput | None]:
+) -> tuple[list[Segment], Segment | None]:
     """Return the archive's segments from offset `covered` on; and, if none shows the log's identity, one that does."""
     after = [s for s in archived.segments if s.base_offset >= covered]
     before = [s for s in archived.segments if s.base_offset < covered]
-    inputs = [SegmentInput(s) for s in after]
+    inputs = after
     straddling = before[-1] if before else None
-    if straddling is not None and straddling.size and (not after or after[0].base_offset > covered):
+    if straddling is not None and straddling.size_bytes and (not after or after[0].base_offset > covered):
         # The segment may hold offsets on both sides: the task cuts it at the batch border.
-        inputs.insert(0, SegmentInput(straddling, covered))
+        inputs.insert(0, replace(straddling, from_offset=covered))
     elif not after and straddling is None:
         return [], None
     shown = covered < checkpoint.next_offset
-    return inputs, SegmentInput(straddling) if not shown and straddling is not None else None
+    return inputs, straddling if not shown else None
 
 
 def _gap_problem(
-    archived: ArchivedPartition, checkpoint: Checkpoint, after: Sequence[SegmentInput], covered: int, log_start: int
+    archived: ArchivedPartition, checkpoint: Checkpoint, after: Sequence[Segment], covered: int, log_start: int
 ) -> Problem | None:
     """Return the problem if the archive's first segment lies `after` the end of the generation, and none before it."""
-    if not after or after[0].base_offset <= max(covered, log_start) or archived.segments[0].base_offset < covered:
+    if not after or after[0].first_offset <= max(covered, log_start) or archived.segments[0].base_offset < covered:
         return None
     return Problem(
         "gap",
         archived.path,
         NO_POSITION,
         f"offsets from {covered} on, where generation {checkpoint.generation} ends",
-        f"a first segment at {after[0].base_offset}",
+        f"a first segment at {after[0].first_offset}",
         state="gap",
         hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --gaps accept "
         "if they are known to be lost, and the generation goes on with what comes next; or --reset to start "

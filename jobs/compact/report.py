@@ -407,10 +407,10 @@ def lag_of(archive: Archive, checkpoints: Mapping[Key, Checkpoint], report: Comp
         first = cleaned.get(key, archived.segments[0].base_offset)
         at = max(bisect_right(archived.segments, first, key=lambda s: s.base_offset) - 1, 0)
         end = max(archived.segments[-1].base_offset, archived.high_watermark or 0, ends.get(key, 0))
-        rest = [s for s in archived.segments[at:] if s.size and first < max(end, s.base_offset + 1)]
+        rest = [s for s in archived.segments[at:] if s.size_bytes and first < max(end, s.base_offset + 1)]
         if rest:
             lag["partitions"] += 1
-            lag["bytes"] += sum(s.size for s in rest)
+            lag["bytes"] += sum(s.size_bytes for s in rest)
             lag["offsets"] += max(end - first, 0)
             oldest.append(min(s.mtime_ms for s in rest))
     return lag | {"oldest_ms": min(oldest, default=0)}

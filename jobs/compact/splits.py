@@ -18,6 +18,7 @@ from lastkey.jobs.command.progress import Counted, Silent, Watcher
 from lastkey.jobs.compact.blocks import SettleAll, rewrite_by_blocks
 from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
 from lastkey.jobs.spark.workers import InTurn, Runner
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, compact_partition
@@ -31,7 +32,7 @@ from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
 from lastkey.udfs.compact.split.walk_split import in_own_folder, remove_key_files, store_of_keys
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import OutputSegment, SegmentScan
+from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.storage import exists, flush_whole, open_root
 
 # Why several tasks work on a partition
@@ -90,7 +91,7 @@ def _compact_if_due(
 
 
 def _scan(plan: PartitionPlan, number: int) -> SegmentScan | Problem:
-    return attempt(plan.input.segments[number].listed.path, lambda: scan_one(plan, number, chunk_buffer(plan)))
+    return attempt(plan.input.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan)))
 
 
 def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
@@ -123,10 +124,10 @@ def _one(workers: Runner, plan: PartitionPlan, work: Callable[[], T]) -> T:
     return done
 
 
-def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[OutputSegment], Tally]:
+def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[Segment], Tally]:
     """Delete expired records in one task: no keys are looked up, and few segments change."""
 
-    def work() -> tuple[Analysis, list[OutputSegment], Tally]:
+    def work() -> tuple[Analysis, list[Segment], Tally]:
         tally, own = Tally(), in_own_folder(plan)
         done = expire_records(own, analysis, tally, chunk_buffer(plan))
         store = open_root(plan.run.store_uri)
@@ -152,7 +153,7 @@ def _compact(
                 workers, plan, lambda: with_what_is_old(plan, analysis, scans, identity, chunk_buffer(plan))
             )
     limits, cores = plan.run.limits, workers.cores
-    cleaned, tally, peak, splits = list[OutputSegment](), Tally(), 0, list[Split]()
+    cleaned, tally, peak, splits = list[Segment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
         if analysis.aging:
             analysis, cleaned, tally = _expire(workers, plan, analysis)

@@ -15,7 +15,7 @@ import posixpath
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lastkey.jobs.archive.broker_lock import locked
@@ -35,7 +35,7 @@ from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.convert.convert_log import ConvertSettings, ConvertTask, Copy, convert_segments, sums
 from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
 from lastkey.udfs.groups import groups
@@ -53,7 +53,7 @@ class _Partition:
     topic: str
     partition: int
     folder: str  # below the output
-    segments: Sequence[ListedSegment]
+    segments: Sequence[Segment]
     copies: Sequence[Copy]
 
 
@@ -156,14 +156,7 @@ def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
     plan = _Plan(store.uri, notes=tables.notes)
     for t in targets:
         segments = [
-            ListedSegment(
-                store.uri if s.root == "store" else archives[t.archive_uri].uri,
-                s.path,
-                s.base_offset,
-                s.size_bytes,
-                s.mtime_ms or 0,
-            )
-            for s in manifests[t.key]
+            replace(s, root=store.uri if s.root == "store" else archives[t.archive_uri].uri) for s in manifests[t.key]
         ]
         made_again = {
             names.segment_file(s.base_offset, kind)
@@ -212,12 +205,12 @@ def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: Convert
 def _kept(one: _Partition, output: Root) -> ConvertedPartition:
     """Return what is known of a partition that an earlier run has finished."""
     n, after = len(one.segments), sum(whole_segments(output, one.folder).values())
-    before = sum(segment.size for segment in one.segments)
+    before = sum(segment.size_bytes for segment in one.segments)
     return ConvertedPartition(one.topic, one.partition, n, n, bytes_before=before, bytes_after=after)
 
 
 def _size(task: ConvertTask) -> int:
-    return sum(segment.size for segment in task.segments)
+    return sum(segment.size_bytes for segment in task.segments)
 
 
 def _settings(options: ConvertOptions, topic: str) -> ConvertSettings:
@@ -226,6 +219,6 @@ def _settings(options: ConvertOptions, topic: str) -> ConvertSettings:
 
 def _tasks(options: ConvertOptions, one: _Partition, output: str, folder: str) -> Iterator[ConvertTask]:
     settings, copies = _settings(options, one.topic), tuple(one.copies)
-    parts = [*groups(one.segments, lambda s: s.size, _TASK_BYTES)] or [()]
+    parts = [*groups(one.segments, lambda s: s.size_bytes, _TASK_BYTES)] or [()]
     for number, part in enumerate(parts):
         yield ConvertTask(output, folder, part, () if number else copies, settings)

@@ -19,7 +19,7 @@ from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.logformat import names
 from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.locations import text_entries
 from lastkey.udfs.data_source.find_pieces import first_offset
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -37,7 +37,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
     """
     found: dict[object, SourcePartition] = {}
     left_out: set[str] = set()
-    files: dict[object, dict[str, ListedSegment]] = {}
+    files: dict[object, dict[str, Segment]] = {}
     for uri in _each_once(paths):
         root = _root(uri)
         kind = root.filesystem.get_file_info(root.base).type
@@ -174,20 +174,20 @@ def _source(archived: ArchivedPartition, root: Root) -> SourcePartition:
     )
 
 
-def _single(root: Root, name: str) -> ListedSegment:
+def _single(root: Root, name: str) -> Segment:
     """Return one log file of any name, with the indexes that lie beside it."""
     info = root.filesystem.get_file_info(root.full(name))
     parsed = names.parse_segment_file(name)
     if (parsed is not None and parsed.kind != names.LOG) or name in _NO_LOGS:
         raise MissingPathError(path=f"{root.uri}/{name}", expected="a .log, or a folder", found="a file beside a log")
     if parsed is None:
-        return ListedSegment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
+        return Segment(root.uri, name, first_offset(root, name), int(info.size), info.mtime_ns // 1_000_000)
     beside = {
         kind: there if exists(root, there) else None
         for kind in (names.INDEX, names.TIME_INDEX, names.TXN_INDEX)
         for there in (names.segment_file(parsed.base, kind),)
     }
-    return ListedSegment(
+    return Segment(
         root.uri,
         name,
         parsed.base,

@@ -35,7 +35,7 @@ def plan(options: ReadOptions) -> list[Task]:
         accept = options.accept_gaps
         pieces = [piece for p in partitions for piece in index_pieces(p, options.kinds, accept_gaps=accept)]
         return pack(pieces, options.split_bytes, options.min_partitions)
-    size = sum(segment.size for partition in partitions for segment in partition.segments)
+    size = sum(segment.size_bytes for partition in partitions for segment in partition.segments)
     ranges = [range_of(options, partition, size) for partition in partitions]
     return pack(each(partitions, ranges), ranges[0].split_bytes if ranges else 1, options.min_partitions)
 

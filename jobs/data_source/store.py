@@ -20,11 +20,11 @@ from lastkey.jobs.store.generations import (
     open_store,
     runs_at,
 )
-from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import Root, absent, normal_uri, same_kind
 
@@ -86,16 +86,13 @@ def generation_partition(store: Root, one: Generation, manifest: list[Segment], 
     before = normal_uri(one.archive_uri)
     roots = {"store": store.uri, "archive": before if archive is None else same_kind(archive, before)}
     segments = [
-        ListedSegment(
-            roots[s.root],
-            s.path,
-            s.base_offset,
-            s.size_bytes,
-            s.mtime_ms,
-            _side_file(folder, s.base_offset, names.INDEX, beside),
-            _side_file(folder, s.base_offset, names.TIME_INDEX, beside),
-            _side_file(folder, s.base_offset, names.TXN_INDEX, beside),
-            store.uri,
+        replace(
+            s,
+            root=roots[s.root],
+            index=_side_file(folder, s.base_offset, names.INDEX, beside),
+            time_index=_side_file(folder, s.base_offset, names.TIME_INDEX, beside),
+            txn_index=_side_file(folder, s.base_offset, names.TXN_INDEX, beside),
+            side_root=store.uri,
         )
         for s in manifest
     ]

@@ -75,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Return the offset where a new query begins: at the end, unless the options say otherwise."""
         logs = self._logs()
-        total = sum(segment.size for log in logs.readable.values() for segment in log.partition.segments)
+        total = sum(segment.size_bytes for log in logs.readable.values() for segment in log.partition.segments)
         out = {}
         for key, log in logs.readable.items():
             start = self._start(key)

@@ -60,7 +60,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
     by_topic = {topic: list(group) for topic, group in groupby(partitions, lambda p: p.topic) if topic is not None}
     output = Output(root, request_of(options))
-    size = sum(s.size for p in partitions for s in p.segments)
+    size = sum(s.size_bytes for p in partitions for s in p.segments)
     with taken(root), session_of("export", options, report, progress, brief=size < _FEW_BYTES) as whole:
         spark = session_for(whole, size)
         connector.connect(whole, output.uri_of(""))

@@ -248,14 +248,16 @@ def refresh(
     with state.lock():  # from here to the write: two refreshes at once would both append
         known = known_segments(spark, state)
         there = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
-        same = {key for key, s in there.items() if known.get(key) == (s.listed.path, s.listed.size, s.listed.mtime_ms)}
+        same = {
+            key for key, s in there.items() if known.get(key) == (s.listed.path, s.listed.size_bytes, s.listed.mtime_ms)
+        }
         new = [s for key, s in there.items() if key not in same]
         old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
         if new or old or not state.table_exists(TIME_INDEX):
             replace_segments(state, _frame(spark, new), old)
     return {
         "segments_read": len(new),
-        "bytes_read": sum(s.listed.size for s in new),
+        "bytes_read": sum(s.listed.size_bytes for s in new),
         "segments_kept": len(same),
         "segments_removed": len([key for key in old if key not in there]),
     }
@@ -268,7 +270,7 @@ def _segments(plan: LookupPlan) -> Iterator[TimedSegment]:
 
 def _frame(spark: SparkSession, segments: list[TimedSegment]) -> DataFrame:
     """Return the rows of segments, made in Spark tasks."""
-    tasks = list(groups(segments, lambda segment: segment.listed.size, _TASK_BYTES))
+    tasks = list(groups(segments, lambda segment: segment.listed.size_bytes, _TASK_BYTES))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -122,7 +122,7 @@ def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingRe
     for plan in plans:
         settings = options.config.topic_settings(plan.topic)
         tasks.append(IndexSizesPlan(plan, settings.index_interval_bytes, settings.segment_index_bytes))
-    sizes = [sum(s.size for s in plan.segments) for plan in plans]
+    sizes = [sum(s.size_bytes for s in plan.segments) for plan in plans]
     progress.start("sizing", sum(sizes), BYTES)
     n_bytes = sum(sizes) // _HEADERS_ONLY
     by_topic: dict[str, IndexSizes] = {}

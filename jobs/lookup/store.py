@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.store.erasures import check_nothing_comes_back
@@ -15,7 +17,6 @@ from lastkey.jobs.store.generations import (
 from lastkey.jobs.topics import of_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.lookup.queries import LookupPlan
 from lastkey.udfs.storage import normal_uri, read_file
@@ -52,14 +53,11 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
         folder = one.folder
         archive_uri = normal_uri(one.archive_uri)
         segments = tuple(
-            ListedSegment(
-                store_uri if s.root == "store" else archive_uri,
-                s.path,
-                s.base_offset,
-                s.size_bytes,
-                s.mtime_ms,
-                f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}",
-                f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}",
+            replace(
+                s,
+                root=store_uri if s.root == "store" else archive_uri,
+                index=f"{folder}/{names.segment_file(s.base_offset, names.INDEX)}",
+                time_index=f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}",
                 side_root=store_uri,
             )
             for s in manifests[one.key]

@@ -29,7 +29,7 @@ from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, is_full
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
@@ -114,7 +114,7 @@ class _Planned:
     """Partition with its tasks."""
 
     archived: ArchivedPartition
-    segments: Sequence[ListedSegment]
+    segments: Sequence[Segment]
     tasks: Sequence[ReindexTask]
     report: ReindexedPartition
 
@@ -129,7 +129,7 @@ def _reindex(
 ) -> None:
     at = time.perf_counter()
     planned = [_plan(options, target, archive.root, archived) for archived in wanted]
-    n_bytes = sum(s.size for p in planned for s in p.segments)
+    n_bytes = sum(s.size_bytes for p in planned for s in p.segments)
     progress.start("reindex", sum(map(_size, (task for p in planned for task in p.tasks))), BYTES)
     engine = chosen_engine(options, writes=True)
     folds: list[Future[ReindexedPartition]] = []
@@ -169,7 +169,7 @@ def _left(target: Target) -> str:
 
 
 def _size(task: ReindexTask) -> int:
-    return sum(s.size for s in task.segments)
+    return sum(s.size_bytes for s in task.segments)
 
 
 def _waves(planned: Sequence[_Planned]) -> Iterator[list[_Planned]]:
@@ -204,13 +204,13 @@ def _plan(options: ReindexOptions, target: Target, root: Root, archived: Archive
                 [f"{archived.path}: removed {counted(removed, 'file')} that a killed run left"] if removed else []
             )
     segments = _safe(archived, report)
-    report.segments, report.log_bytes = len(segments), sum(s.size for s in segments)
+    report.segments, report.log_bytes = len(segments), sum(s.size_bytes for s in segments)
     settings = _settings(options, archived.topic)
     tasks = [
         ReindexTask(
             target, archived.path, tuple(segments[i] for i in group), settings, _base_behind(archived, group[-1])
         )
-        for group in groups(range(len(segments)), lambda i: segments[i].size, _TASK_BYTES)
+        for group in groups(range(len(segments)), lambda i: segments[i].size_bytes, _TASK_BYTES)
     ]
     return _Planned(archived, segments, tasks, report)
 
@@ -226,7 +226,7 @@ def _nothing_done(path: str, problem: Problem) -> FileReport:
     return impossible(problem.path, "folder" if problem.path == path else "log", problem)
 
 
-def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[ListedSegment]:
+def _safe(archived: ArchivedPartition, report: ReindexedPartition) -> Sequence[Segment]:
     """Return the segments that may be judged: if a broker holds the log, those that end below its high watermark."""
     if not archived.held_by_broker:
         return archived.segments

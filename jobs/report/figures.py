@@ -218,7 +218,8 @@ def yields(made: Yields) -> list[Plot]:
 
 def segments_by_age(name: str, made: Yields, topic: str) -> Plot | None:
     """Plot the records of a topic's segments, the oldest of each partition first; None without a run by yield."""
-    rows = [row for row in made.segments if row.topic == topic]
+    of_topic = [(key[1], row) for key, row in made.segments if key[0] == topic]
+    rows = [row for _, row in of_topic]
     if not rows:
         return None
     dead, records = [row.superseded for row in rows], [row.records for row in rows]
@@ -226,7 +227,7 @@ def segments_by_age(name: str, made: Yields, topic: str) -> Plot | None:
     return plots.columns(
         name,
         "Segments by age",
-        [f"{row.partition}: {row.base_offset:,}" for row in rows],
+        [f"{partition}: {row.base_offset:,}" for partition, row in of_topic],
         [("live", LIVE, [n - gone for n, gone in zip(records, dead, strict=True)]), ("dead, by filters", DEAD, dead)],
         plots.number,
         says=f"records of {counted(len(rows), 'segment')}, oldest first; {share} dead by the filters of runs by yield",

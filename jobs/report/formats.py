@@ -18,7 +18,7 @@ _TASK_BYTES = 64 << 20
 def measure(report: ArchiveReport, archive: Archive, options: ReportOptions, progress: Progress) -> None:
     """Measure every segment of the archive, and put the sums into the report."""
     tasks = list(_tasks(archive, options))
-    sizes = [sum(segment.size for segment in task.segments) for task in tasks]
+    sizes = [sum(segment.size_bytes for segment in task.segments) for task in tasks]
     progress.start("formats", sum(sizes), BYTES)
     parts = each(measure_formats, tasks, "report: formats", options, report, progress, sizes=sizes)
     progress.close()
@@ -30,5 +30,5 @@ def measure(report: ArchiveReport, archive: Archive, options: ReportOptions, pro
 def _tasks(archive: Archive, options: ReportOptions) -> Iterator[FormatTask]:
     for _, one in sorted(archive.partitions.items()):
         most = options.config.topic_settings(one.topic).max_decompressed_batch_bytes
-        for group in groups(one.segments, lambda s: s.size, _TASK_BYTES):
+        for group in groups(one.segments, lambda s: s.size_bytes, _TASK_BYTES):
             yield FormatTask(one.path, group, options.config.job.chunk_bytes, most)

@@ -31,8 +31,9 @@ from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import generation_of, manifests_of, open_store
-from lastkey.jobs.store.rows import Checkpoint, Segment
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key, of_topics
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.storage import normal_uri
@@ -118,7 +119,7 @@ def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveRepo
     plans = [list(plans_of(one, options)) for one in begun]
     together = [plan for of in plans for plan in of]
     at = time.perf_counter()
-    sizes = [sum(s.listed.size for s in p.plan.input.segments) for p in together]
+    sizes = [sum(s.size_bytes for s in p.plan.input.segments) for p in together]
     progress.start("report", sum(sizes), BYTES)
     made = iter(
         each(profile_partition, together, "report: partitions", options, whole, progress, sizes=sizes, passes=2)
@@ -168,7 +169,7 @@ def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
     run = run_context(options.config, report.store or "", report.now_ms, dry_run=True)
     for key, archived in sorted(archive.partitions.items()):
         report.notes += archived.notes
-        report.archived_bytes[key] = sum(s.size for s in archived.segments)
+        report.archived_bytes[key] = sum(s.size_bytes for s in archived.segments)
         settings = _settings(options, archived, has_generation=key in checkpoints)
         if archived.problem is not None:
             report.other_problems.append(archived.problem)

@@ -59,7 +59,7 @@ class SeveralArchives(ArchiveReport):
             self.history |= {(f"{name}/{key[0]}", key[1]): rows for key, rows in part.history.items()}
             self.notes += [f"{name}: {note}" for note in part.notes]
             made = [replace(one, topic=f"{name}/{one.topic}") for one in part.yields.generations]
-            rows = [replace(row, topic=f"{name}/{row.topic}") for row in part.yields.segments]
+            rows = [((f"{name}/{key[0]}", key[1]), row) for key, row in part.yields.segments]
             by_time = sorted([*self.yields.generations, *made], key=lambda one: (one.now_ms, one.run_id))
             self.yields = Yields(tuple(by_time), (*self.yields.segments, *rows))
             for phase, seconds in part.seconds.items():

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, moment, size
-from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
+from lastkey.logformat.listing import Segment
 
 HEADER: Final = ("run (UTC)", "id", "rewritten", "kept", "expected dead", "dead", "read", "written")
 
@@ -37,12 +38,15 @@ class Yields:
     """Partitions of a store that runs by yield have made."""
 
     generations: tuple[GenerationYield, ...] = ()  # by time
-    segments: tuple[Segment, ...] = ()  # of the current generations, by partition and offset: the oldest first
+    segments: tuple[tuple[Key, Segment], ...] = ()  # of current generations, by partition and offset, oldest first
 
     def to_json(self) -> dict[str, Any]:
         """Return both for programs."""
-        names = ("topic", "partition", "base_offset", "records", "superseded", "applied_to")
-        segments = [{name: getattr(row, name) for name in names} for row in self.segments]
+        names = ("base_offset", "records", "superseded", "applied_to")
+        segments = [
+            {"topic": topic, "partition": partition} | {name: getattr(row, name) for name in names}
+            for (topic, partition), row in self.segments
+        ]
         return {"generations": [vars(one) for one in self.generations], "segments": segments}
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -90,7 +94,9 @@ def yields_of(
     by_yield = {at[0] for at, one in made.items() if at in scheduled and (one.rewritten or one.kept)}
     return Yields(
         tuple(sorted((one for at, one in made.items() if at[0] in by_yield), key=lambda one: (one.now_ms, one.run_id))),
-        tuple(row for key in sorted(by_yield & manifests.keys()) for row in manifests[key] if row.applied_to >= 0),
+        tuple(
+            (key, row) for key in sorted(by_yield & manifests.keys()) for row in manifests[key] if row.applied_to >= 0
+        ),
     )
 
 

@@ -15,10 +15,11 @@ from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.errors import MissingFileError, MissingSideFileError, NoGenerationError, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import Generation, check_runs, generation_of, runs_at
-from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, of_topics
 from lastkey.logformat import names
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.segments import side_checksums
 from lastkey.udfs.storage import Root, absent, sizes_in
 

@@ -15,9 +15,10 @@ from lastkey.jobs.command.options import CompactOptions, RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import ConflictError, NotCleanedError, RunningError, RunningMeanwhileError, UsageError
 from lastkey.jobs.store.generations import Generation
-from lastkey.jobs.store.rows import RunRow, Segment
+from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.segments import cleaned_until
 from lastkey.udfs.storage import normal_uri
 

@@ -43,12 +43,12 @@ from lastkey.jobs.restore.copy_files import Made, check_checksum, checksum_of, c
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
-from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.logformat.io_limit import limited
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
@@ -323,12 +323,12 @@ def _list_beyond(
             if names.partition_folder(*key) in named:
                 continue
             if key not in ends:
-                total = sum(s.size for s in partition.segments)
+                total = sum(s.size_bytes for s in partition.segments)
                 report.beyond.append(f"{partition.path}: {counted(len(partition.segments), 'segment')}, {size(total)}")
                 continue
             used = {s.path: s.size_bytes for s in manifests[key] if s.root == "archive"}
             report.beyond += [
-                f"{s.path}: {size(s.size - used.get(s.path, 0))} from offset {max(s.base_offset, ends[key])} on"
+                f"{s.path}: {size(s.size_bytes - used.get(s.path, 0))} from offset {max(s.base_offset, ends[key])} on"
                 for s in partition.segments
-                if s.size > used.get(s.path, s.size if s.base_offset < ends[key] else 0)
+                if s.size_bytes > used.get(s.path, s.size_bytes if s.base_offset < ends[key] else 0)
             ]

@@ -44,7 +44,7 @@ def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive 
         elif not archived.segments:
             why = "; ".join(archived.notes)
         else:
-            n_bytes = sum(s.size for s in archived.segments)
+            n_bytes = sum(s.size_bytes for s in archived.segments)
             why, hint = f"the archive has {counted(len(archived.segments), 'segment')}, {size(n_bytes)}", _HINT
         yield Problem(
             "no_generation", partition_folder(*key), NO_POSITION, "a generation to restore", f"none; {why}", hint=hint

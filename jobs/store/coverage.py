@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from lastkey.jobs.store.rows import Checkpoint, Commit, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit
+from lastkey.logformat.listing import Segment
 
 Ranges = list[tuple[int, int]]  # [first, until), rising, apart
 

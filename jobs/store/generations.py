@@ -11,11 +11,12 @@ from pyarrow import fs as pafs
 from lastkey.jobs.errors import LostRunError, MissingPathError, NoGenerationError
 from lastkey.jobs.store.manifests import other_files, read_manifest
 from lastkey.jobs.store.paths import CHECKPOINTS, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.clouds import check_bucket
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, sizes_in
 
 
@@ -72,7 +73,6 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
     return replace(
         old,
         checkpoint=replace(old.checkpoint, **new, **files, erased=erased),
-        segments=[replace(segment, **new) for segment in old.segments],
         run=replace(run, seconds="{}", anew=False, expired=None, **made),
         partition_state=old.partition_state and replace(old.partition_state, **new),
     )

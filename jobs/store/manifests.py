@@ -29,7 +29,7 @@ from lastkey.jobs.errors import ConflictError, ManifestError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat import names
 from lastkey.udfs.storage import Root, flush, flush_all, is_link, make_folder, put_file, sizes_in
 
@@ -38,7 +38,7 @@ _AT_ONCE: Final = 8
 
 def to_json(commit: Commit) -> bytes:
     """Return the manifest as bytes."""
-    generation = dataclasses.asdict(commit)
+    generation = dataclasses.asdict(commit) | {"segments": rows.segment_rows(commit)}
     return json.dumps({"format": rows.FORMAT, "crc32c": _checksum(generation), "generation": generation}).encode()
 
 
@@ -56,17 +56,18 @@ def from_json(data: bytes, path: str) -> Commit:
         state = generation["partition_state"]
         commit = Commit(
             checkpoint=rows.row_of(Checkpoint, generation["checkpoint"]),
-            segments=[rows.row_of(Segment, row) for row in generation["segments"]],
+            segments=[rows.segment_of(row) for row in generation["segments"]],
             run=rows.row_of(RunRow, generation["run"]),
             partition_state=state and rows.row_of(PartitionState, state),
         )
         rows.to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
-        rows.to_arrow(Segment, commit.segments)
+        rows.segments_to_arrow([commit])
         rows.to_checkpoints([commit])
-        keys = {(commit.run.topic, commit.run.partition), *(segment.key for segment in commit.segments)}
+        keys = {(one["topic"], one["partition"]) for one in (generation["run"], *generation["segments"])}
         if foreign := keys - {commit.key}:
             raise ManifestError(path=path, expected=f"rows of {commit.key}", found=f"rows of {min(foreign)}")
-        rows.check_places([commit.checkpoint, commit.run, *commit.segments], path, ManifestError)
+        places = (rows.segment_places(commit.key, segment) for segment in commit.segments)
+        rows.check_places([commit.checkpoint.places, commit.run.places, *places], path, ManifestError)
         return commit
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error

@@ -21,13 +21,28 @@ from lastkey.jobs.errors import DamagedTableError, ManifestError
 from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_TOPIC
 from lastkey.udfs.compact.retention import Expired
-from lastkey.udfs.segments import OutputSegment, ReadFile
+from lastkey.udfs.segments import ReadFile
 
 FORMAT = 3  # of a store; there was no release with 1 or 2
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
 STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
+_DEAD = ("dead_records", "dead_bytes")  # what went of a segment's sources
+_REQUIRED = (
+    "base_offset", "root", "path", "size_bytes", "next_offset", "last_offset", "batches", "records", "tombstones",
+    "max_timestamp_ms", "mtime_ms", "codecs", "checksum", "source_bytes", "source_records", *_DEAD, "cleaned",
+    "txn_index_bytes", "offset_index_bytes", "time_index_bytes",
+)  # fmt: skip
+# The facts of a written segment that its row holds: name -> type
+SEGMENT_COLUMNS: dict[str, Any] = {
+    name: int if name in _DEAD else get_type_hints(Segment)[name]
+    for name in (
+        *_REQUIRED, "min_timestamp_ms", "side_files", "applied_to", "superseded", "expected_dead", "facts_bytes",
+        "key_files", "magics",
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,23 +99,13 @@ class Checkpoint(OfGeneration):
 
     @property
     def places(self) -> str:
-        """The names of its folders, for `check_places`."""
+        """The partition, and the names of its folders, for `check_places`."""
         return _run_places(self, self.generation)
 
     @property
     def files_read(self) -> list[ReadFile]:
         """Files of the archive that its chain has read whole, as they were then; None are known of older versions."""
         return [ReadFile(*one) for one in json.loads(self.archived_files or "[]")]
-
-
-@dataclass(frozen=True)
-class Segment(OutputSegment, OfGeneration):
-    """Row of `log_segments`, the manifest. The rows of a generation are those with its (generation, run_id)."""
-
-    @property
-    def places(self) -> str:
-        """The paths of its files, for `check_places`."""
-        return f"{self.root} {self.path} {self.key_files or ''}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,7 @@ class RunRow:
 
     @property
     def places(self) -> str:
-        """The names of its folders, for `check_places`."""
+        """The partition, and the names of its folders, for `check_places`."""
         return _run_places(self, self.generation_after)
 
     @property
@@ -238,6 +243,7 @@ _PLACES = re.compile(  # the partition and what a row names: (generations and ru
     rf"|(?:store {_STORED}|archive (?:(?!\.\.?/)[^/]*/)*(?P=topic)-0*(?P=partition)/[0-9]{{20}}\.log) "
     rf'(?:\[(?:\[-?[0-9]+, -?[0-9]+, "{_STORED}", [0-9]+, [0-9]+\](?:, )?)*\])?)'
 )
+_OF_GENERATION = ("topic", "partition", "generation", "run_id")
 _ARROW = {int: pa.int64(), str: pa.string(), float: pa.float64(), bool: pa.bool_()}
 
 
@@ -263,7 +269,13 @@ def histories(checkpoints: Mapping[Key, Checkpoint], runs: Iterable[RunRow]) -> 
 
 
 def _run_places(row: Checkpoint | RunRow, generation: int) -> str:
-    return f"run {generation}-{row.run_id} {row.back_to or generation}-{row.back_to_run_id or row.run_id}"
+    folders = f"{generation}-{row.run_id} {row.back_to or generation}-{row.back_to_run_id or row.run_id}"
+    return f"{row.topic}-{row.partition} run {folders}"
+
+
+def segment_places(key: Key, segment: Segment) -> str:
+    """Return the partition, and the paths of a segment's files, for `check_places`."""
+    return f"{key[0]}-{key[1]} {segment.root} {segment.path} {segment.key_files or ''}"
 
 
 def _folder(row: Checkpoint | RunRow, generation: int) -> str:
@@ -273,12 +285,13 @@ def _folder(row: Checkpoint | RunRow, generation: int) -> str:
 def arrow_schema(kind: type[Any]) -> pa.Schema:
     """Return the columns of a row's dataclass."""
     if kind not in _SCHEMAS:
-        fields = []
-        for name, hint in get_type_hints(kind).items():
-            base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
-            fields.append(pa.field(name, pa.int32() if name in INT32 else _ARROW[base], nullable=True))
-        _SCHEMAS[kind] = pa.schema(fields)
+        _SCHEMAS[kind] = pa.schema([(name, _arrow_type(name, hint)) for name, hint in get_type_hints(kind).items()])
     return _SCHEMAS[kind]
+
+
+def _arrow_type(name: str, hint: Any) -> pa.DataType:
+    base = next(arg for arg in (*getattr(hint, "__args__", ()), hint) if arg in _ARROW)
+    return pa.int32() if name in INT32 else _ARROW[base]
 
 
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
@@ -291,12 +304,17 @@ def checkpoint_schema() -> pa.Schema:
 
     For a partition without a generation `generation` is 0 and the rest of it null.
     """
-    manifest = [f for f in arrow_schema(Segment) if f.name not in ("topic", "partition", "generation", "run_id")]
     partition_state = [f for f in arrow_schema(PartitionState) if f.name not in ("topic", "partition")]
     return pa.schema(
         [
             *arrow_schema(Checkpoint),
-            pa.field("segments", pa.list_(pa.struct(manifest)), metadata={"lastkey.format": str(FORMAT)}),
+            pa.field(
+                "segments",
+                pa.list_(
+                    pa.struct([pa.field(name, _arrow_type(name, hint)) for name, hint in SEGMENT_COLUMNS.items()])
+                ),
+                metadata={"lastkey.format": str(FORMAT)},
+            ),
             pa.field("partition_state", pa.struct(partition_state)),
         ]
     )
@@ -307,7 +325,7 @@ def to_checkpoints(commits: Iterable[Commit]) -> pa.Table:
     rows = [
         vars(c.checkpoint)
         | {
-            "segments": [vars(row) for row in sorted(c.segments, key=lambda row: row.base_offset)],
+            "segments": [manifest_row(row) for row in sorted(c.segments, key=lambda row: row.base_offset)],
             "partition_state": c.partition_state and vars(c.partition_state),
         }
         for c in commits
@@ -321,25 +339,57 @@ def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
     return {row.key: row for row in from_arrow(Checkpoint, has)}
 
 
+def segment_schema() -> pa.Schema:
+    """Return the columns of `log_segments`, the manifests: the generation, and SEGMENT_COLUMNS."""
+    columns = [pa.field(name, _arrow_type(name, hint)) for name, hint in SEGMENT_COLUMNS.items()]
+    return pa.schema([*arrow_schema(OfGeneration), *columns])
+
+
+def manifest_row(segment: Segment) -> dict[str, Any]:
+    """Return the values of SEGMENT_COLUMNS of a segment."""
+    return {name: getattr(segment, name) for name in SEGMENT_COLUMNS}
+
+
+def segment_rows(commit: Commit) -> list[dict[str, Any]]:
+    """Return the rows of `log_segments` of a generation."""
+    of = {name: getattr(commit.checkpoint, name) for name in _OF_GENERATION}
+    return [of | manifest_row(segment) for segment in commit.segments]
+
+
+def segments_to_arrow(commits: Iterable[Commit]) -> pa.Table:
+    """Return the rows of `log_segments` of generations."""
+    return pa.Table.from_pylist([row for commit in commits for row in segment_rows(commit)], segment_schema())
+
+
+def segment_of(told: Mapping[str, Any]) -> Segment:
+    """Return the segment of a row, as `row_of` does. Raise KeyError for a column that every version has written."""
+    given = {name: told[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in told or name in _REQUIRED)}
+    return Segment(**{name: value for name, value in given.items() if value is not None or name in _REQUIRED})
+
+
+def segments_in(found: pa.Table) -> dict[Run, list[Segment]]:
+    """Return the segments in rows of `log_segments`, by run."""
+    out: dict[Run, list[Segment]] = {}
+    for row in found.to_pylist():
+        out.setdefault(((row["topic"], row["partition"]), row["generation"], row["run_id"]), []).append(segment_of(row))
+    return out
+
+
 def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
     """Return the segments of those runs whose generations are current in checkpoint rows `found`."""
-    names = ["topic", "partition", "generation", "run_id"]
     manifests: dict[Run, list[Segment]] = {}
-    for row in found.select([*names, "segments"]).to_pylist():
-        segments, run = row.pop("segments"), ((row["topic"], row["partition"]), row["generation"], row["run_id"])
+    for row in found.select([*_OF_GENERATION, "segments"]).to_pylist():
+        run = ((row["topic"], row["partition"]), row["generation"], row["run_id"])
         if run in runs:
-            manifests[run] = [row_of(Segment, row | segment) for segment in segments]
+            manifests[run] = [segment_of(segment) for segment in row["segments"]]
     return manifests
 
 
-def check_places(
-    rows: Iterable[Checkpoint | RunRow | Segment], path: str, error: type[DamagedTableError | ManifestError]
-) -> None:
+def check_places(places: Iterable[str], path: str, error: type[DamagedTableError | ManifestError]) -> None:
     """Raise an error about a manifest or table, `path`, if a row names anything but runs and files of its partition: a
-    command would serve another partition's file, or a file outside of the store and the archive.
+    command would serve another partition's file, or a file outside of the store and the archive. places: of each row.
     """
-    for row in rows:
-        named = f"{row.topic}-{row.partition} {row.places}"
+    for named in places:
         if _PLACES.fullmatch(named) is None:
             raise error(path=path, expected="each row to name runs and files of its own partition", found=named)
 
@@ -364,8 +414,3 @@ def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
 def _columns_of(kind: type) -> dict[str, Any]:
     """Return the columns of a kind of rows, with their defaults: dataclasses lists them anew for each row."""
     return {f.name: f.default for f in dataclasses.fields(kind) if f.init}
-
-
-def columns_in(row: object, kind: type) -> dict[str, Any]:
-    """Return the values of those columns of a row that rows of `kind` have."""
-    return {name: getattr(row, name) for name in _columns_of(kind)}

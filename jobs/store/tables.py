@@ -30,10 +30,11 @@ from lastkey.jobs.store.folders import Run, check_no_archive, check_no_links, ch
 from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
 from lastkey.jobs.store.manifests import read_manifests
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, generation_folder, table_folder
-from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow
 from lastkey.jobs.store.table import Change, Held, Version
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, normal_uri, open_root
 
 KEY_COLUMNS: Final = ("topic", "partition")
@@ -103,13 +104,10 @@ class State:
         """
         found = self._manifests_in(self.checkpoint_rows(), set(runs))
         older = set(runs) - found.keys()
-        history = self.rows(SEGMENTS, rows.arrow_schema(Segment)) if older else rows.to_arrow(Segment, ())
+        history = self.rows(SEGMENTS, rows.segment_schema()) if older else rows.segments_to_arrow(())
         of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in older}), pa.string()))
-        of_history = rows.from_arrow(Segment, history.filter(of_runs))
-        self._check_places(of_history, SEGMENTS)
-        for row in of_history:
-            if (run := (row.key, row.generation, row.run_id)) in older:  # a run has the same id in all its partitions
-                found.setdefault(run, []).append(row)
+        of_history = self._with_places(rows.segments_in(history.filter(of_runs)), SEGMENTS)
+        found |= {run: of_history[run] for run in older & of_history.keys()}  # a run has one id in all its partitions
         absent = {generation_folder(*run[0], *run[1:]): run for run in older - found.keys()}
         found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}
         return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
@@ -123,16 +121,19 @@ class State:
 
     def _checkpoints_in(self, found: pa.Table) -> dict[Key, Checkpoint]:
         checkpoints = rows.from_checkpoints(found)
-        self._check_places(checkpoints.values(), CHECKPOINTS)
+        self._check_places((row.places for row in checkpoints.values()), CHECKPOINTS)
         return checkpoints
 
     def _manifests_in(self, found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-        manifests = rows.manifests_in(found, runs)
-        self._check_places(chain.from_iterable(manifests.values()), CHECKPOINTS)
+        return self._with_places(rows.manifests_in(found, runs), CHECKPOINTS)
+
+    def _with_places(self, manifests: dict[Run, list[Segment]], name: str) -> dict[Run, list[Segment]]:
+        """Return manifests whose rows name files of their own partition. Raise DamagedTableError for others."""
+        self._check_places((rows.segment_places(run[0], s) for run, held in manifests.items() for s in held), name)
         return manifests
 
-    def _check_places(self, named: Iterable[Checkpoint | RunRow | Segment], name: str) -> None:
-        rows.check_places(named, f"{self.root.uri}/{table_folder(name)}", DamagedTableError)
+    def _check_places(self, places: Iterable[str], name: str) -> None:
+        rows.check_places(places, f"{self.root.uri}/{table_folder(name)}", DamagedTableError)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
@@ -142,7 +143,7 @@ class State:
         if names is not None:
             runs = runs.filter(pc.is_in(runs["topic"], pa.array(sorted(names), pa.string())))
         histories = rows.histories(checkpoints, rows.from_arrow(RunRow, runs))
-        self._check_places(chain.from_iterable(histories.values()), RUNS)
+        self._check_places((row.places for row in chain.from_iterable(histories.values())), RUNS)
         return histories
 
     # -- changing

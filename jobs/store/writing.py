@@ -25,7 +25,7 @@ from lastkey.jobs.store import commit_file, history, rows, table
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import say_committed, write_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.jobs.store.table import Change, Version
 from lastkey.jobs.store.tables import KEY_COLUMNS, State
 from lastkey.jobs.topics import Key
@@ -48,7 +48,7 @@ def commit_wave(
     if not commits:
         return
     step("manifests written")
-    _append(state, SEGMENTS, rows.to_arrow(Segment, (row for commit in commits for row in commit.segments)))
+    _append(state, SEGMENTS, rows.segments_to_arrow(commits))
     _append(state, RUNS, rows.to_arrow(RunRow, (commit.run for commit in commits)))
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
@@ -127,8 +127,11 @@ def _conflict(state: State, moved: Sequence[Commit], now: Mapping[Key, Checkpoin
     )
 
 
-def rebuild(state: State, decided: Sequence[Commit], runs: Sequence[RunRow], segments: Sequence[Segment]) -> None:
-    """Make the tables of a store that has lost them. Raise ConflictError if somebody else makes them."""
+def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) -> None:
+    """Make the tables of a store that has lost them. Raise ConflictError if somebody else makes them.
+
+    decided: the current generations; known: all.
+    """
 
     def plan(made: pa.Table, version: Version) -> Change:
         if version.number >= 0:
@@ -137,7 +140,8 @@ def rebuild(state: State, decided: Sequence[Commit], runs: Sequence[RunRow], seg
             )
         return Change(added=table.in_files(made))
 
-    histories = (SEGMENTS, rows.to_arrow(Segment, segments)), (RUNS, rows.to_arrow(RunRow, runs))
+    runs = rows.to_arrow(RunRow, (commit.run for commit in known))
+    histories = (SEGMENTS, rows.segments_to_arrow(known)), (RUNS, runs)
     for name, made in (*histories, (CHECKPOINTS, rows.to_checkpoints(decided))):
         state.swap(name, made.schema, partial(plan, made))
     write_states(state)

@@ -82,7 +82,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         report.other_problems += checked.problems
     at = time.perf_counter()
     keys = [(p.topic, p.partition) for p in plans]
-    sizes = [sum(s.size for s in p.segments) for p in plans]
+    sizes = [sum(s.size_bytes for s in p.segments) for p in plans]
     _check_each(check_partition, plans, keys, sizes, options, report, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
@@ -154,7 +154,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
             )
         )
     at = time.perf_counter()
-    sizes = [sum(s.size for s in p.side.segments) + sum(s.listed.size for s in p.parent) for p in plans]
+    sizes = [sum(s.size_bytes for s in p.side.segments) + sum(s.size_bytes for s in p.parent) for p in plans]
     _check_each(check_generation, plans, sorted(runs), sizes, options, report, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report

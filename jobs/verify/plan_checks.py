@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.store.coverage import Ranges, read_by, without
-from lastkey.jobs.store.rows import Checkpoint, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, SegmentInput, SideFile
+from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.storage import Root
 from lastkey.udfs.verify.blocks import Order
 from lastkey.udfs.verify.findings import CheckPlan
@@ -78,16 +79,13 @@ def plan_generation(
         return f"{folder}/{names.segment_file(base, kind)}"
 
     segments = tuple(
-        ListedSegment(
-            store.uri if s.root == "store" else archive_uri,
-            s.path,
-            s.base_offset,
-            s.size_bytes,
-            s.mtime_ms,
-            ours(s.base_offset, names.INDEX),
-            ours(s.base_offset, names.TIME_INDEX),
-            ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
-            store.uri,
+        replace(
+            s,
+            root=store.uri if s.root == "store" else archive_uri,
+            index=ours(s.base_offset, names.INDEX),
+            time_index=ours(s.base_offset, names.TIME_INDEX),
+            txn_index=ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
+            side_root=store.uri,
         )
         for s in manifest
     )
@@ -216,12 +214,12 @@ def _parent(
     store_uri: str,
     archive_uri: str,
     manifest: Iterable[Segment],
-) -> tuple[str, tuple[SegmentInput, ...]]:
+) -> tuple[str, tuple[Segment, ...]]:
     """Return (the reason why there is nothing to compare with, else ""; what the run read). The run read the previous
     generation's segments in the store, and the archive from their end on, as far as it went.
     """
     held = [s for s in before or () if s.root == "store"]
-    parent = [SegmentInput(ListedSegment(store_uri, s.path, s.base_offset, s.size_bytes, s.mtime_ms)) for s in held]
+    parent = [replace(s, root=store_uri) for s in held]
     first = min([s.base_offset for s in manifest] + [one[1] for one in json.loads(run.expired or "[]")], default=0)
     covered = held[-1].next_offset if held else min(start_before, first)  # earlier expiry is not compared
     if covered < run.next_offset:
@@ -230,7 +228,7 @@ def _parent(
         for s, after in zip(archived.segments, [*archived.segments[1:], None], strict=True):
             end = after.base_offset if after is not None else run.next_offset
             if s.base_offset < run.next_offset and end > covered:
-                parent.append(SegmentInput(s, covered if s.base_offset < covered else 0))
-    if parent and parent[0].base_offset > first:
-        return f"its first offset was {first}, and is now {parent[0].base_offset}", ()
+                parent.append(replace(s, from_offset=covered) if s.base_offset < covered else s)
+    if parent and parent[0].first_offset > first:
+        return f"its first offset was {first}, and is now {parent[0].first_offset}", ()
     return "", tuple(parent)

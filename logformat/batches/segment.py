@@ -44,7 +44,7 @@ def open_segment(
     check_crc: bool = True,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Segment:
+) -> SegmentReader:
     """Return the segment in a file without reading it yet.
 
     path_or_uri, filesystem: see `locations.locate`; the file may have any name. topic, partition: by default taken from
@@ -57,7 +57,7 @@ def open_segment(
     if folder is not None:
         topic = folder.topic if topic is None else topic
         partition = folder.partition if partition is None else partition
-    return Segment(
+    return SegmentReader(
         located,
         path,
         Place(topic, partition),
@@ -68,7 +68,7 @@ def open_segment(
     )
 
 
-class Segment:
+class SegmentReader:
     """A `.log` file, as `open_segment` returns it. Several iterators over one segment may run at the same time."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Segment:
         return self.place.partition
 
     def __repr__(self) -> str:
-        return f"Segment({self.path!r})"
+        return f"SegmentReader({self.path!r})"
 
     def iter_headers(self) -> Iterator[NDArray[np.void]]:
         """Yield batch headers as layout.BATCH[n] arrays, chunk by chunk, without decompressing anything."""

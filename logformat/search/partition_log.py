@@ -39,7 +39,7 @@ from numpy.typing import ArrayLike, NDArray
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment, list_partition
+from lastkey.logformat.listing import Segment, list_partition
 from lastkey.logformat.locations import file_system
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.search import offset_kernels as k
@@ -138,7 +138,7 @@ class PartitionLog:
 
     def __init__(
         self,
-        segments: Sequence[ListedSegment],
+        segments: Sequence[Segment],
         *,
         log_start_offset: int | None = None,
         topic: str | None = None,
@@ -173,7 +173,7 @@ class PartitionLog:
 
     def __repr__(self) -> str:
         name = f"{self.topic}-{self.partition}" if self.topic is not None else "no name"
-        size = sum(listed.size for listed in self.segments)
+        size = sum(listed.size_bytes for listed in self.segments)
         return f"PartitionLog({name!r}, {len(self.segments)} segments, {size:,} bytes, from offset {self._log_start})"
 
     def __enter__(self) -> PartitionLog:
@@ -226,7 +226,7 @@ class PartitionLog:
         until = bisect.bisect_left(self._bases, end)
         return self._records_of(self.segments[first:until], schema.names, start, end)
 
-    def _records_of(self, segments: Sequence[ListedSegment], columns: list[str], start: int, end: int) -> Iterator[Any]:
+    def _records_of(self, segments: Sequence[Segment], columns: list[str], start: int, end: int) -> Iterator[Any]:
         for listed in segments:
             filesystem, path = located(self._place, listed.root, listed.path)
             segment = open_segment(

@@ -29,7 +29,7 @@ from lastkey.logformat.batches.chunks import NO_END, batch_problem, only_zeros
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TIME_INDEX_ENTRY
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.locations import file_system
 from lastkey.logformat.regular_files import LogFile, open_regular
 from lastkey.logformat.search import offset_kernels as k
@@ -87,12 +87,12 @@ Note = Callable[[str], object]
 class SearchableSegment:
     """A segment whose files are mapped as long as this object lives. For one thread at a time."""
 
-    def __init__(self, listed: ListedSegment, note: Note, place: Place = file_system) -> None:
+    def __init__(self, listed: Segment, note: Note, place: Place = file_system) -> None:
         self.listed, self.base_offset = listed, listed.base_offset
-        self.end = listed.size  # of the log; lower once an incomplete batch, or zeros, have been found at the end
+        self.end = listed.size_bytes  # of the log; lower once an incomplete batch, or zeros, have been found at the end
         self._note, self._place = note, place
         self._filesystem, self.path = located(place, listed.root, listed.path)
-        self._window = open_window(self._filesystem, self.path, listed.size)
+        self._window = open_window(self._filesystem, self.path, listed.size_bytes)
         self.whole = self._window.whole
         self.index, self.entry_size, self.n_entries = self._open(listed.index, k.OFFSET_ENTRY)
         self.budget = BUDGET if self.n_entries else SMALL_BUDGET
@@ -235,7 +235,7 @@ class SearchableSegment:
                 kind = "offset" if entry_size == k.OFFSET_ENTRY else "time"
                 self._note(f"{self.path}: it has no {kind} index; headers are read instead")
             return nothing, entry_size, 0
-        most = (self.listed.size // _SMALLEST_BATCH + 1) * entry_size  # no log holds more batches
+        most = (self.listed.size_bytes // _SMALLEST_BATCH + 1) * entry_size  # no log holds more batches
         filesystem, path = located(self._place, self.listed.beside, path)
         try:
             entries, size = read_index(filesystem, path, most)
@@ -303,7 +303,7 @@ class SearchableSegment:
         if why:
             self._note(f"{self._pair(index)}: {why}; headers are read instead")
         # Near enough for a short walk between two entries, far enough apart for a small index.
-        interval = max(INDEX_INTERVAL_BYTES, self.listed.size // MOST_ENTRIES)
+        interval = max(INDEX_INTERVAL_BYTES, self.listed.size_bytes // MOST_ENTRIES)
         state = index_kernels.new_state(self.base_offset, interval, NO_LIMIT, NO_LIMIT)
         offsets, times = [], []
         largest: Largest | None = None

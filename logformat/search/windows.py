@@ -27,7 +27,7 @@ from lastkey.logformat.search.time_kernels import copy_batches
 WINDOW_BYTES: Final = 128 << 10  # read at once if a file cannot be mapped: a request costs more than its bytes
 MOST_WINDOW_BYTES: Final = 8 << 20
 Bytes = NDArray[np.uint8]
-Place = Callable[[str], tuple[Any, str]]  # root of a ListedSegment -> file system, and the root's path on it
+Place = Callable[[str], tuple[Any, str]]  # root of a Segment -> file system, and the root's path on it
 _ENTRY: Final = {OFFSET_ENTRY: OFFSET_INDEX_ENTRY, TIME_ENTRY: TIME_INDEX_ENTRY}
 
 
@@ -152,7 +152,7 @@ def _fixed(window: Bytes) -> Bytes:
 
 
 def located(place: Place, root: str, path: str) -> tuple[Any, str]:
-    """Return the file system of a ListedSegment's file, and the path there."""
+    """Return the file system of a Segment's file, and the path there."""
     filesystem, base = place(root)
     return filesystem, f"{base.rstrip('/')}/{path}"
 

@@ -205,7 +205,7 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
     """
     plan = seen.plan
     assert plan is not None
-    mtimes = {s.listed.base_offset: s.listed.mtime_ms for s in plan.input.segments}
+    mtimes = {s.base_offset: s.mtime_ms for s in plan.input.segments}
     segments = []
     for base, data in logs_in(files):
         batches = decoded(data)

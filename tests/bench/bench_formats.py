@@ -30,7 +30,7 @@ import pyarrow as pa
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.layout import CODEC_NAMES
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 from lastkey.udfs.report.format_savings import FormatTask, measure_formats, merged
 from tests.builders.formats import converted
@@ -163,7 +163,7 @@ def print_table() -> None:
                 for codec in CODEC_NAMES:
                     path = Path(name) / "00000000000000000000.log"
                     path.write_bytes(log(n, size, per_batch, codec))
-                    segment = ListedSegment(name, path.name, 0, path.stat().st_size, 0)
+                    segment = Segment(name, path.name, 0, path.stat().st_size, 0)
                     found = merged([measure_formats(FormatTask(name, (segment,), 8 << 20, 1 << 28))])
                     assert not found.stayed
                     sums = np.sum([row.bytes for row in found.rows], axis=0) / n

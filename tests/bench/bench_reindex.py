@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
 from tests.bench import make_log
@@ -89,9 +89,7 @@ def _ratio(ratios: list[float]) -> str:
 
 def _task(folder: Path, logs: list[Path], output: Path) -> ReindexTask:
     root = str(folder.parent)
-    segments = tuple(
-        ListedSegment(root, f"{folder.name}/{log.name}", int(log.stem), log.stat().st_size, 0) for log in logs
-    )
+    segments = tuple(Segment(root, f"{folder.name}/{log.name}", int(log.stem), log.stat().st_size, 0) for log in logs)
     target = Target("output", str(folder.parent), str(output))
     return ReindexTask(target, folder.name, segments, ReindexSettings())
 

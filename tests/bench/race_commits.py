@@ -33,8 +33,9 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import ConflictError, StorageError, UnsureCommitError
 from lastkey.jobs.store import commit_file, table, writing
-from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import CHECKPOINTS, State, open_state
+from lastkey.logformat.listing import Segment
 from tests.builders.s3_proxy import COMMITS, LOSE, every, s3_proxy
 from tests.builders.s3_server import environment
 from tests.builders.stores import row
@@ -215,7 +216,7 @@ def _commit(now: Checkpoint | None, partition: int) -> Commit:
     return Commit(
         row(Checkpoint, **shared, generation=before + 1),
         [
-            row(Segment, **shared, generation=before + 1, base_offset=i, root="store", path=f"{folder}/{i}.log")
+            row(Segment, base_offset=i, root="store", path=f"{folder}/{i}.log")
             for i in range(2)
         ],
         row(RunRow, **shared, generation_before=before, generation_after=before + 1, parent_run_id=parent,

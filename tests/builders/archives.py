@@ -16,8 +16,8 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.store.generations import generation_of
-from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.store.tables import State, open_state
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.trees import files_in
 from tests.golden import Case

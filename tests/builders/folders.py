@@ -7,11 +7,11 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat import listing
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from lastkey.udfs.segments import SegmentInput, SideFile
+from lastkey.udfs.segments import SideFile
 from tests.builders.plans import made_plan
 from tests.golden import Case
 from tests.reference.cleaner import AbortedTxn, Log, Segment, Settings, replay
@@ -26,7 +26,7 @@ class Archived:
     """Content of an archive's folder, as the listing would have it."""
 
     root: Path
-    segments: list[SegmentInput] = field(default_factory=list)
+    segments: list[listing.Segment] = field(default_factory=list)
     snapshots: list[SideFile] = field(default_factory=list)
     txn_indexes: list[SideFile] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ def lay_out(root: Path, segments: list[Segment] | tuple[Segment, ...]) -> Archiv
         data = b"".join(b.data for b in s.batches)
         path = f"t-0/{segment_file(s.base_offset, 'log')}"
         (root / path).write_bytes(data)
-        out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, len(data), s.mtime_ms)))
+        out.segments.append(listing.Segment(str(root), path, s.base_offset, len(data), s.mtime_ms))
     return out
 
 
@@ -50,9 +50,7 @@ def archived_at(root: Path, partition: str) -> Archived:
         relative, stat = f"{partition}/{path.name}", path.stat()
         if path.suffix == ".log":
             out.segments.append(
-                SegmentInput(
-                    ListedSegment(str(root), relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
-                )
+                listing.Segment(str(root), relative, int(path.stem), stat.st_size, stat.st_mtime_ns // 1_000_000)
             )
         elif path.suffix == ".snapshot":
             out.snapshots.append(SideFile(str(root), relative, int(path.stem)))
@@ -106,7 +104,7 @@ class Outcome:
 
     def path(self, number: int) -> Path:
         segment = self.result.segments[number]
-        read = {s.listed.path: s.listed.root for s in self.plan.input.segments}
+        read = {s.path: s.root for s in self.plan.input.segments}
         return Path(read[segment.path] if segment.root == "archive" else self.plan.run.store_uri) / segment.path
 
     def side_file(self, number: int, kind: str) -> Path:
@@ -145,7 +143,7 @@ class Outcome:
             path = f"t-0/{segment_file(s.base_offset, 'log')}"
             (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
             os.utime(root / path, ns=(s.mtime_ms * 1_000_000,) * 2)
-            out.segments.append(SegmentInput(ListedSegment(str(root), path, s.base_offset, s.size_bytes, s.mtime_ms)))
+            out.segments.append(listing.Segment(str(root), path, s.base_offset, s.size_bytes, s.mtime_ms))
         for name, data in self.files().items():
             offset, _, kind = name.partition(".")
             if kind == "log" or (kind == "snapshot" and not snapshots):

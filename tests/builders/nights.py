@@ -10,7 +10,7 @@ from typing import Any
 
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.store.rows import Segment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.segments import cleaned_until
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS, write_partition

@@ -119,7 +119,7 @@ def assert_same_all_ways(plan: PartitionPlan, seed: int | str = 0) -> Outcome:
         return one
     assert_same(one, compact_by_rule(changed(plan, folder="window")))
     assert_same(one, compact_in_blocks(changed(plan, folder="blocks")))
-    size = sum(s.listed.size for s in plan.input.segments)
+    size = sum(s.size_bytes for s in plan.input.segments)
     small = replace(plan.run.limits, chunk_bytes=max(size // 100, 1))
     assert_same(one, compact_by_rule(changed(plan, folder="batches", limits=small)))
     rng, plus = random.Random(seed), replace(small, chunk_bytes=small.chunk_bytes + 300)

@@ -14,16 +14,26 @@ import pyarrow as pa
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.manifests import say_committed, write_manifests
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, Segment, arrow_schema
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, arrow_schema, segment_of, segment_schema
 from lastkey.jobs.store.tables import open_state
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 
 MTIME_MS = 1_700_000_000_123
 
 
+# Columns of a segment that the first stores did not have
+LATER = (
+    "min_timestamp_ms", "side_files", "applied_to", "superseded", "expected_dead", "facts_bytes", "key_files", "magics",
+)  # fmt: skip
+
+
 def row(kind, **values):
     """Return a row of a state table with these values, defaults for fields that have one, and zeros for the rest."""
     empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
+    if kind is Segment:
+        filled = {f.name: empty[f.type] for f in segment_schema() if f.name not in LATER}
+        return segment_of(filled | values)
     types = {f.name: f.type for f in arrow_schema(kind)}
     needed = [f.name for f in dataclasses.fields(kind) if f.init and f.default is dataclasses.MISSING]
     zeros = {name: empty[types[name]] for name in needed}
@@ -43,7 +53,7 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t
     return Commit(
         row(Checkpoint, **shared, next_offset=generation * 100),
         [
-            row(Segment, **shared, base_offset=i * 10, root="archive", path=f"{folder}/{segment_file(i * 10, 'log')}")
+            row(Segment, base_offset=i * 10, root="archive", path=f"{folder}/{segment_file(i * 10, 'log')}")
             for i in reversed(range(segments))
         ],
         row(RunRow, **shared, **run),
@@ -105,14 +115,14 @@ class StoreMaker:
 
         def segment(base, data, root, path):
             return row(
-                Segment, **shared, base_offset=base, root=root, path=path, size_bytes=len(data),
+                Segment, base_offset=base, root=root, path=path, size_bytes=len(data),
                 next_offset=next((b for b in bases if b > base), end),
                 mtime_ms=MTIME_MS + base, checksum=google_crc32c.value(data),
                 offset_index_bytes=len(f"index {generation}"), time_index_bytes=len(f"timeindex {generation}"),
             )  # fmt: skip
 
         bases = sorted([*written, *(s.base_offset for s in kept), *dict(archived), end])
-        segments = [dataclasses.replace(s, **shared) for s in kept]
+        segments = list(kept)
         for base, data in written.items():
             (folder / segment_file(base, "log")).write_bytes(data)
             segments.append(segment(base, data, "store", f"segments/{name}/{folder.name}/{segment_file(base, 'log')}"))

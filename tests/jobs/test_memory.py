@@ -88,7 +88,7 @@ elif sys.argv[1] == "profile":
 elif sys.argv[1] == "time_index":
     from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
     limit = int(sys.argv[4])
-    logs = [TimedSegment("t", 0, s.listed, limit) for s in plan.input.segments]
+    logs = [TimedSegment("t", 0, s, limit) for s in plan.input.segments]
     problem = [text for text in time_index_rows(logs)["problem"].to_pylist() if text]
 elif sys.argv[1] in ("rows", "keys"):
     from tests.builders.sources import read_only
@@ -99,7 +99,7 @@ elif sys.argv[1] == "erasure":
     from lastkey.udfs.audit.find_keys import search_files
     from lastkey.udfs.audit.findings import SearchFile
     from lastkey.udfs.audit.key_set import KeySet
-    logs = [(s.listed.path, s.listed.size) for s in plan.input.segments]
+    logs = [(s.path, s.size_bytes) for s in plan.input.segments]
     files = [SearchFile(sys.argv[2], path, size, 0, "log", max_batch_bytes=int(sys.argv[4])) for path, size in logs]
     problem = search_files(KeySet.of([b"key-of-nobody"]), None, files).problems
 else:

@@ -23,10 +23,10 @@ from lastkey.jobs.rebuild_state import RebuildReport
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import manifests
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
-from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
+from lastkey.logformat.listing import Segment
 from tests.builders.archives import Lab, only_input, put
 from tests.builders.steps import at_step, interrupt
 from tests.builders.stores import manifest_of
@@ -46,16 +46,14 @@ def _lose(lab: Lab) -> None:
     (lab.store / "state").rename(lab.root / f"lost-{len(list(lab.root.iterdir()))}")
 
 
-def _segments(state: State) -> list[Segment]:
+def _segments(state: State) -> dict[Any, list[Segment]]:
     """Return every row of `log_segments` that the partition's runs wrote."""
-    runs = [(KEY, run.generation_after, run.run_id) for run in state.histories()[KEY]]
-    return [row for rows in state.segments_of(runs).values() for row in rows]
+    return state.segments_of([(KEY, run.generation_after, run.run_id) for run in state.histories()[KEY]])
 
 
 def _rows(lab: Lab) -> tuple[Any, ...]:
     state = lab.state()
-    segments = {(s.generation, s.base_offset): s for s in _segments(state)}
-    return state.current(), state.states(), state.histories(), segments
+    return state.current(), state.states(), state.histories(), _segments(state)
 
 
 @pytest.fixture

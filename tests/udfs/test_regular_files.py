@@ -19,7 +19,7 @@ from lastkey.jobs.restore.copy_files import copy_log, copy_small
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.regular_files import open_local
 from lastkey.logformat.search.partition_log import open_partition
@@ -119,7 +119,7 @@ def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callab
     assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
     for check_crc in (True, False):
         target = Target("check", str(part.root))
-        segment = ListedSegment(str(part.root), LOG, SEGMENT_OFFSETS, size, 0)
+        segment = Segment(str(part.root), LOG, SEGMENT_OFFSETS, size, 0)
         settings = ReindexSettings(check_crc=check_crc)
         (outcome,) = reindex_segments(ReindexTask(target, "t-0", (segment,), settings))
         assert outcome.problem is not None

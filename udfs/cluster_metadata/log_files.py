@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pyarrow import fs as pafs
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.segment import Segment, open_segment
+from lastkey.logformat.batches.segment import SegmentReader, open_segment
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.metadata_changes import Change, ChangeError, metadata_changes
@@ -48,7 +48,7 @@ class MetadataFile:
     is_snapshot: bool
     base: int
 
-    def open(self) -> Segment:
+    def open(self) -> SegmentReader:
         """Return the file as a log."""
         return open_segment(self.path, self.filesystem, sealed=True)
 

@@ -7,11 +7,11 @@ from typing import Final, Literal
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, OutputSegment, ReadFile, SegmentInput, SideFile
+from lastkey.udfs.segments import LastBatch, ReadFile, SideFile
 
 SplitBy = Literal["auto", "none", "blocks", "window"]
 Strategy = Literal["offset", "timestamp", "header"]
@@ -109,7 +109,7 @@ class PartitionInput:
 
     topic: str
     partition: int
-    segments: tuple[SegmentInput, ...]
+    segments: tuple[Segment, ...]
     log_start_offset: int
     checkpoint: int | None  # first dirty offset, from the store or the archive
     high_watermark: int | None = None
@@ -120,7 +120,7 @@ class PartitionInput:
     leader_epochs: tuple[tuple[int, int], ...] | None = None  # the archive's checkpoint; None: lost
     cleaner_checkpoint: int | None = None  # the archive's, wherever `checkpoint` comes from
     log_start_checkpoint: int | None = None  # the archive's
-    identity_segment: SegmentInput | None = None  # archived; holds the last known batch if `segments` do not
+    identity_segment: Segment | None = None  # archived; holds the last known batch if `segments` do not
     before: LastGeneration = LastGeneration()
     anew: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
 
@@ -176,7 +176,7 @@ class PartitionPlan:
     @property
     def log_bytes(self) -> int:
         """Bytes of the segments' logs."""
-        return sum(s.listed.size for s in self.input.segments)
+        return sum(s.size_bytes for s in self.input.segments)
 
     @property
     def is_due_anyway(self) -> bool:
@@ -192,7 +192,7 @@ class PartitionPlan:
     def least_bytes(self) -> int:
         """Bytes of logs that the run reads whatever it finds: by yield, those of what is new."""
         dirty = self.input.checkpoint or 0
-        return sum(s.listed.size for s in self.input.segments if not self.policy.partial or s.base_offset >= dirty)
+        return sum(s.size_bytes for s in self.input.segments if not self.policy.partial or s.first_offset >= dirty)
 
     @property
     def clean_from(self) -> int | None:
@@ -203,7 +203,7 @@ class PartitionPlan:
             else self.input.before.cleaned_until
         )
 
-    def is_ours(self, file: ListedSegment | SideFile) -> bool:
+    def is_ours(self, file: Segment | SideFile) -> bool:
         """Return whether a file lies in the store, not in the archive."""
         return file.root == self.run.store_uri
 
@@ -269,7 +269,7 @@ class PartitionResult:
     dirty_ratio: float = 0.0
     clean_bytes: int = 0
     dirty_bytes: int = 0
-    segments: tuple[OutputSegment, ...] = ()
+    segments: tuple[Segment, ...] = ()
     gaps: tuple[Gap, ...] = ()  # gaps that the new generation passes over
     compacted: bool = True  # False: retention alone removed segments, or the run erased
     erases: bool = False  # records of erased keys went, and nothing else

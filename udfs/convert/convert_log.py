@@ -19,7 +19,7 @@ from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, Chunk
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.formats import Converted, Converter, Magic
@@ -155,7 +155,7 @@ class ConvertTask:
 
     output_uri: str
     folder: str  # of the partition, below the output
-    segments: tuple[ListedSegment, ...]
+    segments: tuple[Segment, ...]
     copies: tuple[Copy, ...]
     settings: ConvertSettings
 
@@ -180,7 +180,7 @@ def convert_segments(task: ConvertTask) -> ConvertedSegments:
     output = make_folder(open_root(task.output_uri), task.folder)
     whole = whole_segments(output, task.folder) if task.segments else {}
     kept = [segment for segment in task.segments if segment.base_offset in whole]
-    done: list[tuple[ListedSegment, ConvertedLog]] = []
+    done: list[tuple[Segment, ConvertedLog]] = []
     problems: list[Problem] = []
     for segment in task.segments:
         if segment.base_offset in whole:
@@ -201,20 +201,20 @@ def convert_segments(task: ConvertTask) -> ConvertedSegments:
         len(kept),
         sum(one.batches for _, one in done),
         sum(one.changed for _, one in done),
-        sum(segment.size for segment in (*kept, *(segment for segment, _ in done))),
+        sum(segment.size_bytes for segment in (*kept, *(segment for segment, _ in done))),
         sum(one.size for _, one in done) + sum(whole[segment.base_offset] for segment in kept),
         tuple(problems),
         time.perf_counter() - started,
     )
 
 
-def _path(task: ConvertTask, segment: ListedSegment, kind: str) -> str:
+def _path(task: ConvertTask, segment: Segment, kind: str) -> str:
     return f"{task.folder}/{names.segment_file(segment.base_offset, kind)}"
 
 
-def _convert(segment: ListedSegment, output: Root, task: ConvertTask) -> ConvertedLog:
+def _convert(segment: Segment, output: Root, task: ConvertTask) -> ConvertedLog:
     root, to = open_root(segment.root), being_written(output, _path(task, segment, names.LOG))
-    one = convert_log(root, segment.path, segment.size, output, to, segment.base_offset, task.settings)
+    one = convert_log(root, segment.path, segment.size_bytes, output, to, segment.base_offset, task.settings)
     check_written(output, to, one.size, one.checksum)
     mtime_ns = segment.mtime_ms * 1_000_000
     set_time(output, to, mtime_ns)

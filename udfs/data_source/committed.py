@@ -115,7 +115,7 @@ def _markers(piece: Piece, logs_behind: LogsBehind | None) -> Iterator[NDArray[n
     """Yield _MARKER[m] of the piece's segment, from the piece's start on, then of the segments behind it, in parts."""
     reader, start = LogReader(_BUFFER_BYTES), piece.start
     for log in _logs(piece, logs_behind):
-        file = log_file(cached_root(log.root), log.path, log.size, f"{log.root}/{log.path}")
+        file = log_file(cached_root(log.root), log.path, log.size_bytes, f"{log.root}/{log.path}")
         for chunk in reader.headers(file, start, check_markers=True):
             yield _of(chunk.batches)
         start = 0

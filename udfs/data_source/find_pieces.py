@@ -26,7 +26,7 @@ import numpy as np
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, readable, stopped
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.search.partition_log import PartitionLog
 from lastkey.logformat.search.segment_search import SearchableSegment
@@ -133,7 +133,7 @@ def _pieces(partition: SourcePartition, opened: OpenedLog, asked: Range) -> list
             segment.path,
             segment.base_offset,
             0,
-            segment.size,
+            segment.size_bytes,
             start,
             end,
             None if following is None else following.base_offset,
@@ -212,8 +212,8 @@ def _at_most(bound: Bound, offset: int) -> Bound:
     return Bound("offset", min(bound.value, offset)) if bound.kind == "offset" else bound
 
 
-def _later(segments: Sequence[ListedSegment]) -> tuple[ListedLog, ...]:
-    return tuple(ListedLog(segment.root, segment.path, segment.size) for segment in segments[:_LATER])
+def _later(segments: Sequence[Segment]) -> tuple[ListedLog, ...]:
+    return tuple(ListedLog(segment.root, segment.path, segment.size_bytes) for segment in segments[:_LATER])
 
 
 def _offsets(partition: SourcePartition, log: PartitionLog, asked: Range) -> tuple[int, int]:
@@ -256,7 +256,7 @@ def _out_of_range(partition: SourcePartition, log: PartitionLog, option: str, fo
     )
 
 
-def _cut(piece: Piece, segment: ListedSegment, log: PartitionLog, asked: Range) -> list[Piece] | None:
+def _cut(piece: Piece, segment: Segment, log: PartitionLog, asked: Range) -> list[Piece] | None:
     """Return the part of a segment that can match, in stretches of about split_bytes; None if nothing can."""
     borders = None
     try:
@@ -268,13 +268,13 @@ def _cut(piece: Piece, segment: ListedSegment, log: PartitionLog, asked: Range) 
     except LogFormatError:
         pass  # damage met by a search: the task that reads the segment reports it
     if not borders:
-        return [piece] if piece.end > piece.start or segment.size == 0 else []
+        return [piece] if piece.end > piece.start or segment.size_bytes == 0 else []
     edges = [piece.start, *borders, piece.end]
     out = [replace(piece, start=a, end=b, torn_tail=False, behind=None) for a, b in itertools.pairwise(edges)]
     return [*out[:-1], replace(out[-1], torn_tail=piece.torn_tail, behind=piece.behind)]
 
 
-def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wanted) -> Piece | None:
+def _within(piece: Piece, segment: Segment, log: PartitionLog, wanted: Wanted) -> Piece | None:
     """Return the piece without the bytes before its start and behind its end; None if nothing is left."""
     if segment.index is None and not cached_root(segment.root).is_local:
         return piece
@@ -301,12 +301,12 @@ def _within(piece: Piece, segment: ListedSegment, log: PartitionLog, wanted: Wan
     return piece if piece.start < piece.end else None
 
 
-def _borders(piece: Piece, segment: ListedSegment, log: PartitionLog, split_bytes: int) -> list[int]:
+def _borders(piece: Piece, segment: Segment, log: PartitionLog, split_bytes: int) -> list[int]:
     """Return positions inside the piece, about split_bytes apart, from index entries that the log confirms."""
     size = piece.end - piece.start
     if size <= split_bytes or segment.index is None:
         return []
-    data = read_file(cached_root(segment.beside), segment.index, segment.size)
+    data = read_file(cached_root(segment.beside), segment.index, segment.size_bytes)
     entries = offset_index.read(data, segment.base_offset, segment.index)
     n = -(-size // split_bytes)
     chosen = entries

@@ -36,7 +36,7 @@ def index_pieces(partition: SourcePartition, kinds: Sequence[str], *, accept_gap
     for segment in partition.segments:
         beside = {"offset": segment.index, "time": segment.time_index, "transaction": segment.txn_index}
         files += [
-            (segment.beside, path, segment.base_offset, segment.size // _LOG_PER_INDEX)
+            (segment.beside, path, segment.base_offset, segment.size_bytes // _LOG_PER_INDEX)
             for kind, path in beside.items()
             if kind in kinds and path
         ]

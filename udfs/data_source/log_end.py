@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.search.partition_log import PartitionLog
 from lastkey.udfs.data_source.pieces import LATEST, Piece, Range, SourcePartition, Wanted
 from lastkey.udfs.data_source.read_piece import resume_position
@@ -83,10 +83,10 @@ def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = F
         except LogFormatError:
             if not set_aside:
                 raise
-            return sum(s.size for s in partition.segments[-1:])
+            return sum(s.size_bytes for s in partition.segments[-1:])
     if found is None:
         return 0
-    behind = sum(s.size for s in partition.segments if s.base_offset >= found.segment_base_offset)
+    behind = sum(s.size_bytes for s in partition.segments if s.base_offset >= found.segment_base_offset)
     return behind - found.position
 
 
@@ -106,8 +106,8 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
     """Return (offset behind the last batch that can be found, error that hides later ones; None: nothing does)."""
     last = partition.segments[-1]
     end, position, reader = last.base_offset, 0, LogReader(_BUFFER_BYTES)
-    log = log_file(cached_root(last.root), last.path, last.size, f"{last.root}/{last.path}")
-    while position < last.size:
+    log = log_file(cached_root(last.root), last.path, last.size_bytes, f"{last.root}/{last.path}")
+    while position < last.size_bytes:
         try:
             for chunk in reader.headers(log, position):
                 position, end = chunk.end, chunk.last_offset + 1  # not the largest, which may be the damage
@@ -120,9 +120,9 @@ def _end_across_damage(partition: SourcePartition) -> tuple[int, LogFormatError 
     return end, None
 
 
-def _resume(segment: ListedSegment, error: LogFormatError, position: int) -> int | None:
+def _resume(segment: Segment, error: LogFormatError, position: int) -> int | None:
     index = None if segment.index is None else (segment.beside, segment.index)
-    piece = Piece(None, None, segment.root, segment.path, segment.base_offset, 0, segment.size, index=index)
+    piece = Piece(None, None, segment.root, segment.path, segment.base_offset, 0, segment.size_bytes, index=index)
     return resume_position(cached_root(segment.root), piece, error, position)
 
 
@@ -130,7 +130,7 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
     """Return (last stable offset, error that hides the batches behind it or None, whether the way to it met damage)."""
     segments, met, ends = partition.segments, False, None
 
-    def resume(segment: ListedSegment, error: LogFormatError, position: int) -> int | None:
+    def resume(segment: Segment, error: LogFormatError, position: int) -> int | None:
         nonlocal met, ends
         found, met = _resume(segment, error, position), True
         if found is None and segment is segments[-1]:

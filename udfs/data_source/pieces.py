@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Behind, Traces
@@ -43,7 +43,7 @@ class SourcePartition:
 
     topic: str | None  # None: a file whose folder does not say
     partition: int | None
-    segments: tuple[ListedSegment, ...] = ()  # by base offset
+    segments: tuple[Segment, ...] = ()  # by base offset
     log_start_offset: int | None = None  # None: the first segment's base
     high_watermark: int | None = None  # reading stops there; None: the log end
     side_root: str = ""  # URI that the next ones are below
@@ -64,7 +64,7 @@ class ListedLog(NamedTuple):
 
     root: str  # URI that `path` is below
     path: str
-    size: int  # bytes
+    size_bytes: int  # bytes
 
 
 def logs_behind(partitions: Iterable[Sequence[ListedLog]], log: ListedLog) -> Sequence[ListedLog]:
@@ -78,7 +78,7 @@ def logs_behind(partitions: Iterable[Sequence[ListedLog]], log: ListedLog) -> Se
 
 def listed_logs(partition: SourcePartition) -> list[ListedLog]:
     """Return the logs of a partition."""
-    return [ListedLog(segment.root, segment.path, segment.size) for segment in partition.segments]
+    return [ListedLog(segment.root, segment.path, segment.size_bytes) for segment in partition.segments]
 
 
 @dataclass(frozen=True)

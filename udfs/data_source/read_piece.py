@@ -66,7 +66,7 @@ class Gaps:
             return None
         end = max(last_offset + 1, piece.base_offset)
         listed = piece.behind.segment
-        log = ListedLog(listed.root, listed.path, listed.size)
+        log = ListedLog(listed.root, listed.path, listed.size_bytes)
 
         def above() -> Iterable[ListedLog]:
             return self._logs_behind(log) if self._logs_behind is not None else ()

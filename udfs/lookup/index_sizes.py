@@ -86,7 +86,7 @@ def index_sizes(plan: IndexSizesPlan) -> IndexSizes:
         seconds = np.empty(0, np.int64)
         batches = bytes_read = n_bytes = 0
         try:
-            for chunk in reader.headers(log_file(cached_root(segment.root), segment.path, segment.size)):
+            for chunk in reader.headers(log_file(cached_root(segment.root), segment.path, segment.size_bytes)):
                 rows = chunk.batches
                 builder.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
                 seconds = _merged(seconds, rows["max_timestamp"])

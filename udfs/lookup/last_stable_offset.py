@@ -10,7 +10,7 @@ import numpy as np
 
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
@@ -21,11 +21,11 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 def last_stable_offset(
-    segments: Sequence[ListedSegment],
+    segments: Sequence[Segment],
     log_start_offset: int | None,
     high_watermark: int | None = None,
     snapshots: Sequence[tuple[int, str, str]] = (),
-    resume: Callable[[ListedSegment, LogFormatError, int], int | None] | None = None,
+    resume: Callable[[Segment, LogFormatError, int], int | None] | None = None,
 ) -> int:
     """Return the last stable offset of a log, by the headers of its batches; nothing is decompressed.
 
@@ -49,7 +49,7 @@ def last_stable_offset(
     for segment in segments[first:]:
         end, log = max(end, segment.base_offset), _log(segment)
         position: int | None = 0
-        while position is not None and position < segment.size:
+        while position is not None and position < segment.size_bytes:
             try:
                 for chunk in reader.headers(log, position, check_markers=True):
                     batches, position, end = chunk.batches, chunk.end, chunk.last_offset + 1
@@ -71,11 +71,11 @@ def last_stable_offset(
     return found
 
 
-def _log(segment: ListedSegment) -> LogFile:
-    return log_file(cached_root(segment.root), segment.path, segment.size, f"{segment.root}/{segment.path}")
+def _log(segment: Segment) -> LogFile:
+    return log_file(cached_root(segment.root), segment.path, segment.size_bytes, f"{segment.root}/{segment.path}")
 
 
-def damage_at(segments: Sequence[ListedSegment], offset: int) -> LogFormatError | None:
+def damage_at(segments: Sequence[Segment], offset: int) -> LogFormatError | None:
     """Return what is wrong with the batch that holds an offset; None if nothing is, or there is no such batch.
 
     For the batch that opens the oldest open transaction: a flipped bit in its producer opens one that nothing ends, and
@@ -97,7 +97,7 @@ def damage_at(segments: Sequence[ListedSegment], offset: int) -> LogFormatError 
 
 
 def _loaded(
-    segments: Sequence[ListedSegment],
+    segments: Sequence[Segment],
     snapshots: Sequence[tuple[int, str, str]],
     high_watermark: int | None,
 ) -> tuple[ProducerState, int]:

@@ -22,7 +22,7 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.regular_files import LogFile
 from lastkey.udfs.lookup import minute_kernels as kernels
 from lastkey.udfs.storage import log_file, open_root
@@ -55,7 +55,7 @@ class TimedSegment:
 
     topic: str
     partition: int
-    listed: ListedSegment
+    listed: Segment
     max_batch_bytes: int = MAX_BATCH_BYTES
 
 
@@ -70,7 +70,7 @@ def _rows(segment: TimedSegment) -> Any:
     first = FirstOffsets()
     option = LOG_APPEND_TIME
     try:
-        log = log_file(open_root(listed.root), listed.path, listed.size)
+        log = log_file(open_root(listed.root), listed.path, listed.size_bytes)
         said, by_headers = _by_headers(log, segment.max_batch_bytes, first)
         option = LOG_APPEND_TIME if by_headers else CREATE_TIME
         if not said:
@@ -82,7 +82,7 @@ def _rows(segment: TimedSegment) -> Any:
     n = max(len(minutes), 1)
     same = {
         "topic": segment.topic, "partition": segment.partition, "segment_base_offset": listed.base_offset,
-        "timestamps": option, "path": listed.path, "size_bytes": listed.size, "mtime_ms": listed.mtime_ms,
+        "timestamps": option, "path": listed.path, "size_bytes": listed.size_bytes, "mtime_ms": listed.mtime_ms,
         "problem": problem,
     }  # fmt: skip
     columns = {name: pa.repeat(pa.scalar(value, TIME_INDEX_ROWS.field(name).type), n) for name, value in same.items()}

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import LOG, segment_file
 from lastkey.logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
 from lastkey.udfs.attempt import attempt
@@ -52,7 +52,7 @@ class LookupPlan:
     topic: str
     partition: int
     archive_uri: str
-    segments: tuple[ListedSegment, ...]
+    segments: tuple[Segment, ...]
     log_start_offset: int | None = None
     end_offset: int | None = None
     leader_epochs: tuple[tuple[int, int], ...] = ()

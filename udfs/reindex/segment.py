@@ -21,7 +21,7 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import EpochEntry, assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
@@ -54,7 +54,7 @@ class ReindexTask:
 
     target: Target
     folder: str  # of the partition
-    segments: tuple[ListedSegment, ...]
+    segments: tuple[Segment, ...]
     settings: ReindexSettings
     next_base_offset: int | None = None  # of the segment behind them; None: there is none, the last may end torn
 
@@ -112,7 +112,7 @@ def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     return outcomes
 
 
-def _stopped(task: ReindexTask, segment: ListedSegment, problem: Problem) -> SegmentOutcome:
+def _stopped(task: ReindexTask, segment: Segment, problem: Problem) -> SegmentOutcome:
     places = [_place(task.folder, segment, kind) for kind in _OURS]
     files = tuple(impossible(place.path, place.kind, problem) for place in places)
     return SegmentOutcome(segment.base_offset, segment.path, problem, files=files)
@@ -146,7 +146,7 @@ def _reindex(task: ReindexTask, number: int, reader: LogReader) -> SegmentOutcom
     return replace(found, files=tuple(files), bytes_read=found.bytes_read + read, bytes_written=written)
 
 
-def _place(folder: str, segment: ListedSegment, kind: str) -> SideFilePlace:
+def _place(folder: str, segment: Segment, kind: str) -> SideFilePlace:
     archived = segment.index if kind == names.INDEX else segment.time_index
     return SideFilePlace(folder, names.segment_file(segment.base_offset, kind), kind, archived, segment.path)
 
@@ -164,7 +164,7 @@ def _read_index(root: Root, place: SideFilePlace, max_bytes: int) -> SideBytes |
 
 
 def scan(
-    segment: ListedSegment,
+    segment: Segment,
     next_base_offset: int | None,
     check_crc: bool,
     reader: LogReader,
@@ -184,7 +184,7 @@ def scan(
     epochs: list[EpochEntry] = []
     first, last, n_batches, bytes_read, dense = -1, -1, 0, 0, True
     root = open_root(segment.root)
-    log = log_file(root, path, segment.size)
+    log = log_file(root, path, segment.size_bytes)
     headers_only = not check_crc and root.is_local
     for chunk in reader.headers(log) if headers_only else reader.chunks(log, check_crc=check_crc):
         batches = chunk.batches

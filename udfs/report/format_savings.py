@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.codec import compress
 from lastkey.logformat.writing.formats import Converter
 from lastkey.udfs.attempt import attempt
@@ -35,7 +35,7 @@ class FormatTask:
     """Consecutive segments of a partition."""
 
     name: str
-    segments: tuple[ListedSegment, ...]
+    segments: tuple[Segment, ...]
     chunk_bytes: int
     max_batch_bytes: int
 
@@ -92,12 +92,12 @@ def merged(parts: Iterable[FormatSavings]) -> FormatSavings:
     return FormatSavings(tuple(rows), stayed)
 
 
-def _segment(segment: ListedSegment, task: FormatTask, sums: dict[tuple[int, int], NDArray[np.int64]]) -> int:
+def _segment(segment: Segment, task: FormatTask, sums: dict[tuple[int, int], NDArray[np.int64]]) -> int:
     """Add a segment's batches to the sums; return how many stay in magic 2."""
     reader = LogReader(task.chunk_bytes, task.max_batch_bytes)
     converter = Converter(3, max_batch_bytes=task.max_batch_bytes)
     stayed = 0
-    for chunk in reader.chunks(log_file(open_root(segment.root), segment.path, segment.size)):
+    for chunk in reader.chunks(log_file(open_root(segment.root), segment.path, segment.size_bytes)):
         parts = list(converter.convert(chunk.raw, chunk.position, chunk.batches, segment.path))
         which = np.concatenate([part.changed for part in parts])
         sizes = np.concatenate([part.sizes for part in parts])

@@ -182,7 +182,7 @@ class Walk:
         return SegmentProfile(
             base_offset=source.base_offset,
             size_bytes=source.size,
-            batches=source.n_batches,
+            batches=source.segment.batches,
             records=records + aborted,
             cleaned=cleaned,
             live_records=records + aborted - dead,
@@ -210,7 +210,7 @@ class Walk:
         """Return the largest usable timestamp of a source's batches; reads the headers again if its largest one is
         unusable.
         """
-        largest = self.sources[number].max_timestamp
+        largest = self.sources[number].segment.max_timestamp_ms
         return largest if largest <= LAST_TIME else int(self._largest_of_chunks(number).max())
 
     def _largest_before_chunks(self, number: int) -> list[int]:
@@ -347,7 +347,7 @@ def profile_partition(given: ProfilePlan) -> PartitionProfile:
     """Profile one partition. Whatever stops it becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
-    size = sum(s.listed.size for s in plan.input.segments)
+    size = sum(s.size_bytes for s in plan.input.segments)
     profile = attempt(plan.name, lambda: _profile(plan, given.compacted))
     if isinstance(profile, Problem):
         profile = PartitionProfile(plan.input.topic, plan.input.partition, given.compacted, size, profile)
@@ -426,7 +426,7 @@ def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expi
     facts = facts_of(sources)
     by_rule = expired(plan, facts, sealed=False)
     ends = [*(s.base_offset for s in sources[1:]), 0]  # the last one stays
-    rows = [(s.base_offset, end, s.n_records, s.size) for s, end in zip(sources, ends, strict=True)]
+    rows = [(s.base_offset, end, s.segment.records, s.size) for s, end in zip(sources, ends, strict=True)]
     return summarize_expired(by_rule, rows[: sum(by_rule.values())], facts.bytes_above)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.reader import LogReader
-from lastkey.udfs.segments import SegmentInput
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import log_file, open_root
 from lastkey.udfs.verify.digest_kernels import digest_batches, digest_records, header_versions
 from lastkey.udfs.verify.transactions import TXN_ROW, transaction_rows
@@ -20,7 +20,7 @@ from lastkey.udfs.verify.transactions import TXN_ROW, transaction_rows
 class Side:
     """Segments of one side, in order; batches below a segment's `from_offset` do not count."""
 
-    segments: tuple[SegmentInput, ...]
+    segments: tuple[Segment, ...]
     end_offset: int  # batches that reach it do not count
 
 
@@ -65,10 +65,10 @@ class Block:
         )
 
 
-def _chunks(side: Side, segment: SegmentInput, reader: LogReader, *, check_crc: bool) -> Iterator[Chunk]:
+def _chunks(side: Side, segment: Segment, reader: LogReader, *, check_crc: bool) -> Iterator[Chunk]:
     """Yield the batches of a segment that count."""
-    listed = segment.listed
-    log = log_file(open_root(listed.root), listed.path, listed.size)
+    listed = segment
+    log = log_file(open_root(listed.root), listed.path, listed.size_bytes)
     for chunk in reader.chunks(log, end_offset=side.end_offset, check_crc=check_crc):
         yield replace(chunk, batches=chunk.batches[chunk.batches["last_offset"] >= segment.from_offset])
 
@@ -130,7 +130,7 @@ def blocks(
                 digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, times, digest)
                 yield Block(
                     chunk.path,
-                    segment.listed.mtime_ms,
+                    segment.mtime_ms,
                     run.batches.copy(),
                     plain,
                     full,

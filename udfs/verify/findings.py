@@ -9,7 +9,7 @@ import numpy as np
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
@@ -27,7 +27,7 @@ class CheckPlan:
     partition: int
     name: str  # of the folder, for rows that are about no file
     store_uri: str  # empty: the archive alone
-    segments: tuple[ListedSegment, ...]  # by base offset
+    segments: tuple[Segment, ...]  # by base offset
     snapshots: tuple[SideFile, ...] = ()
     leader_epochs: SideFile | None = None
     archived_epochs: tuple[tuple[int, int], ...] = ()  # of a generation: (epoch, start offset), by the archive's file

@@ -12,10 +12,11 @@ import numpy as np
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.layout import CODEC_NAMES
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentInput, side_checksums
+from lastkey.udfs.segments import LastBatch, side_checksums
 from lastkey.udfs.storage import open_root, read_file, sizes_in
 from lastkey.udfs.verify.blocks import Order, Side, scan_headers
 from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
@@ -41,7 +42,7 @@ class GenerationPlan:
     """One partition's generation and the run that made it."""
 
     side: CheckPlan  # its files; `generation` is set
-    manifest: tuple[OutputSegment, ...]  # the same segments, as the store's tables have them
+    manifest: tuple[Segment, ...]  # the same segments, as the store's tables have them
     folder: str  # of its side files, relative to the store
     log_start_offset: int
     next_offset: int
@@ -59,7 +60,7 @@ class GenerationPlan:
     erased: int = -1  # records of erased keys that went; -1: the run did not erase
     expired: tuple[Expiry, ...] = ()
     log_start_known: int = 0  # how far DeleteRecords can have gone, by the archive and the generation before
-    parent: tuple[SegmentInput, ...] = ()  # what it was made of, as far as it still exists
+    parent: tuple[Segment, ...] = ()  # what it was made of, as far as it still exists
     parent_log_start_offset: int = 0
     parent_gone: str = ""  # why there is no parent to compare with
     parent_problem: Problem | None = None  # the parent exists, but cannot be listed
@@ -240,13 +241,13 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
     written = plan.retention_exact or plan.erased >= 0
     exact_until = max((row.next_offset for row in plan.manifest if row.cleaned and written), default=0)
     end = max(plan.end_offset, exact_until, *until.values())
-    parent = replace(whole, segments=tuple(s for s in plan.parent if s.base_offset < end), end_offset=end)
-    cleaned = tuple(SegmentInput(s) for s in side.segments if s.base_offset < end)
+    parent = replace(whole, segments=tuple(s for s in plan.parent if s.first_offset < end), end_offset=end)
+    cleaned = tuple(s for s in side.segments if s.base_offset < end)
     child = replace(parent, segments=cleaned)
-    before = [s for s in plan.parent if s.base_offset < plan.first_dirty_offset]
+    before = [s for s in plan.parent if s.first_offset < plan.first_dirty_offset]
     rules = AllowedDrops(
         now_ms=plan.now_ms,
-        legacy_horizon_ms=before[-1].listed.mtime_ms - plan.delete_retention_ms if before else -(2**63),
+        legacy_horizon_ms=before[-1].mtime_ms - plan.delete_retention_ms if before else -(2**63),
         null_keys_stay=plan.null_keys == "keep",
         gone_until=max(until.get("log_start", 0), until.get("size", 0)),
         old_until=until.get("time", 0),
@@ -257,8 +258,7 @@ def _compare_with_parent(plan: GenerationPlan, found: Findings) -> int:
         erased=plan.erased,
         readable_from=plan.log_start_offset,
         file_times={
-            s.listed.path: largest if largest >= 0 else s.listed.mtime_ms
-            for s, (*_, largest) in zip(plan.parent, sizes, strict=True)
+            s.path: largest if largest >= 0 else s.mtime_ms for s, (*_, largest) in zip(plan.parent, sizes, strict=True)
         },
     )
     differences = compare(
@@ -282,7 +282,7 @@ def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> 
 
     Raises LogFormatError if nothing explains the difference: a file is missing, short, or another one.
     """
-    base = np.array([s.base_offset for s in plan.parent], np.int64)
+    base = np.array([s.first_offset for s in plan.parent], np.int64)
     held = np.array([n for n, _, _ in sizes], np.int64)
     for row in plan.manifest:
         seen = int(held[(base >= row.base_offset) & (base < row.next_offset)].sum())
@@ -291,7 +291,7 @@ def _changed_parent(plan: GenerationPlan, sizes: list[tuple[int, int, int]]) -> 
         if seen != row.source_bytes and row.base_offset >= plan.parent_stays_from and not restored:
             raise LogFormatError(
                 "changed",
-                plan.parent[0].listed.path.rpartition("/")[0] if plan.parent else plan.side.name,
+                plan.parent[0].path.rpartition("/")[0] if plan.parent else plan.side.name,
                 0,
                 f"{row.source_bytes} bytes of batches in {offsets}, as when the generation was made",
                 f"{seen}",

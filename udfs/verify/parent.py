@@ -69,10 +69,10 @@ class Differences:
 
     def add_at(self, kind: str, offsets: np.ndarray, side: Side, expected: str, found: str) -> None:
         """Add offsets as `add` does, each in the segment of `side` whose range it lies in."""
-        bases = np.array([s.base_offset for s in side.segments], np.int64)
+        bases = np.array([s.first_offset for s in side.segments], np.int64)
         at = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
         for i in np.unique(at):
-            path = side.segments[i].listed.path if side.segments else ""
+            path = side.segments[i].path if side.segments else ""
             self.add(kind, offsets[at == i], path, expected, found)
 
 
@@ -126,7 +126,7 @@ def _check_erased(
     """Check that as many records went as the run says, and all of each key that lost one."""
     hashes = np.concatenate([np.empty((0, 2), np.uint64), *found.erased])
     if len(hashes) != rules.erased:
-        path = child.segments[0].listed.path if child.segments else ""
+        path = child.segments[0].path if child.segments else ""
         seen = f"{len(hashes)} from offset {{offset}} on"
         found.add("erased", np.zeros(1, np.int64), path, f"{rules.erased} erased records, as the run says", seen)
     keys = np.unique(hashes.view("u8,u8"))

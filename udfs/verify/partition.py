@@ -24,7 +24,7 @@ from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import CODEC_MASK, CONTROL_MASK, TIMESTAMP_TYPE_MASK
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from lastkey.logformat.side_files.index_builder import IndexBuilder
@@ -91,18 +91,18 @@ def _check_segment(
     times = segment.time_index or _path_of(path, "timeindex")
     indexes = IndexCheck(
         base,
-        IndexFile("offset", index, _data(plan, segment, segment.index, found, segment.size)),
-        IndexFile("time", times, _data(plan, segment, segment.time_index, found, segment.size)),
+        IndexFile("offset", index, _data(plan, segment, segment.index, found, segment.size_bytes)),
+        IndexFile("time", times, _data(plan, segment, segment.time_index, found, segment.size_bytes)),
         IndexBuilder(base, plan.index_interval_bytes, plan.max_index_bytes, path),
     )
-    walk = LogWalk(path, segment.size, indexes.positions, base_offset=base)
+    walk = LogWalk(path, segment.size_bytes, indexes.positions, base_offset=base)
     loader = BodyLoader(max_batch_bytes=plan.max_batch_bytes)
     placed, thinned = Placed(path, base, after), Thinned(base)
     rows = []
     try:
         with opened(open_root(segment.root), path) as file:
-            if file.size() < segment.size:
-                raise LogFormatError("changed", path, file.size(), f"{segment.size} bytes, as listed", "fewer")
+            if file.size() < segment.size_bytes:
+                raise LogFormatError("changed", path, file.size(), f"{segment.size_bytes} bytes, as listed", "fewer")
             for chunk in walk_log(file, walk, buffer):
                 placed.check(chunk.batches, walk)
                 thinned.see(chunk.batches)
@@ -141,9 +141,7 @@ def _path_of(log_path: str, kind: str) -> str:
     return f"{log_path.partition('.log')[0]}.{kind}"
 
 
-def _data(
-    plan: CheckPlan, segment: ListedSegment, path: str | None, found: Findings, log_bytes: int = 0
-) -> bytes | None:
+def _data(plan: CheckPlan, segment: Segment, path: str | None, found: Findings, log_bytes: int = 0) -> bytes | None:
     """Return the bytes of a segment's index; None if there are none.
 
     An unreadable file is a row; a generation's missing file is not, as other checks report it.

@@ -21,8 +21,8 @@ from lastkey.jobs.command.options import AuditCompactionOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import NoGenerationError
 from lastkey.jobs.store.generations import manifests_of
-from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import Key
+from lastkey.logformat.listing import Segment
 from tests.attack.summary import n_cases
 from tests.builders.archives import COMPACT, HOUR, Lab, offset_checkpoint
 from tests.builders.logs import START_MS, write_partition

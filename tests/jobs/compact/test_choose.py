@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ from lastkey.jobs.compact.due import with_shares
 from lastkey.jobs.compact.splits import ASKED, CORES_IDLE
 from lastkey.jobs.compact.waves import choose_ways, several_of
 from lastkey.jobs.spark.workers import SparkTasks, Threads
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
-from lastkey.udfs.segments import OutputSegment, SegmentInput
 from tests.builders.folders import Archived, plan_of
 from tests.builders.plans import changed
 from tests.reference.cleaner import Settings
@@ -74,7 +72,7 @@ def no_spark() -> SparkSession:
 
 
 def plan(size: int, split: SplitBy = "auto", *, dry_run: bool = False) -> PartitionPlan:
-    archived = Archived(Path("/none"), [SegmentInput(ListedSegment("/none", "t-0/0.log", 0, size, 0))])
+    archived = Archived(Path("/none"), [Segment("/none", "t-0/0.log", 0, size, 0)])
     limits = Limits(split_by=split)
     return plan_of(
         archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits, dry_run=dry_run
@@ -99,18 +97,15 @@ def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split:
 
 
 def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
-    whole, rest = plan(4 * GIB), SegmentInput(ListedSegment("/none", "t-0/9.log", 9, 7, 0))
+    whole, rest = plan(4 * GIB), Segment("/none", "t-0/9.log", 9, 7, 0)
     grown = changed(whole, segments=(*whole.input.segments, rest), checkpoint=9)
     assert grown.least_bytes == grown.log_bytes == 4 * GIB + 7
     assert changed(grown, partial=True).least_bytes == 7
 
 
-def _row(size: int, superseded: int) -> OutputSegment:
+def _row(size: int, superseded: int) -> Segment:
     """Return a segment of 100 records."""
-    return OutputSegment(
-        0, "store", "t-0/0.log", size, 9, 8, 1, 100, 0, 0, 0, "none", 0, size, 100, True, 0, 0, 0,
-        superseded=superseded,
-    )  # fmt: skip
+    return Segment("/none", "t-0/0.log", 0, size, 0, last_offset=8, batches=1, records=100, superseded=superseded)
 
 
 def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for() -> None:
@@ -124,7 +119,7 @@ def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for
     full = 30 * 86_400_000
     plans = [changed(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1, checkpoint=9) for n in dead]
     plans = [
-        changed(p, segments=tuple(replace(s, row=_row(*of)) for s in p.input.segments))
+        changed(p, segments=(_row(*of), Segment("/none", "t-0/9.log", 9, 20 - of[0], 0)))
         for p, of in zip(plans, dead.values(), strict=True)
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from lastkey.jobs.data_source.read import read_task
 from lastkey.jobs.data_source.source import columns_of
 from lastkey.jobs.errors import ConflictError, LostRunError, MissingPathError, NoGenerationError, UsageError
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import open_state
+from lastkey.logformat.listing import Segment
 from tests.builders.archives import HOUR, Lab, only_input, put
 from tests.builders.logs import log_text, write_partition, write_segment
 from tests.builders.nights import run_nights
@@ -39,7 +39,7 @@ class Store:
         self.commit(1, 1, [self.segment(1, 0, 1, "archive", topic="u")], topic="u")
         self.commit(1, 5, [self.segment(1, 0, 3, "store"), self.segment(1, 3, 5, "archive")])
         with pytest.raises(ConflictError):
-            self.commit(1, 9, [replace(self.segment(1, 0, 3, "store"), run_id="died")], run_id="died")
+            self.commit(1, 9, [self.segment(1, 0, 3, "store")], run_id="died")
         self.commit(2, 6, [self.segment(2, 0, 5, "store"), self.segment(2, 5, 6, "archive", size=True)])
 
     def commit(self, generation, end, segments, topic="t", **run):
@@ -58,9 +58,8 @@ class Store:
         path = (self.store if root == "store" else self.archive) / folder / name
         first_batch = 12 + int.from_bytes(path.read_bytes()[8:12], "big")
         return row(
-            Segment, topic=topic, partition=0, generation=generation, run_id=run_id(generation), base_offset=base,
-            root=root, path=str(folder / name), size_bytes=first_batch if size else path.stat().st_size,
-            next_offset=end,
+            Segment, base_offset=base, root=root, path=str(folder / name), next_offset=end,
+            size_bytes=first_batch if size else path.stat().st_size,
         )  # fmt: skip
 
     def shared(self, generation, end, topic):

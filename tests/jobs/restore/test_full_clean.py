@@ -9,7 +9,7 @@ import pytest
 import lastkey
 from lastkey.jobs.errors import NotCleanedError, RunningError, UsageError
 from lastkey.jobs.store.announcements import announced
-from lastkey.jobs.store.rows import Segment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
 from tests.builders.nights import BY_YIELD, NIGHTS, run_nights

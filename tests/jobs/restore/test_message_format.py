@@ -18,9 +18,9 @@ from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
 from lastkey.jobs.store.generations import manifests_of, open_store
-from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.convert.convert_log import holds_magic_3
 from lastkey.udfs.storage import Root
 from tests.builders.archives import put

@@ -8,7 +8,8 @@ import random
 from dataclasses import replace
 
 from lastkey.jobs.store import coverage
-from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow, Segment
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
+from lastkey.logformat.listing import Segment
 from tests.builders.stores import row
 
 _UNTIL = 40

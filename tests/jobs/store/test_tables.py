@@ -22,7 +22,17 @@ from lastkey.jobs.store import rows as store_rows
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
-from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow, Segment, arrow_schema, from_arrow, to_arrow
+from lastkey.jobs.store.rows import (
+    Checkpoint,
+    PartitionState,
+    RunRow,
+    arrow_schema,
+    from_arrow,
+    segment_of,
+    segment_schema,
+    segments_in,
+    to_arrow,
+)
 from lastkey.jobs.store.tables import open_state
 from tests.builders.limits import within
 from tests.builders.stores import make_commit, manifest_of, partition_state_of, row, run_id
@@ -38,10 +48,10 @@ def test_rows_and_columns_agree():
     assert found.schema.field("partition").type == pa.int32()
     assert found.schema.field("generation").type == pa.int64()
     assert from_arrow(Checkpoint, found) == [made]
-    for kind in (Checkpoint, Segment, PartitionState, RunRow):
+    for kind in (Checkpoint, PartitionState, RunRow):
         assert arrow_schema(kind).names == [field.name for field in dataclasses.fields(kind)]
     assert arrow_schema(PartitionState).field("dirty_ratio").type == pa.float64()
-    assert arrow_schema(Segment).field("cleaned").type == pa.bool_()
+    assert segment_schema().field("cleaned").type == pa.bool_()
 
 
 @pytest.fixture
@@ -116,7 +126,7 @@ def test_rows_that_name_files_of_others_are_refused(state, kind, values):
 def test_rows_of_topics_that_cannot_be_are_refused(topic):
     checkpoint = dataclasses.replace(make_commit(0, 1, R1).checkpoint, topic=topic)
     with pytest.raises(DamagedTableError, match="runs and files of its own partition, found"):
-        store_rows.check_places([checkpoint], "table", DamagedTableError)
+        store_rows.check_places([checkpoint.places], "table", DamagedTableError)
 
 
 def test_rows_of_the_history_that_name_files_of_others_are_refused(state):
@@ -593,11 +603,11 @@ def test_spark_reads_all_four_tables(state, store, spark):
         return spark.read.format("delta").load(str(store / "state" / name)).toArrow()
 
     def ordered(rows):
-        return sorted(rows, key=dataclasses.astuple)
+        return sorted(rows, key=repr)
 
     made = [(("t", 0), 1, R1), (("t", 1), 1, R1), (("t", 0), 2, R2)]
-    segments = [s for rows in state.segments_of(made).values() for s in rows]
-    assert ordered(from_arrow(Segment, read(SEGMENTS))) == ordered(segments)
+    segments = {run: ordered(rows) for run, rows in state.segments_of(made).items()}
+    assert {run: ordered(rows) for run, rows in segments_in(read(SEGMENTS)).items()} == segments
     runs = [run for chain in state.histories().values() for run in chain]
     assert ordered(from_arrow(RunRow, read(RUNS))) == ordered(runs)
     stood = {(row.topic, row.partition): row for row in from_arrow(PartitionState, read(STATES))}
@@ -606,9 +616,6 @@ def test_spark_reads_all_four_tables(state, store, spark):
     assert decided.keys() == {("t", 0), ("t", 1), ("t", 7)}
     at = decided["t", 0]
     assert {name: at[name] for name in arrow_schema(Checkpoint).names} == dataclasses.asdict(second.checkpoint)
-    shared = {name: at[name] for name in ("topic", "partition", "generation", "run_id")}
-    given = {field.name for field in dataclasses.fields(Segment) if field.init}  # other columns follow from these
-    listed = [Segment(**{n: v for n, v in (shared | segment).items() if n in given}) for segment in at["segments"]]
-    assert listed == manifest_of(state, "t", 0)
+    assert [segment_of(segment) for segment in at["segments"]] == manifest_of(state, "t", 0)
     assert PartitionState(topic="t", partition=0, **at["partition_state"]) == second.partition_state
     assert (decided["t", 7]["generation"], decided["t", 7]["run_id"]) == (0, None)

@@ -17,10 +17,10 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.sample import sample_of
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, MissingPathError
 from lastkey.jobs.store.manifests import read_manifest, write_manifests
-from lastkey.jobs.store.rows import Segment
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify.job import run
 from lastkey.jobs.verify.report import VerifyReport
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from tests.builders.archives import COMPACT, Lab, offset_checkpoint
 from tests.builders.damage import NOW_MS, Partition, build, flip

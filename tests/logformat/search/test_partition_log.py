@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs as pafs
 
+from lastkey.logformat import listing
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.listing import ListedSegment
 from lastkey.logformat.search import segment_search
 from lastkey.logformat.search import windows as log_windows
 from lastkey.logformat.search.partition_log import (
@@ -40,11 +40,11 @@ from tests.reference.lookup import Batch, Log, Segment
 STATUS = {"found": FOUND, "end": END, "out_of_range": OUT_OF_RANGE}
 
 
-def file_of(listed: ListedSegment) -> str:
+def file_of(listed: listing.Segment) -> str:
     return f"{listed.root}/{listed.path}"
 
 
-def twin_of(segments: tuple[ListedSegment, ...], log_start: int) -> Log:
+def twin_of(segments: tuple[listing.Segment, ...], log_start: int) -> Log:
     """Return the decoded log."""
     decoded = []
     for files in segments:
@@ -125,9 +125,10 @@ def test_what_a_notebook_does(tmp_path: Path):
     write_partition(folder, "a=1 b=2 | c=3 || {leader=2} d=4 e=5")
     log = open_partition(folder)
     assert (
-        repr(log) == f"PartitionLog('orders-3', 2 segments, {sum(f.size for f in log.segments):,} bytes, from offset 0)"
+        repr(log)
+        == f"PartitionLog('orders-3', 2 segments, {sum(f.size_bytes for f in log.segments):,} bytes, from offset 0)"
     )
-    assert log.lookup_offset(4) == (3, 0, log.segments[1].size, 3, 4)
+    assert log.lookup_offset(4) == (3, 0, log.segments[1].size_bytes, 3, 4)
     assert log.lookup_offset(5) is None
     answers = log.offsets_for_times([START_MS + 2, EARLIEST, LATEST, START_MS + 9])
     assert answers["offset"].tolist() == [2, 0, 5, -1]
@@ -385,7 +386,7 @@ def test_the_end_of_a_log(tmp_path):
         ):
             path.write_bytes(whole + tail)
             log = open_partition(folder)
-            assert log.segments[0].size + log.segments[1].size == sum(map(len, data.values())) + len(tail)
+            assert log.segments[0].size_bytes + log.segments[1].size_bytes == sum(map(len, data.values())) + len(tail)
             times = list(range(START_MS - 1, START_MS + 6))
             check(log, twin, list(range(-1, 6)), times)
             assert [note in text and str(len(tail)) in text for text in log.notes] == [True]
@@ -393,7 +394,7 @@ def test_the_end_of_a_log(tmp_path):
     last = intact.segments[-1]
     Path(file_of(last)).write_bytes(data[Path(file_of(last))][:-1])
     assert open_partition(folder).latest == 3
-    with pytest.raises(LogFormatError, match=f"expected {last.size} bytes, as listed") as raised:
+    with pytest.raises(LogFormatError, match=f"expected {last.size_bytes} bytes, as listed") as raised:
         PartitionLog(intact.segments).lookup_offset(2)
     assert (raised.value.kind, raised.value.path) == ("changed", file_of(last))
     Path(file_of(last)).unlink()

@@ -23,7 +23,7 @@ from tests.reference.log import GZIP, SNAPPY, ZSTD, Batch, Record, data_batch, m
 
 def batches_of(plan: PartitionPlan) -> list[list[Batch]]:
     """Return the batches of each segment of the plan."""
-    return [decode_any((Path(s.listed.root) / s.listed.path).read_bytes()) for s in plan.input.segments]
+    return [decode_any((Path(s.root) / s.path).read_bytes()) for s in plan.input.segments]
 
 
 def batches_after(done: Outcome) -> list[list[Batch]]:
@@ -34,7 +34,7 @@ def batches_after(done: Outcome) -> list[list[Batch]]:
 def open_from(plan: PartitionPlan) -> int:
     """Return the number of the first segment that must not change: the last one, or one with an open transaction."""
     segments = [
-        Segment(s.listed.base_offset, tuple(batches), 0)
+        Segment(s.base_offset, tuple(batches), 0)
         for s, batches in zip(plan.input.segments, batches_of(plan), strict=True)
     ]
     end = cleanable_range(load(segments, 0), Settings(), None, plan.run.now_ms).first_uncleanable_offset
@@ -103,7 +103,7 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
     closed = [b for batches in batches_of(plan)[: open_from(plan)] for b in batches]
     all_times = times(closed)
     if not all_times:  # of magic 0: without times no record is too old, and segments go by the times of their files
-        oldest = plan.input.segments[0].listed.mtime_ms + 1
+        oldest = plan.input.segments[0].mtime_ms + 1
         check_nothing_else_went(plan, compact(exact(plan, oldest)), oldest)
         assert compact(exact(plan, oldest - 1)).result.status == "not_due"
         return
@@ -240,7 +240,7 @@ def test_only_what_changes_and_what_is_before_it_is_written(tmp_path: Path) -> N
     assert [s.root for s in done.result.segments] == ["store", "store", "archive", "archive", "archive"]
     assert done.result.counters["dropped_expired"] == 1
     assert done.result.counters["batches_copied"] == done.result.counters["records_kept"] == 7
-    assert done.path(0).read_bytes() == (tmp_path / "archive" / archived.segments[0].listed.path).read_bytes()
+    assert done.path(0).read_bytes() == (tmp_path / "archive" / archived.segments[0].path).read_bytes()
     assert [s.min_timestamp_ms for s in done.result.segments] == [NOW_MS - DAY] * 4 + [-1]
 
 
@@ -266,7 +266,7 @@ def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
 
 def test_bytes_that_changed_since_the_scan_stop_it(tmp_path: Path) -> None:
     archived = log_of([9, 1], [1, 1], root=tmp_path / "archive")
-    path = tmp_path / "archive" / archived.segments[0].listed.path
+    path = tmp_path / "archive" / archived.segments[0].path
     with at_step("segments scanned", lambda: flip(path, path.stat().st_size - 1)):
         done = compact(week(archived, tmp_path))
     assert done.result.status == "set_aside"

@@ -133,10 +133,7 @@ def plan_for(case: Case, store: Path, archived: Archived | None = None, **settin
 
 
 def largest_timestamps(plan: PartitionPlan) -> list[int]:
-    return [
-        max(b.max_timestamp for b in decode_log((Path(s.listed.root) / s.listed.path).read_bytes()))
-        for s in plan.input.segments
-    ]
+    return [max(b.max_timestamp for b in decode_log((Path(s.root) / s.path).read_bytes())) for s in plan.input.segments]
 
 
 def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
@@ -147,12 +144,12 @@ def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
         case, tmp_path, retention_ms=plan.run.now_ms - largest[1] - 1
     )  # the second is past by a millisecond
     done = compact(plan)
-    bases = [s.listed.base_offset for s in plan.input.segments]
+    bases = [s.base_offset for s in plan.input.segments]
     assert [s.base_offset for s in done.result.segments] == bases[2:]
     assert {s.root for s in done.result.segments} == {"archive"}
     [gone] = done.result.expired
     assert (gone.reason, gone.until, gone.segments) == ("time", bases[2], 2)
-    assert gone.bytes == sum(s.listed.size for s in plan.input.segments[:2])
+    assert gone.bytes == sum(s.size_bytes for s in plan.input.segments[:2])
     assert (done.result.log_start_offset, done.result.first_dirty_offset) == (bases[2], bases[2])
     assert not any(name.endswith(".log") for name in done.files())
     assert f"{bases[2]:020d}.snapshot" not in done.files() and f"{bases[3]:020d}.snapshot" in done.files()
@@ -176,27 +173,27 @@ def test_the_last_segment_goes_only_if_nothing_appends_to_it(case, tmp_path, sea
         assert done.result.log_start_offset == done.result.next_offset
         assert done.path(0).read_bytes() == b""
     else:
-        assert segment.base_offset == plan.input.segments[-1].listed.base_offset
+        assert segment.base_offset == plan.input.segments[-1].base_offset
         assert segment.root == "archive"
 
 
 def test_by_size_then_by_time(case, tmp_path):
     plan = plan_for(case, tmp_path)
-    sizes, largest = [s.listed.size for s in plan.input.segments], largest_timestamps(plan)
+    sizes, largest = [s.size_bytes for s in plan.input.segments], largest_timestamps(plan)
     limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.run.now_ms - largest[2] - 1}
     done = compact(plan_for(case, tmp_path, **limits))
     assert [(one.reason, one.segments) for one in done.result.expired] == [("size", 1), ("time", 2)]
-    assert [s.base_offset for s in done.result.segments] == [s.listed.base_offset for s in plan.input.segments[3:]]
+    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in plan.input.segments[3:]]
     again = compact(plan_for(case, tmp_path / "b", retention_bytes=sum(sizes[1:]) + 1))
     assert again.result.status == "not_due"  # less would be left than the setting says
 
 
 def test_records_deleted_by_the_broker(case, tmp_path):
     plan = plan_for(case, tmp_path, retention_bytes=2**62)
-    start = plan.input.segments[2].listed.base_offset + 1
+    start = plan.input.segments[2].base_offset + 1
     done = compact(changed(plan, log_start_offset=start, log_start_checkpoint=start))
     assert [(one.reason, one.segments) for one in done.result.expired] == [("log_start", 2)]
-    assert done.result.segments[0].base_offset == plan.input.segments[2].listed.base_offset
+    assert done.result.segments[0].base_offset == plan.input.segments[2].base_offset
     assert done.result.log_start_offset == start
 
 

@@ -58,7 +58,7 @@ def test_force_does_not_move_the_first_dirty_offset_back(cases, tmp_path):
     case = cases["none-tomb"]
     partition = case.partitions[0]
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
-    sizes = [s.listed.size for s in plan.input.segments]
+    sizes = [s.size_bytes for s in plan.input.segments]
     limits = replace(plan.policy.settings, min_compaction_lag_ms=2**40, retention_bytes=sum(sizes[1:]))
     plan = changed(plan, settings=limits, checkpoint=plan.input.segments[3].base_offset, force=False)
     plain, forced = compact(plan).result, compact(changed(plan, force=True, folder="forced")).result

@@ -222,5 +222,5 @@ def test_all_is_read_once_and_what_is_cleaned_once_more(checkpoint: int | None, 
         force=checkpoint is None,
     )  # fmt: skip
     result = compact(plan).result
-    sizes = [segment.listed.size for segment in archived.segments]
+    sizes = [segment.size_bytes for segment in archived.segments]
     assert (result.bytes_before, result.bytes_read) == (sum(sizes), sum(sizes) + sum(sizes[:2]))

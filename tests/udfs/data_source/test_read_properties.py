@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.lookup.last_stable_offset import last_stable_offset as ours_of
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.sources import read
@@ -98,7 +98,7 @@ def test_the_last_stable_offset_by_any_snapshot(tmp_path_factory, text, lost, hi
     files = write_partition(folder, text)
     batches = [batch for log in files.logs for batch in decode_log(log.read_bytes())]
     segments = [
-        ListedSegment(str(folder), log.name, base, log.stat().st_size, 0)
+        Segment(str(folder), log.name, base, log.stat().st_size, 0)
         for log, base in zip(files.logs, files.bases, strict=True)
     ]
     snapshots = sorted((int(path.stem), str(folder), path.name) for path in folder.glob("*.snapshot"))[: lost or None]

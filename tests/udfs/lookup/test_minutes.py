@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lastkey.logformat.batches.segment import open_segment
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
 from lastkey.udfs.lookup import minutes as module
 from lastkey.udfs.lookup.minutes import CREATE_TIME, LOG_APPEND_TIME, MINUTE_MS, TimedSegment, time_index_rows
@@ -18,7 +18,7 @@ from tests.reference.time_index import first_offsets
 
 
 def rows_of(log):
-    segment = TimedSegment("t", 3, ListedSegment(str(log.parent), log.name, int(log.stem), log.stat().st_size, 7))
+    segment = TimedSegment("t", 3, Segment(str(log.parent), log.name, int(log.stem), log.stat().st_size, 7))
     return time_index_rows((segment,)).to_pylist()
 
 
@@ -103,5 +103,9 @@ def test_a_bad_log_says_so(tmp_path):
 
 
 def test_groups_hold_up_to_a_size_or_one_segment():
-    segments = [ListedSegment("", "", i, size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
-    assert [[s.base_offset for s in group] for group in groups(segments, lambda s: s.size, 10)] == [[0, 1], [2], [3, 4]]
+    segments = [Segment("", "", i, size, 0) for i, size in enumerate([5, 5, 20, 1, 1])]
+    assert [[s.base_offset for s in group] for group in groups(segments, lambda s: s.size_bytes, 10)] == [
+        [0, 1],
+        [2],
+        [3, 4],
+    ]

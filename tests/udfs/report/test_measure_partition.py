@@ -64,7 +64,7 @@ def test_records_keys_and_times_are_those_of_the_slow_twin(cases, name, tmp_path
         archived = archived_at(case.input(partition).parent, partition)
         plan = golden_plan(case, partition, 1, archived, tmp_path / "store")
         found = profile(changed(plan, limits=Limits(chunk_bytes=1 << 14)), compacted=False)
-        logs = [decode_log((archived.root / s.listed.path).read_bytes()[: s.listed.size]) for s in plan.input.segments]
+        logs = [decode_log((archived.root / s.path).read_bytes()[: s.size_bytes]) for s in plan.input.segments]
         figures, keys = slow_profile(logs)
         names = ("records", "null_keys", "control_records", "out_of_order", "largest_lag_ms", "without_time")
         for ours, theirs in zip(found.segments, figures, strict=True):
@@ -169,13 +169,13 @@ def test_a_time_that_cannot_be_makes_nothing_late(tmp_path, chunk_bytes):
 
 def test_damage_is_a_problem_and_nothing_else(tmp_path):
     made = plan(tmp_path, "a=1 a=2 || b=1")
-    log = tmp_path / "archive" / made.input.segments[0].listed.path
+    log = tmp_path / "archive" / made.input.segments[0].path
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
     found = profile_partition(ProfilePlan(made, True))
     assert found.problem is not None and found.problem.kind == "crc"
-    assert found.size_bytes == sum(s.listed.size for s in made.input.segments) and not found.segments
+    assert found.size_bytes == sum(s.size_bytes for s in made.input.segments) and not found.segments
 
 
 def test_more_keys_than_memory_is_a_problem_that_says_what_to_do(tmp_path):

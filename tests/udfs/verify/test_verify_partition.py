@@ -15,12 +15,12 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.compact.plan import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.reader import LogReader
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import checkpoints
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
-from lastkey.udfs.segments import OutputSegment, SegmentInput, SideFile
+from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.blocks import Side, scan_headers
 from lastkey.udfs.verify.findings import CheckPlan
@@ -69,8 +69,8 @@ def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) 
         return f"{plan.run.folder}/{segment_file(base, kind)}"
 
     segments = tuple(
-        ListedSegment(
-            plan.run.store_uri if s.root == "store" else plan.input.segments[0].listed.root, s.path, s.base_offset,
+        Segment(
+            plan.run.store_uri if s.root == "store" else plan.input.segments[0].root, s.path, s.base_offset,
             s.size_bytes, s.mtime_ms,
             ours(s.base_offset, "index"), ours(s.base_offset, "timeindex"),
             ours(s.base_offset, "txnindex") if s.txn_index_bytes else None, plan.run.store_uri,
@@ -198,7 +198,7 @@ def test_an_epoch_that_begins_at_a_log_start_within_a_batch_is_no_problem(tmp_pa
     assert not check_generation(generation(plan, result, manifest=without_checksums(result))).problems
 
 
-def without_checksums(result: PartitionResult) -> tuple[OutputSegment, ...]:
+def without_checksums(result: PartitionResult) -> tuple[Segment, ...]:
     """Return the manifest as an older version wrote it, without checksums of side files."""
     return tuple(replace(row, side_files=None) for row in result.segments)
 
@@ -232,20 +232,20 @@ def test_a_parent_that_is_gone_is_said(made: tuple[PartitionPlan, PartitionResul
     shorter = check_generation(generation(plan, result, parent=plan.input.segments[1:], parent_stays_from=end))
     assert not shorter.problems and "bytes when the generation was made" in shorter.not_checked[0]
     [unexplained] = check_generation(generation(plan, result, parent=plan.input.segments[1:])).problems
-    assert (unexplained.kind, unexplained.path) == ("changed", plan.input.segments[0].listed.path.rpartition("/")[0])
+    assert (unexplained.kind, unexplained.path) == ("changed", plan.input.segments[0].path.rpartition("/")[0])
     [nothing_left] = check_generation(generation(plan, result, parent=())).problems
     assert (nothing_left.kind, nothing_left.path) == ("changed", "p")
-    (Path(plan.input.segments[0].listed.root) / plan.input.segments[0].listed.path).unlink()
+    (Path(plan.input.segments[0].root) / plan.input.segments[0].path).unlink()
     gone = check_generation(generation(plan, result))
     assert not gone.problems and "unreadable" in gone.not_checked[0]
 
 
 def test_a_parent_that_is_damaged_is_a_problem(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
-    log = Path(plan.input.segments[1].listed.root) / plan.input.segments[1].listed.path
+    log = Path(plan.input.segments[1].root) / plan.input.segments[1].path
     flip(log, 70)
     checked = check_generation(generation(plan, result))
-    assert [(p.kind, p.path) for p in checked.problems] == [("crc", plan.input.segments[1].listed.path)]
+    assert [(p.kind, p.path) for p in checked.problems] == [("crc", plan.input.segments[1].path)]
     assert checked.not_checked == ("p: comparison with its source, which has problems",)
     log.unlink()
     log.mkdir()  # it is there, and cannot be read
@@ -261,7 +261,7 @@ def side_of(root: Path, batches: list[Batch], mtime_ms: int = 0) -> Side:
     root.mkdir()
     data = b"".join(b.data for b in batches)
     (root / segment_file(0, "log")).write_bytes(data)
-    segment = SegmentInput(ListedSegment(str(root), segment_file(0, "log"), 0, len(data), mtime_ms))
+    segment = Segment(str(root), segment_file(0, "log"), 0, len(data), mtime_ms)
     return Side((segment,), 2**62)
 
 
@@ -420,11 +420,10 @@ def test_more_keys_than_the_table_holds(tmp_path: Path) -> None:
 # Verify's reading of versions, in a process of its own: what it reads out of bounds may end it
 _VERSIONS_OF = """
 import sys
-from lastkey.logformat.listing import ListedSegment
-from lastkey.udfs.segments import SegmentInput
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.verify.blocks import Order, Side, blocks
-listed = ListedSegment(sys.argv[1], "00000000000000000000.log", 0, int(sys.argv[2]), 0)
-side = Side((SegmentInput(listed),), 1)
+listed = Segment(sys.argv[1], "00000000000000000000.log", 0, int(sys.argv[2]), 0)
+side = Side((listed,), 1)
 for block in blocks(side, (1, 2), 1 << 20, 1 << 20, Order("header", "version")):
     print(block.version.tolist())
 """
@@ -441,7 +440,7 @@ def test_bits_of_a_length_beyond_its_type_are_dropped(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(log, "encode_record", with_a_long_length)
     side = side_of(tmp_path / "log", [data_batch(0, [(START_MS, b"k", b"v")])])
-    size = str(side.segments[0].listed.size)
+    size = str(side.segments[0].size_bytes)
     done = subprocess.run(
         [sys.executable, "-c", _VERSIONS_OF, str(tmp_path / "log"), size], capture_output=True, text=True, check=False
     )

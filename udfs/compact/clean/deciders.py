@@ -23,6 +23,7 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.key_kernels import (
@@ -49,7 +50,6 @@ from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT, chunks_again
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
@@ -169,7 +169,7 @@ def _seed(plan: PartitionPlan) -> int:
     return crc32c_extend(0, np.frombuffer(hash_key_id(plan.run.secret), np.uint8))
 
 
-def pending_of(rows: Iterable[OutputSegment | None]) -> list[PendingKeys]:
+def pending_of(rows: Iterable[Segment | None]) -> list[PendingKeys]:
     """Return the key files that rows of a manifest name, by offset."""
     told = [PendingKeys(*one) for row in rows if row is not None for one in json.loads(row.key_files or "[]")]
     return sorted(told, key=lambda one: one.first)
@@ -184,7 +184,7 @@ def known_from(pending: Sequence[PendingKeys], end: int) -> int:
     return end
 
 
-def with_pending(rows: Sequence[OutputSegment], pending: Sequence[PendingKeys]) -> list[OutputSegment]:
+def with_pending(rows: Sequence[Segment], pending: Sequence[PendingKeys]) -> list[Segment]:
     """Return a manifest's rows, by offset, with the key files that are still needed: those with a segment in front of
     them that was not held against them.
     """

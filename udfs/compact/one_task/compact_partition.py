@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys, find_winners
@@ -33,7 +34,6 @@ from lastkey.udfs.compact.scan.scan_partition import check_something_expires, sc
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.verdicts import NULL_KEYS
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import OutputSegment
 from lastkey.udfs.steps import step
 
 
@@ -116,7 +116,7 @@ def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
 
 def clean_everything(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock
-) -> list[OutputSegment]:
+) -> list[Segment]:
     """Clean all groups; return the new segments in order. Raises TooManyKeys."""
     if plan.policy.settings.by_offset:
         table = KeyTable(plan.run.limits.task_memory_bytes // 2)

@@ -34,6 +34,7 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally, clean_backwards, clean_forwards
 from lastkey.udfs.compact.clean.deciders import (
@@ -56,7 +57,7 @@ from lastkey.udfs.compact.scan.due import may_hold_old
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.compact.verdicts import DROPPED_ERASED, DROPPED_EXPIRED, NULL_KEYS
-from lastkey.udfs.segments import LastBatch, OutputSegment, SegmentScan
+from lastkey.udfs.segments import LastBatch, SegmentScan
 from lastkey.udfs.yields.key_filter import count_held
 from lastkey.udfs.yields.schedule import REASONS, Policy, Segments, choose
 
@@ -90,14 +91,14 @@ def clean_groups(
     tally: Tally,
     buffer: ChunkBuffer,
     clock: Clock,
-) -> list[OutputSegment]:
+) -> list[Segment]:
     """Clean groups from last to first, and write each as soon as its base is certain: when the group before it has a
     survivor, since one without passes its base to the group after it. Returns the segments in order.
 
     groups: numbers of sources; rules_of: is asked for the rules of a source, just before it is cleaned.
     """
     loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
-    out: list[OutputSegment] = []
+    out: list[Segment] = []
     held: tuple[Group, PieceStack] | None = None
     fails = plan.policy.settings.null_keys == "fail"
     meanwhile = chunk_buffer(plan)  # while `buffer` holds the chunk that is cleaned
@@ -143,7 +144,7 @@ class Cleaned:
     """Result of a cleaning, by yield or not."""
 
     analysis: Analysis  # with the sources that are replaced, and what the filters say about the others
-    segments: list[OutputSegment]  # in order
+    segments: list[Segment]  # in order
     keys: PendingKeys | None = None  # of what was new
     schedule: tuple[ScheduledSegment, ...] = ()
     bytes_read: int = 0  # of filters and key files, and of segments that an erasure searched in vain
@@ -156,7 +157,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     below = sorted(analysis.replaced)
     fresh = [n for n in below if sources[n].base_offset >= dirty]
     older = [n for n in below if sources[n].base_offset < dirty]
-    rows = {n: row for n in older if (row := sources[n].segment.row) is not None}
+    rows = {n: row for n in older if (row := plan.input.segments[n]).is_written}
     applied = {n: row.applied_to for n, row in rows.items()}
     pending = pending_of(rows.values())
     if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
@@ -249,7 +250,7 @@ def _rules_of(
     return replace(rules, first_uncleanable_offset=source.last_offset + 1)
 
 
-Rows = Mapping[int, OutputSegment]  # rows of the last generation, by number of the source
+Rows = Mapping[int, Segment]  # rows of the last generation, by number of the source
 
 
 def policy_of(plan: PartitionPlan) -> Policy:
@@ -258,7 +259,7 @@ def policy_of(plan: PartitionPlan) -> Policy:
     return Policy(settings.compaction_min_yield, plan.policy.io_budget_bytes, settings.segment_bytes)
 
 
-def older_segments(rows: Sequence[OutputSegment], dead: Sequence[int]) -> Segments:
+def older_segments(rows: Sequence[Segment], dead: Sequence[int]) -> Segments:
     """Return segments of the last generation for the schedule. dead: records of each that newer ones supersede."""
     return Segments(
         np.array([row.size_bytes for row in rows], np.int64),
@@ -353,7 +354,7 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
 
 def expire_records(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
-) -> tuple[Analysis, list[OutputSegment]]:
+) -> tuple[Analysis, list[Segment]]:
     """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
     Raises NotDue if no record goes and nothing else is to be done.
     """
@@ -362,7 +363,7 @@ def expire_records(
     erased = None if erasing is None else ErasedKeys(plan, erasing)
     mark = _mark_all if erased is None else erased.mark
     counter = DROPPED_EXPIRED if erasing is None else DROPPED_ERASED
-    written: dict[int, list[OutputSegment]] = {}  # by number of the source
+    written: dict[int, list[Segment]] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
     for number in reversed(analysis.aging):
         source = analysis.sources[number]
@@ -374,13 +375,11 @@ def expire_records(
         stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally.counters[counter]
         for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer, stack.room):
             stack.push(number, piece, chunk)
-        row = source.segment.row
-        theirs = not plan.is_ours(source.segment.listed)  # none of the archive's may come before one of ours
+        theirs = not plan.is_ours(source.segment)  # none of the archive's may come before one of ours
         if (written and (theirs or erasing is None)) or tally.counters[counter] > before:
             group = analysis.group(range(number, number + 1))
             segments = write_group(plan, analysis, group, stack, buffer)
-            applied_to = -1 if row is None else row.applied_to
-            written[number] = [replace(segment, applied_to=applied_to) for segment in segments]
+            written[number] = [replace(segment, applied_to=source.segment.applied_to) for segment in segments]
         else:
             if erasing is None:
                 min_timestamps[number] = least_timestamp(stack.rows())

@@ -18,6 +18,7 @@ import numpy as np
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import LogFormatError, unless_unreadable
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from lastkey.logformat.side_files.checkpoints import EpochEntry
@@ -43,7 +44,7 @@ from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import OutputSegment, ReadFile, SegmentScan, SideFile, kinds_of, side_checksums
+from lastkey.udfs.segments import ReadFile, SegmentScan, SideFile, kinds_of, side_checksums
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
@@ -73,7 +74,7 @@ def remove_folder_at(store: Root, folder: str) -> None:
 
 def write_group(
     plan: PartitionPlan, analysis: Analysis, group: Group, stack: PieceStack, buffer: ChunkBuffer
-) -> list[OutputSegment]:
+) -> list[Segment]:
     """Write the segments of a group with their indexes, and read them back; a group without survivors becomes an empty
     one. A dry run returns only the manifest's rows.
     """
@@ -86,7 +87,7 @@ def write_group(
 
 
 def write_generation(
-    plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[OutputSegment], keys: PendingKeys | None = None
+    plan: PartitionPlan, analysis: Analysis, cleaned: Sequence[Segment], keys: PendingKeys | None = None
 ) -> WrittenGeneration:
     """Apply retention to the oldest segments, and write all other files of the generation.
 
@@ -94,15 +95,15 @@ def write_generation(
     held against all that is older.
     """
     cleaned = [_with_sources(analysis, row) for row in cleaned]
-    members: list[OutputSegment | int] = [*cleaned, *analysis.untouched]
+    members: list[Segment | int] = [*cleaned, *analysis.untouched]
     members.sort(key=lambda one: analysis.sources[one].base_offset if isinstance(one, int) else one.base_offset)
     facts = _facts(analysis, members)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
     gone = [untouched_row(plan, analysis, one) if isinstance(one, int) else one for one in members[:n_gone]]
-    segments: list[OutputSegment] = []
+    segments: list[Segment] = []
     for one in members[n_gone:]:
-        if isinstance(one, OutputSegment):
+        if isinstance(one, Segment):
             segments.append(one)
             continue
         # do not depend on the archive for an empty file, unless archived segments precede it: ours must come first
@@ -140,7 +141,7 @@ def write_generation(
     if plan.input.topic_id is not None:
         topic_id = checkpoints.parse_uuid(plan.input.topic_id, plan.name)
         side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
-    rows = () if plan.policy.erasing else (s.segment.row for s in analysis.sources)  # a run by yield begins anew then
+    rows = () if plan.policy.erasing else (s.segment for s in analysis.sources)  # a run by yield begins anew then
     pending = [*pending_of(rows), *([] if keys is None else [keys])]
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
     if plan.policy.by_yield:
@@ -150,14 +151,16 @@ def write_generation(
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
 
 
-def _with_sources(analysis: Analysis, row: OutputSegment) -> OutputSegment:
+def _with_sources(analysis: Analysis, row: Segment) -> Segment:
     """Return the row of a cleaned segment with the size of its sources, what it has met, and what filters said would go
     from its sources. A source that became several segments counts for the one that holds its base.
     """
     starts, superseded = [s.base_offset for s in analysis.sources], analysis.superseded
     numbers = range(bisect_left(starts, row.base_offset), bisect_left(starts, row.next_offset))
     sources = analysis.sources[numbers.start : numbers.stop]
-    row = replace(row, source_bytes=sum(s.size for s in sources), source_records=sum(s.n_records for s in sources))
+    row = replace(
+        row, source_bytes=sum(s.size for s in sources), source_records=sum(s.segment.records for s in sources)
+    )
     if not analysis.compacts:
         return row
     begun = bisect_right(starts, row.base_offset) - 1
@@ -166,7 +169,7 @@ def _with_sources(analysis: Analysis, row: OutputSegment) -> OutputSegment:
     return replace(row, applied_to=analysis.cleanable.first_uncleanable_offset, expected_dead=expected)
 
 
-def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]) -> list[OutputSegment]:
+def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> list[Segment]:
     """Return the rows, each with the checksums of the files at its base; the last row also has those of the
     generation's other files.
     """
@@ -179,13 +182,13 @@ def _with_checksums(segments: Sequence[OutputSegment], checksums: dict[str, int]
     return out
 
 
-def _facts(analysis: Analysis, members: Sequence[OutputSegment | int]) -> SegmentFacts:
+def _facts(analysis: Analysis, members: Sequence[Segment | int]) -> SegmentFacts:
     """Return the facts that retention needs about the segments of the new generation: new ones, numbers of others."""
     rows = []
     for one in members:
         if isinstance(one, int):
             s = analysis.sources[one]
-            rows.append((s.base_offset, s.size, s.max_timestamp, s.mtime_ms))
+            rows.append((s.base_offset, s.size, s.segment.max_timestamp_ms, s.mtime_ms))
         else:
             rows.append((one.base_offset, one.size_bytes, one.max_timestamp_ms, one.mtime_ms))
     base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
@@ -193,24 +196,24 @@ def _facts(analysis: Analysis, members: Sequence[OutputSegment | int]) -> Segmen
     return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, above)
 
 
-def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> OutputSegment:
+def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment:
     """Write an empty segment of ours in place of a source. Without a number: write it at the log end, as a broker rolls
     one first if retention removes everything.
     """
     base = analysis.sources[number].base_offset if number >= 0 else analysis.log_end_offset
     end = analysis.end_of(number) if number >= 0 else base
-    group, row = Group(base, end, analysis.sources[number].mtime_ms), analysis.sources[number].segment.row
-    empty = manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
-    return place_one(plan, empty if row is None or number < 0 else replace(empty, applied_to=row.applied_to))
+    segment = analysis.sources[number].segment
+    empty = manifest_row(Group(base, end, segment.mtime_ms), "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
+    return place_one(plan, replace(empty, applied_to=segment.applied_to) if number >= 0 else empty)
 
 
-def _remove_segment(store: Root, segment: OutputSegment) -> None:
+def _remove_segment(store: Root, segment: Segment) -> None:
     """Delete a cleaned segment that retention removes, before anybody knows it."""
     for kind in kinds_of(segment):
         store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
 
-def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> Segment:
     """Return the manifest's row of a segment that is not cleaned, and write its indexes."""
     source = analysis.sources[number]
     row, txn_index = untouched_row(plan, analysis, number), _txn_index(analysis, number)
@@ -232,46 +235,27 @@ def _txn_index(analysis: Analysis, number: int) -> bytes:
     return transaction_index.write(analysis.aborted[inside])
 
 
-def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> OutputSegment:
+def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Segment:
     """Return the manifest's row of a source that is not rewritten."""
     source = analysis.sources[number]
-    row = source.segment.row
-    if row is not None:
-        dead = analysis.superseded.get(number, row.superseded)
-        return replace(
-            row,
-            next_offset=analysis.end_of(number),
-            source_bytes=source.size,
-            source_records=source.n_records,
-            cleaned=False,
-            min_timestamp_ms=analysis.min_timestamps.get(number, row.min_timestamp_ms),
-            superseded=dead,
-            expected_dead=-1,
-            key_files=None,
-            facts_bytes=0 if plan.policy.erasing else row.facts_bytes,
-        )
-    return OutputSegment(
+    segment = source.segment
+    return replace(
+        segment,
+        root="store" if plan.is_ours(segment) else "archive",
         base_offset=source.base_offset,
-        root="store" if plan.is_ours(source.segment.listed) else "archive",
-        path=source.path,
         size_bytes=source.size,
         next_offset=analysis.end_of(number),
-        last_offset=source.last_offset,
-        batches=source.n_batches,
-        records=source.n_records,
-        tombstones=-1,
-        max_timestamp_ms=source.max_timestamp,
-        mtime_ms=source.mtime_ms,
-        codecs=source.codecs,
-        magics=source.magics,
-        checksum=source.checksum,
         source_bytes=source.size,
-        source_records=source.n_records,
+        source_records=segment.records,
         cleaned=False,
         offset_index_bytes=len(source.offset_index),
         time_index_bytes=len(source.time_index),
         txn_index_bytes=len(_txn_index(analysis, number)),
-        min_timestamp_ms=analysis.min_timestamps.get(number, source.segment.min_timestamp_ms),
+        min_timestamp_ms=analysis.min_timestamps.get(number, segment.min_timestamp_ms),
+        superseded=analysis.superseded.get(number, segment.superseded),
+        expected_dead=-1,
+        key_files=None,
+        facts_bytes=0 if plan.policy.erasing else segment.facts_bytes,
     )
 
 
@@ -288,7 +272,7 @@ def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
             part = np.empty(chunk.size, np.uint8)
             read_again(file, source.path, chunk, part)
             stream.write(part.data)
-    check_written(store, path, source.size, source.checksum)
+    check_written(store, path, source.size, source.segment.checksum)
 
 
 def _snapshots(
@@ -370,10 +354,10 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
 class WrittenGeneration:
     """The segments of a generation in order, and those that retention removed from it."""
 
-    segments: tuple[OutputSegment, ...]
+    segments: tuple[Segment, ...]
     log_start_offset: int
     expired: tuple[Expired, ...] = ()
-    gone: tuple[OutputSegment, ...] = ()
+    gone: tuple[Segment, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -399,7 +383,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
         log_start_offset=log_start,
         next_offset=analysis.log_end_offset,
         last_batch=analysis.last_batch,
-        log_end_timestamp_ms=last.max_timestamp,
+        log_end_timestamp_ms=last.segment.max_timestamp_ms,
         dirty_ratio=analysis.cleanable.ratio,
         clean_bytes=analysis.cleanable.clean_bytes,
         dirty_bytes=analysis.cleanable.cleanable_bytes,
@@ -422,6 +406,6 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
 def _read_whole(plan: PartitionPlan, analysis: Analysis) -> Iterator[ReadFile]:
     """Yield the archived files of which every byte is a batch that this run has read."""
     for s in analysis.sources:
-        listed = s.segment.listed
-        if not plan.is_ours(listed) and s.start_position == 0 and s.end_position == listed.size:
-            yield ReadFile(listed.base_offset, listed.size, s.checksum)
+        listed = s.segment
+        if not plan.is_ours(listed) and s.start_position == 0 and s.end_position == listed.size_bytes:
+            yield ReadFile(listed.base_offset, listed.size_bytes, s.segment.checksum)

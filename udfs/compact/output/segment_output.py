@@ -36,6 +36,7 @@ from lastkey.logformat.layout import (
     OFFSET_INDEX_ENTRY,
     TIME_INDEX_ENTRY,
 )
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files import transaction_index
@@ -47,7 +48,7 @@ from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts
 from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import OF_YIELD, OutputSegment, kinds_of, side_checksums
+from lastkey.udfs.segments import OF_YIELD, kinds_of, side_checksums
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
@@ -62,7 +63,7 @@ from lastkey.udfs.storage import (
     read_file,
 )
 
-S = TypeVar("S", Group, OutputSegment)
+S = TypeVar("S", Group, Segment)
 
 _MOVERS: Final = 8  # segments to move at once: in a bucket each is copied and read back
 _SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # their offsets are relative to the base
@@ -89,12 +90,12 @@ def write_indexes(
     return write_side_files(store, folder, named)
 
 
-def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+def join_empty_groups(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
     """Join empty segments to those behind them, as `one_task.passes` does, and place all. The segments come in
     order from tasks that knew nothing of each other; an empty one that cannot be joined becomes an empty file.
     """
-    out: list[OutputSegment] = []
-    held: OutputSegment | None = None
+    out: list[Segment] = []
+    held: Segment | None = None
     for segment in reversed(segments):
         if held is not None and not segment.size_bytes and can_begin_at(held.last_offset, segment.base_offset):
             held = begin_at(held, segment)
@@ -107,7 +108,7 @@ def join_empty_groups(plan: PartitionPlan, segments: Sequence[OutputSegment]) ->
     return place(plan, out[::-1])
 
 
-def place(plan: PartitionPlan, segments: Sequence[OutputSegment]) -> list[OutputSegment]:
+def place(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
     """Move the segments that tasks wrote into the generation's folder; return all segments, in order."""
     with ThreadPoolExecutor(_MOVERS) as pool:
         return list(pool.map(lambda segment: place_one(plan, segment) if segment.cleaned else segment, segments))
@@ -125,7 +126,7 @@ def begin_at(segment: S, empty: S) -> S:
     return replace(segment, base_offset=empty.base_offset)
 
 
-def place_one(plan: PartitionPlan, segment: OutputSegment) -> OutputSegment:
+def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
     """Move the segment's files into the generation's folder, under the name of its base. No task writes there, so a
     late retry cannot touch them.
     """
@@ -273,12 +274,12 @@ def manifest_row(
     checksum: int,
     index_bytes: tuple[int, int, int],
     side_files: Mapping[str, int] | None = None,
-) -> OutputSegment:
+) -> Segment:
     """Return the manifest's row of a cleaned segment, without its sources (`generation`).
 
     rows: OUT_BATCH[n]; index_bytes: sizes of offset, time and transaction index; side_files: their CRC-32C by name.
     """
-    return OutputSegment(
+    return Segment(
         base_offset=group.base_offset,
         root="store",
         path=path,
@@ -348,7 +349,7 @@ class GroupOutput:
                 break
         self._later = later
 
-    def finish(self, digest: int, buffer: ChunkBuffer) -> list[OutputSegment]:
+    def finish(self, digest: int, buffer: ChunkBuffer) -> list[Segment]:
         """Close the segments, write their indexes, and read them back. digest: of the rebuilt records of all."""
         if not self._outputs:
             none = np.empty(0, OUT_BATCH)
@@ -381,7 +382,7 @@ class GroupOutput:
         self._rows.append([])
         self._size = 0
 
-    def _finish(self, output: SegmentOutput, group: Group, buffer: ChunkBuffer) -> tuple[OutputSegment, int]:
+    def _finish(self, output: SegmentOutput, group: Group, buffer: ChunkBuffer) -> tuple[Segment, int]:
         """Close a written segment, write its indexes, and read it back; by yield, keep the facts that this shows.
         Return the manifest's row, and the digest of the rebuilt records.
         """

@@ -26,7 +26,7 @@ def facts_of(sources: Sequence[SegmentScan]) -> SegmentFacts:
     return SegmentFacts(
         np.array([s.base_offset for s in sources], np.int64),
         np.array([s.size for s in sources], np.int64),
-        np.array([s.max_timestamp for s in sources], np.int64),
+        np.array([s.segment.max_timestamp_ms for s in sources], np.int64),
         np.array([s.first_timestamp for s in sources], np.int64),
         np.array([s.mtime_ms for s in sources], np.int64),
         sources[-1].bytes_above if sources else 0,
@@ -75,7 +75,7 @@ def aging_sources(
 
 def may_hold_old(plan: PartitionPlan, source: SegmentScan) -> bool:
     """Return whether a segment may hold records that are too old; one without any timestamp does not."""
-    return source.segment.min_timestamp_ms < plan.oldest_ms and source.max_timestamp >= 0
+    return source.segment.min_timestamp_ms < plan.oldest_ms and source.segment.max_timestamp_ms >= 0
 
 
 def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, witnesses: np.ndarray) -> Rules:

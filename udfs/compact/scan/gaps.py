@@ -55,8 +55,8 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
             continue
         if missing is not None and not accept:
             raise SetAside(missing)
-        below = plan.input.segments[hole.below].listed if hole.below >= 0 else None
-        before, size = (-1, -1) if below is None or plan.is_ours(below) else (below.base_offset, below.size)
+        below = plan.input.segments[hole.below] if hole.below >= 0 else None
+        before, size = (-1, -1) if below is None or plan.is_ours(below) else (below.base_offset, below.size_bytes)
         passed.append(Gap(hole.first, hole.last, before, size, missing is not None))
         said.append(f"{hole.first} to {hole.last}" + ("" if missing is not None else " (removed by a cleaner)"))
     beyond, certain = _beyond(plan, scans, log_end)
@@ -119,7 +119,7 @@ def _behind_generation(plan: PartitionPlan, below: int) -> bool:
     if below < 0:
         return False
     segment, after = plan.input.segments[below], plan.input.segments[below + 1]
-    return bool(segment.from_offset) or (plan.is_ours(segment.listed) and not plan.is_ours(after.listed))
+    return bool(segment.from_offset) or (plan.is_ours(segment) and not plan.is_ours(after))
 
 
 def _cleaned_until(plan: PartitionPlan, below: int) -> int:
@@ -145,9 +145,9 @@ def _missing(
     line = f'gaps = "accept" below [topics."{plan.input.topic}"] in the settings file (--config)'
     hint = f"{ACCEPT_HINT}; {line} accepts the gaps of this topic in every run"
     if hole.below < 0:
-        epochs = f"{plan.input.segments[0].listed.path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
+        epochs = f"{plan.input.segments[0].path.rpartition('/')[0]}/{LEADER_EPOCH_CHECKPOINT}"
         return missing_below(hole.first, hole.last, orphan, epochs, hint)
-    scan, after = scans[hole.below], plan.input.segments[hole.below + 1].listed
+    scan, after = scans[hole.below], plan.input.segments[hole.below + 1]
     below = hole.last < plan.cleaned_until
     if _behind_generation(plan, hole.below) and not (orphan or scan.indexed_end or below):
         return gap(
@@ -156,7 +156,7 @@ def _missing(
             f"a segment that begins at {hole.last + 1}",
             f"{ACCEPT_HINT}; or --reset to start over from what the archive holds",
         )
-    path, known = plan.input.segments[hole.below].listed.path, scan.indexed_end
+    path, known = plan.input.segments[hole.below].path, scan.indexed_end
     first = scan.last_offset + 1 if known and not orphan else hole.first
     thinned = thinned_above[hole.below + 1] >= 0 or scan.thinned_offset >= plan.cleaned_until
     between = Hole(first, hole.last, path, scan.end_position, known, after.path)
@@ -176,7 +176,7 @@ def _beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> 
     if certain is not None:
         return certain, True
     if scans[-1].indexed_end:
-        last = plan.input.segments[len(scans) - 1].listed
+        last = plan.input.segments[len(scans) - 1]
         expected = f"batches up to offset {scans[-1].indexed_end - 1}, as its index says"
         end = f"the end of the file after offset {scans[-1].last_offset}"
         return gap(last.path, expected, end, ACCEPT_HINT, scans[-1].end_position), plan.run.sealed
@@ -193,7 +193,7 @@ def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem |
     No checksum covers its own offset, and a damaged one would end the log too early.
     """
     scan, planned = scans[-1], plan.input.segments[len(scans) - 1]
-    segment = planned.listed
+    segment = planned
     first = max(scan.last_offset + 1, scan.base_offset, planned.from_offset or 0, plan.input.log_start_offset)
     found = f"one at {scan.above_base}"
     if scan.indexed_end:

@@ -44,7 +44,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
     known = scan_by_facts(plan, segment) if plan.policy.partial else None
     if known is not None:
         return known
-    after = plan.input.segments[number + 1].base_offset if number + 1 < len(plan.input.segments) else None
+    after = plan.input.segments[number + 1].first_offset if number + 1 < len(plan.input.segments) else None
     scan = scan_segment(
         segment,
         buffer,
@@ -59,7 +59,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         if plan.policy.settings.retention_bytes >= 0:
             scan = replace(scan, bytes_above=_bytes_above(plan, number, scan.end_position))
     last = max(scan.last_offset, scan.base_offset - 1)
-    end = indexed_end(segment.listed, scan.end_position, last + 1, MAX_OFFSET if after is None else after)
+    end = indexed_end(segment, scan.end_position, last + 1, MAX_OFFSET if after is None else after)
     return replace(scan, indexed_end=end) if end else scan
 
 
@@ -67,13 +67,13 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
     """Return the bytes of log from a position in a segment on, as Kafka counts them: the last segment counts up to its
     last batch, because a preallocated file ends in zeros. It reads only headers; damage ends the count.
     """
-    *closed, last = [segment.listed for segment in plan.input.segments[number:]]
+    *closed, last = plan.input.segments[number:]
     start = 0 if closed else position
     tail = Tail(start)
     with opened(open_root(last.root), last.path) as file, suppress(LogFormatError):
-        for _ in read_headers(file, last.path, start, last.size, ChunkBuffer(_HEADERS_BYTES), tail):
+        for _ in read_headers(file, last.path, start, last.size_bytes, ChunkBuffer(_HEADERS_BYTES), tail):
             pass
-    return sum(s.size for s in closed) - (position if closed else 0) + tail.position - start
+    return sum(s.size_bytes for s in closed) - (position if closed else 0) + tail.position - start
 
 
 def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
@@ -83,7 +83,7 @@ def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
         return
     first = scan_one(plan, 0, buffer)
-    facts = first.size, first.max_timestamp, plan.input.segments[0].listed.mtime_ms
+    facts = first.size, first.segment.max_timestamp_ms, plan.input.segments[0].mtime_ms
     if not may_expire(plan, *facts):
         _check_continues(plan, buffer)
         raise NotDue(unread_result(plan, *facts))
@@ -94,11 +94,11 @@ def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, f
     others.
     """
     closed = plan.input.segments if plan.run.sealed else plan.input.segments[:-1]
-    if any(s.listed.size and s.min_timestamp_ms < plan.oldest_ms for s in closed):
+    if any(s.size_bytes and s.min_timestamp_ms < plan.oldest_ms for s in closed):
         return True
     return may_take_any(
-        [s.base_offset for s in plan.input.segments],
-        [first_size, *(s.listed.size for s in plan.input.segments[1:])],
+        [s.first_offset for s in plan.input.segments],
+        [first_size, *(s.size_bytes for s in plan.input.segments[1:])],
         first_max_timestamp if first_max_timestamp >= 0 else first_mtime_ms,
         plan.policy.settings.retention,
         log_start_offset=plan.input.log_start_offset,
@@ -137,8 +137,8 @@ def unread_result(
     shows.
     """
     start = max(plan.input.checkpoint or 0, plan.input.log_start_offset)
-    bases, paths = [s.base_offset for s in plan.input.segments], [s.listed.path for s in plan.input.segments]
-    sizes = [first_size, *(s.listed.size for s in plan.input.segments[1:])][: len(bases)]
+    bases, paths = [s.first_offset for s in plan.input.segments], [s.path for s in plan.input.segments]
+    sizes = [first_size, *(s.size_bytes for s in plan.input.segments[1:])][: len(bases)]
     unknown = np.full(len(bases), -1, np.int64)
     newest, times = unknown.copy(), unknown.copy()
     newest[:1], times[:1] = first_max_timestamp, first_mtime_ms
@@ -150,7 +150,7 @@ def unread_result(
 
 def known_end(plan: PartitionPlan) -> int:
     """Return the log end of a partition that was not read; -1 if the archive may hold more than the generation."""
-    unread = any(s.listed.size for s in plan.input.segments if not plan.is_ours(s.listed))
+    unread = any(s.size_bytes for s in plan.input.segments if not plan.is_ours(s))
     return -1 if unread or plan.input.before.until is None else plan.input.before.until
 
 
@@ -158,9 +158,9 @@ def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], note
     """Return the scans up to the one that ended at the high watermark."""
     for i, scan in enumerate(scans):
         if scan.reached_end_offset:
-            how_far = f"read up to offset {scan.last_offset}" if scan.n_batches else "nothing of it was read"
+            how_far = f"read up to offset {scan.last_offset}" if scan.segment.batches else "nothing of it was read"
             notes.append(
-                f"{plan.input.segments[i].listed.path}: {how_far}, below the high watermark {plan.read_until}; what is "
+                f"{plan.input.segments[i].path}: {how_far}, below the high watermark {plan.read_until}; what is "
                 "above it may still be undone by the cluster"
             )
             return scans[: i + 1]
@@ -178,14 +178,14 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
         if not last or plan.run.sealed:
             raise LogFormatError(
                 "torn_tail",
-                plan.input.segments[i].listed.path,
+                plan.input.segments[i].path,
                 scan.end_position,
                 "whole batches up to the end of the file",
                 f"{scan.torn_bytes} bytes that are not a whole batch",
                 hint="" if not last else "a sealed archive should end cleanly; without --sealed the log ends there",
             )
         notes.append(
-            f"{plan.input.segments[i].listed.path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; "
+            f"{plan.input.segments[i].path}: torn tail, the last {scan.torn_bytes} bytes are not a whole batch; "
             "the log ends before them"
         )
 
@@ -234,9 +234,7 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
 def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     """Raise SetAside if the archive is another log than the last generation was made of. Reads one segment."""
     until = plan.input.before.until or 0
-    theirs = [
-        s for s in plan.input.segments if not plan.is_ours(s.listed) and s.listed.base_offset < until and s.listed.size
-    ]
+    theirs = [s for s in plan.input.segments if not plan.is_ours(s) and s.base_offset < until and s.size_bytes]
     segment = plan.input.identity_segment or (theirs[-1] if theirs else None)
     if segment is not None:
         _check_last_batch(
@@ -278,7 +276,7 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
         marked = [  # skip our own files: their last batch may be rebuilt
             scan.marked_batch
             for scan, segment in zip(scans, plan.input.segments, strict=False)
-            if not plan.is_ours(segment.listed) and scan.marked_batch.base_offset >= 0
+            if not plan.is_ours(segment) and scan.marked_batch.base_offset >= 0
         ]
         known = plan.input.before.last_batch
         _check_last_batch(

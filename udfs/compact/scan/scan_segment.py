@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import google_crc32c
@@ -30,6 +30,7 @@ from lastkey.logformat.layout import (
     MIN_LEGACY_SIZE,
     TRANSACTIONAL_MASK,
 )
+from lastkey.logformat.listing import NamedBytes, Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.read_ahead import will_read
 from lastkey.logformat.side_files.checkpoints import assign_batches
@@ -40,7 +41,7 @@ from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import LastBatch, NamedBytes, ScannedChunk, SegmentInput, SegmentScan, SideFile
+from lastkey.udfs.segments import LastBatch, ScannedChunk, SegmentScan, SideFile
 from lastkey.udfs.storage import open_root, opened, read_file
 
 _HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
@@ -98,7 +99,7 @@ def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
 
 
 def scan_segment(
-    segment: SegmentInput,
+    segment: Segment,
     buffer: ChunkBuffer,
     *,
     next_base_offset: int | None,
@@ -114,18 +115,18 @@ def scan_segment(
     before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
     written, SetAside if the segment lacks the bytes that the last generation names, or holds more of its offsets.
     """
-    base, listed = segment.base_offset, segment.listed
+    base, listed = segment.first_offset, segment
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
     producers = no_producers()
     indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
     tail, named = Tail(), segment.named
     named_crc = 0 if named is None or not named.size else -1
     with opened(open_root(listed.root), listed.path) as file:
-        if file.size() < listed.size:
-            raise LogFormatError("changed", listed.path, file.size(), f"{listed.size} bytes, as listed", "fewer")
+        if file.size() < listed.size_bytes:
+            raise LogFormatError("changed", listed.path, file.size(), f"{listed.size_bytes} bytes, as listed", "fewer")
         start = _cut(file, segment, buffer) if segment.from_offset else 0
         tail.position = start
-        for chunk in read_chunks(file, listed.path, start, listed.size, buffer, tail, end_offset=end_offset):
+        for chunk in read_chunks(file, listed.path, start, listed.size_bytes, buffer, tail, end_offset=end_offset):
             batches = chunk.batches
             check_offsets(listed.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
@@ -153,28 +154,30 @@ def scan_segment(
             found = "fewer bytes" if named_crc < 0 else f"{named_crc:#010x}"
             expected = f"CRC-32C {named.checksum:#010x} of all bytes before"
             raise SetAside(_another_copy(listed.path, named.size, expected, found))
-        above_base = _above(file, listed.path, listed.size, tail) if tail.reached_end_offset else -1
+        above_base = _above(file, listed.path, listed.size_bytes, tail) if tail.reached_end_offset else -1
     offset_index, time_index = indexes.finish()
     return SegmentScan(
-        segment=segment,
+        segment=replace(
+            segment,
+            batches=out.n_batches,
+            records=out.n_records,
+            last_offset=out.last_offset if out.n_batches else -1,
+            max_timestamp_ms=out.max_timestamp,
+            codecs=",".join(name for i, name in enumerate(CODEC_NAMES) if out.codecs >> i & 1),
+            magics=",".join(str(i) for i in range(MAX_MAGIC + 1) if out.magics >> i & 1),
+            checksum=out.checksum,
+        ),
         start_position=start,
         end_position=tail.position,
         torn_bytes=tail.torn_bytes,
         reached_end_offset=tail.reached_end_offset,
-        n_batches=out.n_batches,
-        n_records=out.n_records,
-        last_offset=out.last_offset if out.n_batches else -1,
-        max_timestamp=out.max_timestamp,
         first_timestamp=out.first_timestamp,
         chunks=tuple(out.chunks),
-        codecs=",".join(name for i, name in enumerate(CODEC_NAMES) if out.codecs >> i & 1),
-        magics=",".join(str(i) for i in range(MAX_MAGIC + 1) if out.magics >> i & 1),
         transactional=np.concatenate(out.transactional) if out.transactional else np.empty(0, TXN_BATCH),
         producers=producers,
         epochs=tuple(out.epochs),
         last_batch=out.last_batch,
         marked_batch=out.marked_batch,
-        checksum=out.checksum,
         offset_index=offset_index,
         time_index=time_index,
         thinned_offset=out.thinned_offset,
@@ -226,16 +229,16 @@ def _above(file: Any, path: str, size: int, tail: Tail) -> int:
     return base if magic >= 2 or not attributes & CODEC_MASK else -1
 
 
-def _cut(file: Any, segment: SegmentInput, buffer: ChunkBuffer) -> int:
+def _cut(file: Any, segment: Segment, buffer: ChunkBuffer) -> int:
     """Return the position of the first batch that reaches `from_offset`. Raises SetAside if that batch begins earlier,
     because then this is not the log that the last generation was made of.
     """
-    tail, listed = Tail(), segment.listed
+    tail, listed = Tail(), segment
     for _ in read_chunks(
-        file, listed.path, 0, listed.size, buffer, tail, end_offset=segment.from_offset, check_crc=False
+        file, listed.path, 0, listed.size_bytes, buffer, tail, end_offset=segment.from_offset, check_crc=False
     ):
         pass
-    first = np.empty(min(8, listed.size - tail.position), np.uint8)
+    first = np.empty(min(8, listed.size_bytes - tail.position), np.uint8)
     read_exactly(file, listed.path, tail.position, first)
     base = int.from_bytes(first.tobytes(), "big")
     if tail.reached_end_offset and base < segment.from_offset:

@@ -15,7 +15,7 @@ import json
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -24,12 +24,12 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
-from lastkey.logformat.listing import ListedSegment
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.producer_state import ProducerSummary
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
-from lastkey.udfs.segments import LastBatch, OutputSegment, ScannedChunk, SegmentInput, SegmentScan, files_beside
+from lastkey.udfs.segments import LastBatch, ScannedChunk, SegmentScan, files_beside
 from lastkey.udfs.storage import Root, file_size, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import FILTER_BLOCK, filter_of, hash_key_id
 
@@ -39,7 +39,7 @@ _TRAILER: Final = 4  # bytes of the CRC-32C
 
 
 def scan_written(
-    plan: PartitionPlan, row: OutputSegment, buffer: ChunkBuffer, also: Callable[[Chunk], None]
+    plan: PartitionPlan, row: Segment, buffer: ChunkBuffer, also: Callable[[Chunk], None]
 ) -> tuple[SegmentScan, np.ndarray]:
     """Read a segment that this run has written; return its scan and the hashes of its keys, uint64[n].
 
@@ -61,10 +61,10 @@ def scan_written(
         ):
             hashes.append(run.spans["key_high"][~run.spans["null_key"]])
 
-    listed = ListedSegment(plan.run.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
+    listed = Segment(plan.run.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
     try:
         scan = scan_segment(
-            SegmentInput(listed),
+            listed,
             buffer,
             next_base_offset=None,
             index_interval_bytes=plan.policy.settings.index_interval_bytes,
@@ -78,7 +78,7 @@ def scan_written(
     return replace(scan, last_horizon_ms=max(horizons)), np.concatenate(hashes)
 
 
-def write_facts(plan: PartitionPlan, row: OutputSegment, scan: SegmentScan, hashes: np.ndarray) -> int:
+def write_facts(plan: PartitionPlan, row: Segment, scan: SegmentScan, hashes: np.ndarray) -> int:
     """Write a segment's facts and its filter beside it. Returns their bytes."""
     store, bound = open_root(plan.run.store_uri), _bound(plan, row)
     files = _packed(scan), filter_of(hashes).tobytes()
@@ -87,24 +87,23 @@ def write_facts(plan: PartitionPlan, row: OutputSegment, scan: SegmentScan, hash
     return sum(map(len, files))
 
 
-def scan_by_facts(plan: PartitionPlan, segment: SegmentInput) -> SegmentScan | None:
+def scan_by_facts(plan: PartitionPlan, segment: Segment) -> SegmentScan | None:
     """Return the scan of a cleaned segment without reading it; None if it has no facts that hold for it. Raises
     LogFormatError kind "changed" if the segment itself is gone or shorter.
     """
-    row = segment.row
-    if row is None or segment.from_offset:
+    if not segment.is_written:
         return None
     store = open_root(plan.run.store_uri)
-    data = _read(store, files_beside(row.path)[0], _bound(plan, row))
+    data = _read(store, files_beside(segment.path)[0], _bound(plan, segment))
     if data is None:
         return None
-    size = file_size(store, row.path)
-    if size != row.size_bytes:
-        raise LogFormatError("changed", row.path, 0, f"{row.size_bytes} bytes, as listed", f"{size}")
+    size = file_size(store, segment.path)
+    if size != segment.size_bytes:
+        raise LogFormatError("changed", segment.path, 0, f"{segment.size_bytes} bytes, as listed", f"{size}")
     return replace(_unpacked(data, segment), facts_bytes=len(data) + _TRAILER)
 
 
-def filter_beside(plan: PartitionPlan, row: OutputSegment) -> np.ndarray | None:
+def filter_beside(plan: PartitionPlan, row: Segment) -> np.ndarray | None:
     """Return the filter of a segment's keys: uint32[8 * blocks]; None if it has none that holds for it."""
     data = _read(open_root(plan.run.store_uri), files_beside(row.path)[1], _bound(plan, row))
     return np.frombuffer(data, np.uint32) if data and len(data) % FILTER_BLOCK == 0 else None
@@ -125,7 +124,7 @@ def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
     return (low, high), at
 
 
-def _bound(plan: PartitionPlan, row: OutputSegment) -> bytes:
+def _bound(plan: PartitionPlan, row: Segment) -> bytes:
     """Return what a file must be bound to: the segment's bytes, the key of the hashes, settings of the indexes."""
     settings: CleanSettings = plan.policy.settings
     secret = hash_key_id(plan.run.secret).hex()
@@ -156,12 +155,21 @@ def _read(store: Root, path: str, bound: bytes) -> bytes | None:
     return None
 
 
-_ARRAYS: Final = ("chunks", "transactional", "producers", "epochs", "offset_index", "time_index")
+# Facts of a scan beside its arrays, in the order of the file; the segment's row has some of them too
+_PLAIN: Final = (
+    "start_position", "end_position", "torn_bytes", "reached_end_offset", "n_batches", "n_records", "last_offset",
+    "max_timestamp", "first_timestamp", "codecs", "last_batch", "marked_batch", "checksum", "thinned_offset",
+    "indexed_end", "above_base", "bytes_above", "wrapped_records", "facts_bytes", "last_horizon_ms",
+)  # fmt: skip
+_OF_ROW: Final = {
+    "n_batches": "batches", "n_records": "records", "last_offset": "last_offset", "max_timestamp": "max_timestamp_ms",
+    "codecs": "codecs", "checksum": "checksum",
+}  # fmt: skip
 
 
 def _packed(scan: SegmentScan) -> bytes:
     """Return a scan as numpy's .npz."""
-    plain = {f.name: getattr(scan, f.name) for f in fields(scan) if f.name not in (*_ARRAYS, "segment", "magics")}
+    plain = {name: getattr(scan.segment, _OF_ROW[name]) if name in _OF_ROW else getattr(scan, name) for name in _PLAIN}
     plain |= {name: list(vars(plain[name]).values()) for name in ("last_batch", "marked_batch")}
     out = io.BytesIO()
     np.savez(
@@ -186,9 +194,9 @@ def _without_padding(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _unpacked(data: bytes, segment: SegmentInput) -> SegmentScan:
+def _unpacked(data: bytes, segment: Segment) -> SegmentScan:
     with np.load(io.BytesIO(data), allow_pickle=False) as held:
-        plain = json.loads(held["plain"].tobytes())
+        plain = {k: v for k, v in json.loads(held["plain"].tobytes()).items() if k not in _OF_ROW}
         plain |= {name: LastBatch(*plain[name]) for name in ("last_batch", "marked_batch")}
         return SegmentScan(
             segment=segment,

@@ -17,6 +17,7 @@ import numpy as np
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import (
     OUT_BATCH,
@@ -47,7 +48,7 @@ from lastkey.udfs.compact.split.walk_split import (
     in_own_folder,
     read_slice,
 )
-from lastkey.udfs.segments import OutputSegment, SegmentScan
+from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import flush_whole, open_root, opened
 
@@ -76,7 +77,7 @@ class GroupPiece:
 class RewrittenSplit:
     """Result for one split. An empty segment has no file: the driver joins it to the next one."""
 
-    segments: dict[int, list[OutputSegment]]  # by group
+    segments: dict[int, list[Segment]]  # by group
     pieces: tuple[GroupPiece, ...]
     counters: np.ndarray
     recompressed_bytes: int
@@ -88,7 +89,7 @@ class JoinedGroup:
     """Segments made of pieces."""
 
     group: int
-    segments: list[OutputSegment]
+    segments: list[Segment]
     peak_memory_bytes: int = 0
 
 
@@ -157,7 +158,7 @@ class SplitOutput:
         name: str,
     ) -> None:
         self._plan, self._groups, self._shared, self._kept_aborts, self._name = plan, groups, shared, kept_aborts, name
-        self._segments: dict[int, list[OutputSegment]] = {}
+        self._segments: dict[int, list[Segment]] = {}
         self._pieces: list[GroupPiece] = []
 
     def write(self, number: int, cleaned: Cleaned) -> None:
@@ -172,9 +173,7 @@ class SplitOutput:
         return RewrittenSplit(self._segments, tuple(self._pieces), tally.counters, tally.recompressed_bytes)
 
 
-def _write_segments(
-    plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray
-) -> list[OutputSegment]:
+def _write_segments(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> list[Segment]:
     """Write a group's segments in a folder of their own."""
     own = in_own_folder(plan)
     output = GroupOutput(own, group, kept_aborts)
@@ -183,7 +182,7 @@ def _write_segments(
     return _finished(own, output, cleaned.digest)
 
 
-def _finished(own: PartitionPlan, output: GroupOutput, digest: int) -> list[OutputSegment]:
+def _finished(own: PartitionPlan, output: GroupOutput, digest: int) -> list[Segment]:
     segments = output.finish(digest, chunk_buffer(own))
     if segments[0].path:
         flush_whole(open_root(own.run.store_uri), own.run.folder)  # here: the driver may be elsewhere

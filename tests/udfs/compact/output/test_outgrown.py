@@ -89,7 +89,7 @@ def check_side_files(done: Outcome, batches: list[list[Batch]]) -> None:
     originals = [
         batch
         for s in done.plan.input.segments
-        for batch in decode_any((Path(s.listed.root) / s.listed.path).read_bytes()[: s.listed.size])
+        for batch in decode_any((Path(s.root) / s.path).read_bytes()[: s.size_bytes])
     ]
     interval, files = done.plan.policy.settings.index_interval_bytes, done.files()
     for row, mine in zip(done.result.segments, batches, strict=True):

@@ -27,7 +27,7 @@ from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.scan.transactions import check_ends_known
 from lastkey.udfs.holes import thinned_offset
 from lastkey.udfs.problem import Problem, SetAside
-from lastkey.udfs.segments import SegmentInput, SideFile
+from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.gaps import Thinned, gap_problems
 from tests.builders.archives import borders
@@ -57,11 +57,6 @@ def plan_of(folder: Path, **fields: object) -> PartitionPlan:
         high_watermark=None, force=True, dry_run=True, now_ms=1_800_000_000_000, settings=CleanSettings(),
         limits=Limits(), secret=(1, 2), given=input_from_archive(archived), **fields,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def listed(s: SegmentInput, **changes: object) -> SegmentInput:
-    """Return the same segment with a changed listing."""
-    return replace(s, listed=replace(s.listed, **changes))  # type: ignore[arg-type]
 
 
 def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
@@ -109,16 +104,16 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
         for i in inner:
             s = plan.input.segments[i]
             before, after = plan.input.segments[:i], plan.input.segments[i + 1 :]
-            bare = listed(s, index=None, time_index=None)
-            half = borders((case.input(partition) / Path(s.listed.path).name).read_bytes())
+            bare = replace(s, index=None, time_index=None)
+            half = borders((case.input(partition) / Path(s.path).name).read_bytes())
             half = half[len(half) // 2 - 1 : len(half) // 2] if len(half) > 1 else [0]
-            orphan = SideFile(s.listed.root, s.listed.path.replace(".log", ".index"), s.base_offset)
+            orphan = SideFile(s.root, s.path.replace(".log", ".index"), s.base_offset)
             for made in (
                 changed(plan, segments=(*before, *after)),
                 changed(plan, segments=(*before, *after), orphans=(orphan,)),
-                changed(plan, segments=(*before, listed(bare, size=0), *after)),
-                changed(plan, segments=(*before, listed(bare, size=half[0]), *after)),
-                changed(plan, segments=(*before, listed(s, size=half[0]), *after)),
+                changed(plan, segments=(*before, replace(bare, size_bytes=0), *after)),
+                changed(plan, segments=(*before, replace(bare, size_bytes=half[0]), *after)),
+                changed(plan, segments=(*before, replace(s, size_bytes=half[0]), *after)),
             ):
                 assert state(made) == "gap"
                 accepting = changed(made, settings=replace(made.policy.settings, gaps="accept"))
@@ -143,11 +138,13 @@ def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) ->
         for i in below:
             s = plan.input.segments[i]
             rest = (*plan.input.segments[:i], *plan.input.segments[i + 1 :])
-            orphan = SideFile(s.listed.root, s.listed.path.replace(".log", ".index"), s.base_offset)
+            orphan = SideFile(s.root, s.path.replace(".log", ".index"), s.base_offset)
             assert state(changed(plan, segments=rest)) == "fine"  # nothing shows the loss
             assert state(changed(plan, segments=rest, orphans=(orphan,))) == "gap"
-            empty = changed(plan, segments=(*plan.input.segments[:i], listed(s, size=0), *plan.input.segments[i + 1 :]))
-            log = case.input(partition) / Path(s.listed.path).name
+            empty = changed(
+                plan, segments=(*plan.input.segments[:i], replace(s, size_bytes=0), *plan.input.segments[i + 1 :])
+            )
+            log = case.input(partition) / Path(s.path).name
             entries = sum(log.with_suffix(kind).stat().st_size for kind in (".index", ".timeindex"))
             assert state(empty) == ("gap" if entries else "fine")  # indexes of few batches hold nothing
             told += bool(entries)
@@ -186,7 +183,7 @@ def test_a_segment_in_the_middle(part: Partition) -> None:
     assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
     plan = part.plan()
     accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
-    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.input.segments[0].listed.size),)
+    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.input.segments[0].size_bytes),)
     assert any(f"no segment holds offsets {INNER} to {2 * INNER - 1}" in note for note in accepted.notes)
 
 
@@ -633,7 +630,7 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
     again = changed(plan, known_gaps=gaps)
     rows = [(s.base_offset, max(s.thinned_offset, -1)) for s in scans]
     facts = [(f"{base}.log", base, base + 1, last, True) for base, last in rows]
-    archived = ArchivedPartition("t", 0, "", "t-0", [s.listed for s in plan.input.segments])
+    archived = ArchivedPartition("t", 0, "", "t-0", list(plan.input.segments))
     checkpoint: Any = None  # unused unless something came back
     return {
         "compact": lines_run(lambda: check_gaps(plan, scans, 2 * n + 1, [])),

@@ -293,7 +293,7 @@ def test_how_many_splits(tmp_path: Path) -> None:
     scan = analysis.sources[0]
 
     def splits(n_bytes: int, n_records: int, cores: int) -> int:
-        large = replace(scan, start_position=0, end_position=n_bytes, n_records=n_records)
+        large = replace(scan, start_position=0, end_position=n_bytes, segment=replace(scan.segment, records=n_records))
         return number_of_splits([large], [range(1)], 1 << 30, 1 << 30, cores)
 
     assert splits(1 << 30, 10**6, 1) == 1
@@ -414,7 +414,7 @@ def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None
         archived_at(folder.parent, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0, sealed=True
     )  # fmt: skip
     (scan,) = scan_all(changed(plan, limits=replace(plan.run.limits, chunk_bytes=1)), ChunkBuffer(1))
-    assert (scan.n_batches, scan.n_records) == (4, 4)
+    assert (scan.segment.batches, scan.segment.records) == (4, 4)
     by_bytes = len(wrappers[3]) * 1032 // 26
     assert scan.most_records == 1301 + by_bytes
     assert sum(chunk.records for chunk in scan.chunks) == scan.most_records
