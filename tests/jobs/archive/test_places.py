@@ -20,6 +20,7 @@ from lastkey.jobs.archive.places import (
     shared_mounts,
     within_mount,
 )
+from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import (
     CompactOptions,
     InspectOptions,
@@ -36,12 +37,15 @@ from lastkey.jobs.lookup.query_table import run_table
 from lastkey.jobs.reindex import job as reindex
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import TopicFilter
-from tests.builders.stores import StoreMaker, row
+from tests.builders.logs import write_partition
+from tests.builders.stores import StoreMaker
 from tests.builders.trees import files_of
 
 NOW_MS = 1_790_000_000_000
+
+
+COMPACTED = parse_config({"defaults": {"cleanup.policy": "compact"}, "job": {"engine": "threads"}})
 
 
 @pytest.fixture
@@ -265,11 +269,14 @@ def test_restore_and_vacuum(tmp_path, monkeypatch):
 
 
 def test_a_store_knows_its_archive_in_any_spelling(folder):
-    archive = str(folder / "archive")
-    known = {("t", 0): row(Checkpoint, archive_uri=f"file://{folder}/link/")}
-    compact._check_one_archive(CompactOptions(archive, "s", NOW_MS), archive, known)
+    write_partition(folder / "archive" / "t-0", "a=1 || a=2 || b=1")
+    for archive in (f"file://{folder}/link/", str(folder / "archive")):
+        assert compact.run(CompactOptions(archive, str(folder / "store"), NOW_MS, config=COMPACTED), Silent()).results
+    shutil.copytree(folder / "archive", folder / "other" / "archive")
     with pytest.raises(UsageError, match="this store serves the archive"):
-        compact._check_one_archive(CompactOptions(archive, "s", NOW_MS), f"{folder}/other", known)
+        compact.run(
+            CompactOptions(f"{folder}/other/archive", str(folder / "store"), NOW_MS, config=COMPACTED), Silent()
+        )
     assert local_path("s3://bucket/key") is None
 
 

@@ -19,7 +19,7 @@ import pytest
 from deltalake.exceptions import DeltaError
 
 from lastkey.jobs import errors
-from lastkey.jobs.command import cli, failures, job_modules
+from lastkey.jobs.command import cli, job_modules
 from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
 from lastkey.jobs.command.progress import LogAboveTheBar
 from lastkey.jobs.command.reporting import PartitionLine, Work, before_after_table, size
@@ -358,8 +358,9 @@ def test_spark_s_local_folders_are_among_the_places_of_a_full_disk(job, capsys, 
     """Spark's text names no file of its own; the fullest disk of all that are written to is meant."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", f"--conf 'spark.local.dir={tmp_path / 'a b'},/c' pyspark-shell")
     assert session.local_folders() == [str(tmp_path / "a b"), "/c"]
-    free = {str(tmp_path / "a b"): 1}
-    monkeypatch.setattr(failures, "_free_bytes", lambda path: free.get(path, 1 << 40))
+    (tmp_path / "a b").mkdir()
+    usage = lambda path: types.SimpleNamespace(free=1 if Path(path) == tmp_path / "a b" else 1 << 40)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     job.outcome = RuntimeError("java.io.IOException: No space left on device")
     assert cli.main(["compact", "A", "--store", str(tmp_path / "store"), "--json"]) == errors.ENVIRONMENT
     error = json.loads(capsys.readouterr().out)["error"]

@@ -24,6 +24,7 @@ from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.openmetrics import FAMILIES, RunMetrics, openmetrics
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 from tests.builders.logs import write_partition
+from tests.builders.steps import at_step
 from tests.builders.trees import files_in, tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -174,10 +175,7 @@ def test_an_empty_file_and_metrics_of_other_runs_are_replaced(place: Place, caps
 
 
 def test_a_file_that_changed_during_the_run_stays(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(
-            "lastkey.jobs.command.cli._say", lambda text, stream: place.metrics.write_text("of another program")
-        )
+    with at_step("wave planned", lambda: place.metrics.write_text("of another program")):
         assert place.compact() == DONE
     assert place.metrics.read_text() == "of another program"
 

@@ -23,15 +23,16 @@ from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError, UsageError
 from lastkey.jobs.reindex import job as reindex
 from lastkey.jobs.topics import TopicFilter
-from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
-from lastkey.udfs.reindex import segment as reindex_segment
 from lastkey.udfs.reindex import side_files as reindex_side_files
 from lastkey.udfs.reindex import write as reindex_write
 from tests.builders.archives import borders
+from tests.builders.damage import flip
+from tests.builders.faults import Fault, faults
 from tests.builders.logs import START_MS, write_partition, write_segment
 from tests.builders.reindexed import BASES, END, TEXT, not_same, run
+from tests.builders.steps import at_step
 from tests.builders.trees import files_in, files_of, tree
 from tests.golden import PASSES, case_names
 
@@ -464,37 +465,30 @@ def test_a_file_that_cannot_be_written_is_named_and_the_others_go_on(root, sound
     assert not list((root / "t-0").glob("*.tmp"))
 
 
-def test_an_index_that_cannot_be_read_is_no_fault_of_the_log(root, sound, monkeypatch):
-    real = reindex_segment.read_bounded
-
-    def read(root, path, limit):
-        if path.endswith(INDEX):
-            raise LogFormatError("unreadable", path, 0, "a readable file", "Input/output error")
-        return real(root, path, limit)
-
-    monkeypatch.setattr(reindex_segment, "read_bounded", read)
-    report = run(root, "in_place")
+def test_an_index_that_cannot_be_read_is_no_fault_of_the_log(root, sound, tmp_path):
+    with faults(tmp_path, Fault("read", f"*/{INDEX}", times=None, error="EIO")):
+        report = run(root, "in_place")
     assert not_same(report) == {INDEX: ("rebuilt", "wrong")}
     assert files_of(root) == files_of(sound)
 
 
-def test_a_full_disk_is_the_environment(root, monkeypatch, capsys):
-    def full(*_):
+def test_a_full_disk_is_the_environment(root, capsys):
+    def full():
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
     (root / "t-0" / segment_file(0, "index")).write_bytes(b"x")
-    monkeypatch.setattr(reindex_write, "_check_written", full)
-    assert cli.main(["reindex", str(root), "--in-place", "--json"]) == ENVIRONMENT
+    with at_step("side file flushed", full):
+        assert cli.main(["reindex", str(root), "--in-place", "--json"]) == ENVIRONMENT
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["kind"], error["path"]) == ("OutputFullError", "somewhere")
     assert (root / "t-0" / segment_file(0, "index")).read_bytes() == b"x"
     assert not list((root / "t-0").glob("*.tmp"))
 
 
-def test_what_is_read_back_wrong_is_not_put_in_place(root, monkeypatch):
+def test_what_is_read_back_wrong_is_not_put_in_place(root):
     (root / "t-0" / INDEX).write_bytes(b"x")
-    monkeypatch.setattr(reindex_write, "_read_again", lambda root, path, most: b"other")
-    report = run(root, "in_place")
+    with at_step("side file flushed", lambda: flip(next((root / "t-0").glob(f"{INDEX}.*")), 0)):
+        report = run(root, "in_place")
     assert not_same(report) == {INDEX: ("impossible", "readback")}
     assert (root / "t-0" / INDEX).read_bytes() == b"x"
 

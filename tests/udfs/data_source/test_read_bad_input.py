@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.archive import listing as archive
 from lastkey.logformat.batches.chunks import CHUNK_BYTES
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.dump.files import DumpOptions, dump
@@ -33,6 +32,7 @@ from tests.builders.damage import (
     replace_body,
     resign,
 )
+from tests.builders.faults import Fault, faults
 from tests.builders.logs import write_partition
 from tests.builders.sources import read
 from tests.builders.trees import files_in
@@ -383,24 +383,16 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
 
 
 @pytest.mark.parametrize("name", ["t-0", "disk2"])
-def test_a_folder_that_cannot_be_listed(part, monkeypatch, name):
+def test_a_folder_that_cannot_be_listed(part, tmp_path, name):
     """A partition's, or one that may hold some: what is in it would be missing without a word."""
     (part.root / "disk2").mkdir()
     (part.root / "lost+found").mkdir()  # of the file system: never a log's
 
-    def refusing(listing, path_of):
-        def listed(*given):
-            if path_of(*given) in (name, "lost+found"):
-                raise PermissionError(13, "Permission denied", path_of(*given))
-            return listing(*given)
-
-        return listed
-
-    monkeypatch.setattr(archive, "_list", refusing(archive._list, lambda root, path: path))
-    monkeypatch.setattr(archive, "files_of", refusing(archive.files_of, lambda filesystem, path, shown: shown))
-    with pytest.raises(LogFormatError, match=f"{name}: unreadable: .* Permission denied"):
-        read("kafka_log", part.root)
-    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    refused = [Fault("list", f"{part.root}/{each}", times=None, error="EACCES") for each in (name, "lost+found")]
+    with faults(tmp_path, *refused):
+        with pytest.raises(LogFormatError, match=f"{name}: unreadable: .* Permission denied"):
+            read("kafka_log", part.root)
+        rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
     assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["unreadable"]
     assert len(rows) == 1 + (len(ALL) if name == "disk2" else 0)
 
