@@ -24,16 +24,25 @@ class LogFormatError(Exception):
     """A file that Kafka would not have written like this.
 
     `kind` is one of KINDS; `position` is a byte in the file, or NO_POSITION; `base_offset` is the batch's (-1:
-    unknown).
+    unknown); `state` is that of the partition in `cleaner_state`: uncleanable, diverged or gap.
     """
 
     def __init__(
-        self, kind: str, path: str, position: int, expected: str, found: str, *, base_offset: int = -1, hint: str = ""
+        self,
+        kind: str,
+        path: str,
+        position: int,
+        expected: str,
+        found: str,
+        *,
+        base_offset: int = -1,
+        hint: str = "",
+        state: str = "uncleanable",
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"no such kind of problem: {kind}")
         self.kind, self.path, self.position, self.base_offset = kind, path, position, base_offset
-        self.expected, self.found, self.hint = expected, found, hint
+        self.expected, self.found, self.hint, self.state = expected, found, hint, state
         super().__init__(kind, path, position, expected, found)
 
     def __str__(self) -> str:
@@ -47,14 +56,14 @@ class LogFormatError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:  # pickled with every field, for other processes
         return _rebuild, (
-            self.kind, self.path, self.position, self.expected, self.found, self.base_offset, self.hint,
+            self.kind, self.path, self.position, self.expected, self.found, self.base_offset, self.hint, self.state,
         )  # fmt: skip
 
 
 def _rebuild(
-    kind: str, path: str, position: int, expected: str, found: str, base_offset: int, hint: str
+    kind: str, path: str, position: int, expected: str, found: str, base_offset: int, hint: str, state: str
 ) -> LogFormatError:
-    return LogFormatError(kind, path, position, expected, found, base_offset=base_offset, hint=hint)
+    return LogFormatError(kind, path, position, expected, found, base_offset=base_offset, hint=hint, state=state)
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 from lastkey.logformat.errors import stopped
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 
 R = TypeVar("R")
 _LOG = logging.getLogger("lastkey")
@@ -31,13 +31,11 @@ def attempt(name: str, work: Callable[[], R], *, told: bool = True) -> R | Probl
 
     name: the partition, segment or file that `work` is about; told: log for --verbose how long it took.
 
-    Every job turns errors into problems here: SetAside, LogFormatError, and unexpected ones (`logformat.errors.stopped`
-    sorts them). Raises OSError for a full disk.
+    Every job turns errors into problems here: LogFormatError, and unexpected ones (`logformat.errors.stopped` sorts
+    them). Raises OSError for a full disk.
     """
     try:
         with timed(name) if told else nullcontext():
             return work()
-    except SetAside as reason:
-        return reason.problem
     except Exception as error:  # of whatever kind: the other partitions go on
         return Problem.of(stopped(error, name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lastkey.logformat.errors import LogFormatError
 
@@ -21,25 +21,13 @@ class Problem:
     state: str = "uncleanable"  # of cleaner_state: uncleanable, diverged or gap
 
     @classmethod
-    def of(cls, error: LogFormatError, state: str = "uncleanable") -> Problem:
+    def of(cls, error: LogFormatError) -> Problem:
         """Return an error as a problem."""
-        return cls(
-            error.kind, error.path, error.position, error.expected, error.found, error.base_offset, error.hint, state
-        )
+        return cls(*(getattr(error, field.name) for field in fields(cls)))
 
     def as_error(self) -> LogFormatError:
         """Return the problem as an error to raise."""
-        return LogFormatError(
-            self.kind, self.path, self.position, self.expected, self.found, base_offset=self.base_offset, hint=self.hint
-        )
+        return LogFormatError(**vars(self))
 
     def __str__(self) -> str:
         return str(self.as_error())
-
-
-class SetAside(Exception):
-    """Error that sets a partition aside: nothing may touch it; `problem` says why."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem

@@ -46,7 +46,7 @@ from lastkey.udfs.compact.split.rewrite_split import (
 from lastkey.udfs.compact.split.settle import Buckets, SettledBuckets, settle, share_out, slot_of
 from lastkey.udfs.compact.split.splits import Split, bytes_of, cut_between_groups
 from lastkey.udfs.compact.split.walk_split import WalkedSplit, buckets_for, walk_split
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.steps import Stage, step
 
@@ -150,7 +150,7 @@ def _run(
     items: Sequence[T],
     watcher: Watcher | None = None,
 ) -> list[R]:
-    """Run a stage and return the result of `work` for each item. SetAside: an item's problem."""
+    """Run a stage and return the result of `work` for each item. LogFormatError: an item's problem."""
 
     def one(item: T) -> R | Problem:
         result = attempt(plan.name, lambda: work(item))
@@ -162,7 +162,7 @@ def _run(
     out: list[R] = []
     for result in workers.run(one, items, f"compact {plan.name}: {stage}", watcher):
         if isinstance(result, Problem):
-            raise SetAside(result)
+            raise result.as_error()
         out.append(result)
     return out
 

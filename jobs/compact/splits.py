@@ -25,13 +25,13 @@ from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, com
 from lastkey.udfs.compact.one_task.passes import Clock, expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, place
-from lastkey.udfs.compact.plan import NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
-from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_identity, scan_one
+from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_identity, scan_one
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
 from lastkey.udfs.compact.split.walk_split import in_own_folder, remove_key_files, store_of_keys
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.storage import exists, flush_whole, open_root
 
@@ -82,8 +82,6 @@ def _compact_if_due(
     """
     try:
         return _compact(workers, plan, clock, watcher, settle_all)
-    except NotDue as reason:
-        return reason.result
     except Exception as error:
         if not is_sparks(error):
             raise
@@ -100,7 +98,7 @@ def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[Segme
         lambda number: _scan(plan, number), range(len(plan.input.segments)), f"compact {plan.name}: scan", watcher
     ):
         if isinstance(scan, Problem):
-            raise SetAside(scan)
+            raise scan.as_error()
         out.append(scan)
         if scan.reached_end_offset:
             break
@@ -108,34 +106,30 @@ def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[Segme
 
 
 def _one(workers: Runner, plan: PartitionPlan, work: Callable[[], T]) -> T:
-    """Run `work` in a task of its own and return its result; re-raise its NotDue."""
-
-    def work_if_due() -> T | NotDue:
-        try:
-            return work()
-        except NotDue as reason:
-            return reason
-
-    [done] = workers.run(lambda name: attempt(name, work_if_due), [plan.name], f"compact {plan.name}: expire")
-    if isinstance(done, NotDue):
-        raise done
+    """Run `work` in a task of its own and return its result. Raises LogFormatError: its problem."""
+    [done] = workers.run(lambda name: attempt(name, work), [plan.name], f"compact {plan.name}: expire")
     if isinstance(done, Problem):
-        raise SetAside(done)
+        raise done.as_error()
     return done
 
 
-def _expire(workers: Runner, plan: PartitionPlan, analysis: Analysis) -> tuple[Analysis, list[Segment], Tally]:
+def _expire(
+    workers: Runner, plan: PartitionPlan, analysis: Analysis
+) -> tuple[Analysis, list[Segment], Tally] | PartitionResult:
     """Delete expired records in one task: no keys are looked up, and few segments change."""
 
-    def work() -> tuple[Analysis, list[Segment], Tally]:
+    def work() -> tuple[Analysis, list[Segment], Tally] | PartitionResult:
         tally, own = Tally(), in_own_folder(plan)
         done = expire_records(own, analysis, tally, chunk_buffer(plan))
         store = open_root(plan.run.store_uri)
         if exists(store, own.run.folder):
             flush_whole(store, own.run.folder)  # here: the driver may be elsewhere
-        return *done, tally
+        return done if isinstance(done, PartitionResult) else (*done, tally)
 
-    analysis_of, segments, tally = _one(workers, plan, work)
+    done = _one(workers, plan, work)
+    if isinstance(done, PartitionResult):
+        return done
+    analysis_of, segments, tally = done
     return analysis_of, place(plan, segments), tally
 
 
@@ -144,19 +138,23 @@ def _compact(
 ) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
-        check_something_expires(plan, buffer)
+        if (nothing := if_nothing_expires(plan, buffer)) is not None:
+            return nothing
         scans = _scans(workers, plan, watcher)
         identity = scan_identity(plan, buffer)
-        analysis = analyse(plan, scans, identity)
-        if analysis.aging and plan.policy.settings.compacts:
-            analysis = _one(
-                workers, plan, lambda: with_what_is_old(plan, analysis, scans, identity, chunk_buffer(plan))
-            )
+        found = analysis = analyse(plan, scans, identity)
+        if isinstance(found, Analysis) and found.aging and plan.policy.settings.compacts:
+            analysis = _one(workers, plan, lambda: with_what_is_old(plan, found, scans, identity, chunk_buffer(plan)))
+    if isinstance(analysis, PartitionResult):
+        return analysis
     limits, cores = plan.run.limits, workers.cores
     cleaned, tally, peak, splits = list[Segment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
         if analysis.aging:
-            analysis, cleaned, tally = _expire(workers, plan, analysis)
+            done = _expire(workers, plan, analysis)
+            if isinstance(done, PartitionResult):
+                return done
+            analysis, cleaned, tally = done
         elif analysis.compacts:
             n_splits = number_of_splits(scans, analysis.groups, limits.split_bytes, limits.task_memory_bytes, cores)
             splits = make_splits(scans, analysis.groups, n_splits)

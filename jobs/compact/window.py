@@ -20,7 +20,7 @@ from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.split.settle import ROWS, Buckets, SettledBuckets, rows_of, write_bits
 from lastkey.udfs.compact.split.walk_split import Slice, WalkedSplit
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 
 _ROWS_AND_PROBLEMS = f"{ROWS}, problem binary"  # pickled; null but in the row of a split that could not be read
 _TYPES = {"long": pa.int64(), "int": pa.int32(), "boolean": pa.bool_(), "binary": pa.binary()}
@@ -52,7 +52,7 @@ def settle_by_window(
     for row in results.column("result").to_pylist():
         found = pickle.loads(row)
         if isinstance(found, Problem):
-            raise SetAside(found)
+            raise found.as_error()
         bits |= found
     return SettledBuckets(Buckets(0, n_buckets), bits)
 
@@ -73,8 +73,8 @@ def _problem_row(problem: Problem, number: int) -> pa.RecordBatch:
 
 
 def _without_problems(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of decided rows without the column `problem`. Raise SetAside at the end, for a problem: the JVM,
-    which may still write batches, would report a broken pipe instead.
+    """Yield batches of decided rows without the column `problem`. Raise LogFormatError for a problem, at the end: the
+    JVM, which may still write batches, would report a broken pipe instead.
     """
     problems: list[bytes] = []
     for batch in batches:
@@ -82,4 +82,4 @@ def _without_problems(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
         if not problems:
             yield batch.drop_columns(["problem"])
     if problems:
-        raise SetAside(pickle.loads(problems[0]))
+        raise pickle.loads(problems[0]).as_error()

@@ -29,7 +29,7 @@ from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import Queries, lookup
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
@@ -373,7 +373,7 @@ def test_who_wants_to_stop_is_let_stop(part: Partition, tmp_path: Path, job: str
 def test_an_attempt_gives_its_result_or_the_problem_that_stopped_it() -> None:
     assert attempt("t-0", lambda: 7) == 7
     problem = Problem("gap", "t-0", 0, "a", "b", state="gap")
-    assert attempt("t-0", boom(SetAside(problem))) is problem
+    assert attempt("t-0", boom(problem.as_error())) == problem
     assert stopped(LogFormatError("crc", "x", 1, "a", "b"), "t-0").kind == "crc"
     for kind in ("defect", "memory", "unwritable", "keys"):
         assert kind in KINDS

@@ -293,11 +293,3 @@ class PartitionResult:
     def name(self) -> str:
         """Return `<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
-
-
-class NotDue(Exception):
-    """Nothing is to be done now; `result` has the sizes."""
-
-    def __init__(self, result: PartitionResult) -> None:
-        super().__init__(result)
-        self.result = result

@@ -21,7 +21,7 @@ from lastkey.logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, offsets_behind
 from lastkey.udfs.lookup.last_stable_offset import last_stable_offset
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import Traces
 from lastkey.udfs.storage import cached_place
 
@@ -111,10 +111,7 @@ def open_whole(plan: LookupPlan) -> Partition:
     if plan.problem is not None:
         raise plan.problem.as_error()
     log = open_log(plan)
-    try:
-        Passed(plan, log, _HINT_IN_PYTHON).check_all()
-    except SetAside as found:
-        raise found.problem.as_error() from None
+    Passed(plan, log, _HINT_IN_PYTHON).check_all()
     return log
 
 
@@ -146,7 +143,7 @@ class Passed:
         self._judged: set[int] = set()
 
     def check(self, targets: NDArray[np.int64], by_time: NDArray[np.bool_], found: NDArray[np.int64]) -> None:
-        """Raise SetAside for the first gap. found: int64[n], base offset of the segment of each answer; -1: none.
+        """Raise LogFormatError for the first gap. found: int64[n], base offset of the segment of each answer; -1: none.
 
         A search by offset skips what lies between the segment that should hold it and the one that does. A search by
         time skips everything in front of its answer, whether timestamps rise or not.
@@ -166,7 +163,7 @@ class Passed:
         self._judge((np.flatnonzero(np.cumsum(passed)) - 1).tolist())
 
     def check_all(self) -> None:
-        """Raise SetAside for the first gap of the log."""
+        """Raise LogFormatError for the first gap of the log."""
         if self._traces is not None and len(self._bases):
             self._judge(range(-1, len(self._bases)))
 
@@ -174,7 +171,7 @@ class Passed:
         for number in numbers:
             problem = self._behind(number) if number not in self._judged else None
             if problem is not None:
-                raise SetAside(problem)
+                raise problem.as_error()
             self._judged.add(number)
 
     def _behind(self, number: int) -> Problem | None:

@@ -24,7 +24,7 @@ from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
 from lastkey.logformat.batches.columns import Place, record_batches
 from lastkey.logformat.batches.reader import LogReader
-from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS as RECORD_COLUMNS
@@ -35,7 +35,7 @@ from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.one_task.compact_partition import clean_everything
 from lastkey.udfs.compact.one_task.passes import Clock
-from lastkey.udfs.compact.plan import NotDue, PartitionPlan
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.due import expired, facts_of
@@ -49,7 +49,7 @@ from lastkey.udfs.compact.scan.scan_partition import (
 )
 from lastkey.udfs.compact.scan.scan_segment import chunk_at, chunks_again
 from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.report import measure_kernels as sums_of
 from lastkey.udfs.report.measure_kernels import (
     KEY_COUNT,
@@ -82,7 +82,7 @@ class KeyCounts:
         self.slots = np.zeros(_FIRST_SLOTS, KEY_COUNT)
 
     def count(self, run: Run, first_dirty_offset: int, end: int, is_last: np.ndarray, path: str) -> None:
-        """Count a run with `count_keys`, in larger tables as needed. Raises SetAside if they would be too large."""
+        """Count a run with `count_keys`, in larger tables as needed. Raises LogFormatError if too large ones are."""
         left = len(run.spans)
         while left:
             self.used, left = count_keys(
@@ -103,15 +103,13 @@ class KeyCounts:
     def _grow(self, path: str) -> None:
         larger = grown(self.slots, self.max_bytes)
         if larger is None:
-            raise SetAside(
-                Problem(
-                    "keys",
-                    path,
-                    NO_POSITION,
-                    f"keys that fit {self.max_bytes} bytes",
-                    f"{self.used} keys, and more to come",
-                    hint="raise task.memory.bytes, of which keys get half: their counts are exact, so all are held",
-                )
+            raise LogFormatError(
+                "keys",
+                path,
+                NO_POSITION,
+                f"keys that fit {self.max_bytes} bytes",
+                f"{self.used} keys, and more to come",
+                hint="raise task.memory.bytes, of which keys get half: their counts are exact, so all are held",
             )
         self.slots = larger
 
@@ -438,16 +436,12 @@ def _as_the_cleaner_sees_it(
     asked = PartitionPlan(
         plan.input, replace(plan.policy, settings=compaction), replace(plan.run, dry_run=True, force=False)
     )
-    try:
-        due = bool(analyse(asked, scans, identity).sources)
-    except NotDue:
-        due = False
+    due = isinstance(analyse(asked, scans, identity), Analysis)
     null_keys = "keep" if plan.policy.settings.null_keys == "fail" else plan.policy.settings.null_keys
     settings = replace(compaction, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)
-    try:
-        analysis = analyse(replace(asked, policy=replace(asked.policy, settings=settings)), scans, identity)
-    except NotDue as reason:
-        r = reason.result
+    analysis = analyse(replace(asked, policy=replace(asked.policy, settings=settings)), scans, identity)
+    if isinstance(analysis, PartitionResult):
+        r = analysis
         profile = PartitionProfile(plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=r.notes)
         return None, replace(
             profile,

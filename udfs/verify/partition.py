@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -224,7 +224,7 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
         if isinstance(gap, str) or plan.gaps_accepted:
             found.notes.append(str(gap))
         else:
-            found.problems.append(Problem.of(gap, "gap"))
+            found.problems.append(replace(Problem.of(gap), state="gap"))
 
 
 def _check_markers(plan: CheckPlan, found: Findings) -> None:

@@ -49,7 +49,6 @@ from lastkey.udfs.compact.plan import Erasing, PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT, chunks_again
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
-from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
@@ -261,7 +260,7 @@ def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
 
 
 def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> Winners:
-    """Find the winners in everything that will be cleaned. Raises TooManyKeys, and SetAside if no record has the
+    """Find the winners in everything that will be cleaned. Raises TooManyKeys, and LogFormatError if no record has the
     header.
     """
     table = Winners(plan.run.limits.task_memory_bytes // 2)
@@ -289,18 +288,16 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
 
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
-    """Raise SetAside if no record of a partition has the header: offsets alone would decide, which nobody asked for."""
+    """Raise LogFormatError if no record of a partition has the header: offsets alone would decide, unasked."""
     settings = plan.policy.settings
     if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
-        raise SetAside(
-            Problem(
-                "version",
-                plan.name,
-                NO_POSITION,
-                f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record",
-                "none",
-                hint="compaction.strategy.header names it: without one, offsets alone would decide",
-            )
+        raise LogFormatError(
+            "version",
+            plan.name,
+            NO_POSITION,
+            f"a header {settings.compaction_strategy_header!r} of eight bytes, not negative, in some record",
+            "none",
+            hint="compaction.strategy.header names it: without one, offsets alone would decide",
         )
 
 

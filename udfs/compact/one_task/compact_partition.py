@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lastkey.logformat.batches.chunks import ChunkBuffer
-from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
@@ -28,12 +28,12 @@ from lastkey.udfs.compact.one_task.passes import (
     with_what_is_old,
 )
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
-from lastkey.udfs.compact.plan import MOST_RANGES, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
-from lastkey.udfs.compact.scan.scan_partition import check_something_expires, scan_all, scan_identity
+from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.verdicts import NULL_KEYS
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step
 
 
@@ -60,8 +60,6 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
             if plan.run.only_schedule:
                 return PartitionResult(plan.input.topic, plan.input.partition, "scheduled", bytes_before=plan.log_bytes)
             return _compact(replace(plan, policy=replace(plan.policy, partial=False)), clock)
-    except NotDue as reason:
-        return reason.result
     except TooManyKeys:
         return PartitionResult(plan.input.topic, plan.input.partition, "too_large")
 
@@ -69,14 +67,22 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
 def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
-        check_something_expires(plan, buffer)
+        if (nothing := if_nothing_expires(plan, buffer)) is not None:
+            return nothing
         scans, identity = scan_all(plan, buffer), scan_identity(plan, buffer)
-        analysis = with_what_is_old(plan, analyse(plan, scans, identity), scans, identity, buffer)
+        analysis = analyse(plan, scans, identity)
+        if isinstance(analysis, Analysis):
+            analysis = with_what_is_old(plan, analysis, scans, identity, buffer)
+    if isinstance(analysis, PartitionResult):
+        return analysis
     step("segments scanned")
     tally = Tally()
     with clock.phase("clean"):
         if analysis.aging:
-            analysis, segments = expire_records(plan, analysis, tally, buffer)
+            done = expire_records(plan, analysis, tally, buffer)
+            if isinstance(done, PartitionResult):
+                return done
+            analysis, segments = done
             unchanged = 0 if plan.policy.erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
             cleaned = Cleaned(analysis, segments, bytes_read=unchanged)
         elif plan.policy.partial and analysis.compacts:
@@ -99,18 +105,16 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
 
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
-    """Raise SetAside if the partition holds records without key and the setting null_keys is "fail"."""
+    """Raise LogFormatError if the partition holds records without key and the setting null_keys is "fail"."""
     found = int(tally.counters[NULL_KEYS])
     if found and plan.policy.settings.null_keys == "fail":
-        raise SetAside(
-            Problem(
-                "null_key",
-                plan.name,
-                NO_POSITION,
-                "a key in every record",
-                f"{found} records without one",
-                hint="compaction would drop them: --null-keys keep or drop, or leave this topic out",
-            )
+        raise LogFormatError(
+            "null_key",
+            plan.name,
+            NO_POSITION,
+            "a key in every record",
+            f"{found} records without one",
+            hint="compaction would drop them: --null-keys keep or drop, or leave this topic out",
         )
 
 

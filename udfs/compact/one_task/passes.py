@@ -51,7 +51,7 @@ from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.generation import write_group
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import begin_at, can_begin_at, least_timestamp
-from lastkey.udfs.compact.plan import NotDue, PartitionPlan, ScheduledSegment
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, ScheduledSegment
 from lastkey.udfs.compact.scan.analyse import Analysis, Group, analyse, groups_of
 from lastkey.udfs.compact.scan.due import may_hold_old
 from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
@@ -321,21 +321,16 @@ def schedule_of(
 
 def with_what_is_old(
     plan: PartitionPlan, analysis: Analysis, scans: Sequence[SegmentScan], identity: LastBatch, buffer: ChunkBuffer
-) -> Analysis:
+) -> Analysis | PartitionResult:
     """Return the analysis of a compacted partition that was not due: as for --force, if it holds records that are too
-    old. Raises NotDue if it holds none and no whole segment expires.
+    old. Return the result if it holds none and no whole segment expires.
     """
     if not (analysis.aging and plan.policy.settings.compacts):
         return analysis
-    try:
-        forced = analyse(replace(plan, run=replace(plan.run, force=True)), scans, identity)
-    except NotDue:  # nothing may be cleaned yet
-        forced = None
-    if forced is not None and _any_is_old(plan, analysis, len(forced.replaced), buffer):
-        return forced
-    if analysis.not_due is not None:
-        raise analysis.not_due
-    return replace(analysis, aging=range(0))
+    forced = analyse(replace(plan, run=replace(plan.run, force=True)), scans, identity)
+    if isinstance(forced, Analysis) and _any_is_old(plan, analysis, len(forced.replaced), buffer):
+        return forced  # else nothing may be cleaned yet
+    return analysis.not_due or replace(analysis, aging=range(0))
 
 
 def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
@@ -354,9 +349,9 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
 
 def expire_records(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
-) -> tuple[Analysis, list[Segment]]:
+) -> tuple[Analysis, list[Segment]] | PartitionResult:
     """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
-    Raises NotDue if no record goes and nothing else is to be done.
+    Return the result if no record goes and nothing else is to be done.
     """
     erasing, most = plan.policy.erasing, plan.policy.settings.max_decompressed_batch_bytes
     loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
@@ -385,7 +380,7 @@ def expire_records(
                 min_timestamps[number] = least_timestamp(stack.rows())
             stack.close()
     if not written and analysis.not_due is not None and _is_noted(plan, analysis):
-        raise analysis.not_due
+        return analysis.not_due
     if erased is not None:
         tally.erased = erased.ranges()
     analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))

@@ -17,7 +17,7 @@ from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
-from lastkey.udfs.compact.plan import Gap, NotDue, PartitionPlan
+from lastkey.udfs.compact.plan import Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import (
     aging_sources,
     cleanable_now,
@@ -76,7 +76,7 @@ class Analysis:
     notes: tuple[str, ...]
     gaps: tuple[Gap, ...] = ()  # gaps that the compaction passes over
     sealed: bool = False  # nothing will be appended to the last source
-    not_due: NotDue | None = None  # set if nothing is compacted and no whole segment expires
+    not_due: PartitionResult | None = None  # set if nothing is compacted and no whole segment expires
     aging: range = range(0)  # numbers of the sources that may lose records by their time alone
     replaced: frozenset[int] = frozenset()  # numbers of the sources that new segments replace
     superseded: Mapping[int, int] = field(default_factory=dict)  # number of a source: dead records, by filters
@@ -106,8 +106,8 @@ class Analysis:
         return self.log_end_offset
 
 
-def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis:
-    """Decide everything except the records. Raises SetAside, NotDue or LogFormatError."""
+def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis | PartitionResult:
+    """Decide everything except the records; return the result if nothing is due. Raises LogFormatError."""
     notes: list[str] = []
     scans = until_high_watermark(plan, scans, notes)
     check_tails(plan, scans, notes)
@@ -138,12 +138,12 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     result = replace(
         not_due(plan, dirty, log_end, cleanable, held_back), notes=tuple(notes), last_batch=last_batch, gaps=gaps
     )
-    reason = NotDue(result) if nothing else None
+    reason = result if nothing else None
     aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
     check_ends_known(plan, scans, gaps, end, is_denied)
     if reason is not None and not aging:
-        raise reason
+        return reason
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)

@@ -24,7 +24,7 @@ from typing import Final
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT
 from lastkey.udfs.compact.plan import Gap, PartitionPlan
 from lastkey.udfs.holes import ACCEPT_HINT, Hole, gap, missing, missing_below
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SegmentScan
 
 _SHOWN: Final = 3
@@ -40,7 +40,7 @@ class _Hole:
 
 
 def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]) -> tuple[Gap, ...]:
-    """Return the holes that the compaction passes over, old ones and new ones. Raises SetAside for a gap unless
+    """Return the holes that the compaction passes over, old ones and new ones. Raises LogFormatError for a gap unless
     accepted.
     """
     accept = plan.policy.settings.gaps == "accept"
@@ -54,14 +54,14 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
         if missing is None and hole.last < _cleaned_until(plan, hole.below):
             continue
         if missing is not None and not accept:
-            raise SetAside(missing)
+            raise missing.as_error()
         below = plan.input.segments[hole.below] if hole.below >= 0 else None
         before, size = (-1, -1) if below is None or plan.is_ours(below) else (below.base_offset, below.size_bytes)
         passed.append(Gap(hole.first, hole.last, before, size, missing is not None))
         said.append(f"{hole.first} to {hole.last}" + ("" if missing is not None else " (removed by a cleaner)"))
     beyond, certain = _beyond(plan, scans, log_end)
     if beyond is not None and certain and not accept:
-        raise SetAside(beyond)
+        raise beyond.as_error()
     if beyond is not None:
         notes.append(f"{beyond.path}: expected {beyond.expected}, but the log ends at {log_end}: it may be cut short")
     if said:

@@ -14,14 +14,13 @@ from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.cleaner import CleanableRange, SegmentFacts
-from lastkey.udfs.compact.plan import ANOTHER_LOG, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import may_take_any
 from lastkey.udfs.compact.scan.due import retention_held_back
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
 from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.holes import indexed_end
-from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import LastBatch, SegmentScan
 from lastkey.udfs.storage import open_root, opened
 
@@ -76,17 +75,18 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
     return sum(s.size_bytes for s in closed) - (position if closed else 0) + tail.position - start
 
 
-def check_something_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
-    """Raise NotDue if the topic is not compacted and the oldest segment shows that retention removes nothing, so that
-    the other segments need not be read.
+def if_nothing_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> PartitionResult | None:
+    """Return the result if the topic is not compacted and the oldest segment shows that retention removes nothing, so
+    that the other segments need not be read; else None.
     """
     if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
-        return
+        return None
     first = scan_one(plan, 0, buffer)
     facts = first.size, first.segment.max_timestamp_ms, plan.input.segments[0].mtime_ms
-    if not may_expire(plan, *facts):
-        _check_continues(plan, buffer)
-        raise NotDue(unread_result(plan, *facts))
+    if may_expire(plan, *facts):
+        return None
+    _check_continues(plan, buffer)
+    return unread_result(plan, *facts)
 
 
 def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
@@ -191,25 +191,23 @@ def check_tails(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[s
 
 
 def check_checkpoints(plan: PartitionPlan, log_end: int) -> None:
-    """Raise SetAside if a checkpoint lies beyond the log end, because it belongs to another log. A broker would then
-    begin at the log start, or delete everything.
+    """Raise LogFormatError if a checkpoint lies beyond the log end, because it belongs to another log. A broker would
+    then begin at the log start, or delete everything.
     """
     for what, offset in (
         ("log start", max(plan.input.log_start_offset, plan.input.log_start_checkpoint or 0)),
         ("first dirty offset", plan.cleaned_until),
     ):
         if offset > log_end:
-            raise SetAside(
-                Problem(
-                    "side_file",
-                    plan.name,
-                    NO_POSITION,
-                    f"a {what} of at most {log_end}, the log end",
-                    f"{offset} in its checkpoint",
-                    state="diverged",
-                    hint="the log was replaced, or is incomplete: restore what belongs to it, or --reset to begin at "
-                    "its first segment",
-                )
+            raise LogFormatError(
+                "side_file",
+                plan.name,
+                NO_POSITION,
+                f"a {what} of at most {log_end}, the log end",
+                f"{offset} in its checkpoint",
+                state="diverged",
+                hint="the log was replaced, or is incomplete: restore what belongs to it, or --reset to begin at "
+                "its first segment",
             )
 
 
@@ -232,7 +230,7 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
 
 
 def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
-    """Raise SetAside if the archive is another log than the last generation was made of. Reads one segment."""
+    """Raise LogFormatError if the archive is another log than the last generation was made of. Reads one segment."""
     until = plan.input.before.until or 0
     theirs = [s for s in plan.input.segments if not plan.is_ours(s) and s.base_offset < until and s.size_bytes]
     segment = plan.input.identity_segment or (theirs[-1] if theirs else None)
@@ -245,33 +243,29 @@ def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
 def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
     known = plan.input.before.last_batch
     if known.base_offset >= 0 and found != known:
-        raise SetAside(
-            Problem(
-                "changed",
-                plan.name,
-                NO_POSITION,
-                f"{known} before offset {plan.input.before.until}",
-                f"{found}",
-                hint=ANOTHER_LOG,
-                state="diverged",
-            )
+        raise LogFormatError(
+            "changed",
+            plan.name,
+            NO_POSITION,
+            f"{known} before offset {plan.input.before.until}",
+            f"{found}",
+            hint=ANOTHER_LOG,
+            state="diverged",
         )
 
 
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
-    """Raise SetAside unless this is still the log that the last generation was made of. Return its last batch."""
+    """Raise LogFormatError unless this is still the log that the last generation was made of. Return its last batch."""
     if plan.input.before.until is not None:
         if log_end < plan.input.before.until:
-            raise SetAside(
-                Problem(
-                    "changed",
-                    plan.name,
-                    NO_POSITION,
-                    f"a log that reaches offset {plan.input.before.until}, as the last generation did",
-                    f"one that ends at {log_end}",
-                    hint=ANOTHER_LOG,
-                    state="diverged",
-                )
+            raise LogFormatError(
+                "changed",
+                plan.name,
+                NO_POSITION,
+                f"a log that reaches offset {plan.input.before.until}, as the last generation did",
+                f"one that ends at {log_end}",
+                hint=ANOTHER_LOG,
+                state="diverged",
             )
         marked = [  # skip our own files: their last batch may be rebuilt
             scan.marked_batch

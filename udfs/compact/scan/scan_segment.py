@@ -40,7 +40,7 @@ from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, ScannedChunk, SegmentScan, SideFile
 from lastkey.udfs.storage import open_root, opened, read_file
 
@@ -113,7 +113,7 @@ def scan_segment(
 
     next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
     before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
-    written, SetAside if the segment lacks the bytes that the last generation names, or holds more of its offsets.
+    written, LogFormatError if the segment lacks the bytes that the last generation names, or holds more of its offsets.
     """
     base, listed = segment.first_offset, segment
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
@@ -153,7 +153,7 @@ def scan_segment(
         if named is not None and named_crc != named.checksum:
             found = "fewer bytes" if named_crc < 0 else f"{named_crc:#010x}"
             expected = f"CRC-32C {named.checksum:#010x} of all bytes before"
-            raise SetAside(_another_copy(listed.path, named.size, expected, found))
+            raise _another_copy(listed.path, named.size, expected, found).as_error()
         above_base = _above(file, listed.path, listed.size_bytes, tail) if tail.reached_end_offset else -1
     offset_index, time_index = indexes.finish()
     return SegmentScan(
@@ -187,13 +187,13 @@ def scan_segment(
 
 
 def _check_no_more(path: str, named: NamedBytes, batches: np.ndarray) -> None:
-    """Raise SetAside if batches behind the bytes that a generation names hold offsets that it covers."""
+    """Raise LogFormatError if batches behind the bytes that a generation names hold offsets that it covers."""
     first = np.where(batches["base_offset"] < 0, batches["last_offset"], batches["base_offset"])
     more = np.flatnonzero((batches["position"] >= named.size) & (first < named.until))
     if len(more):
         n = int(more[0])
         expected = f"no offset below {named.until} from here on"
-        raise SetAside(_another_copy(path, int(batches["position"][n]), expected, f"a batch at {first[n]}"))
+        raise _another_copy(path, int(batches["position"][n]), expected, f"a batch at {first[n]}").as_error()
 
 
 def _another_copy(path: str, position: int, expected: str, found: str) -> Problem:
@@ -230,8 +230,8 @@ def _above(file: Any, path: str, size: int, tail: Tail) -> int:
 
 
 def _cut(file: Any, segment: Segment, buffer: ChunkBuffer) -> int:
-    """Return the position of the first batch that reaches `from_offset`. Raises SetAside if that batch begins earlier,
-    because then this is not the log that the last generation was made of.
+    """Return the position of the first batch that reaches `from_offset`. Raises LogFormatError if that batch begins
+    earlier, because then this is not the log that the last generation was made of.
     """
     tail, listed = Tail(), segment
     for _ in read_chunks(
@@ -242,17 +242,15 @@ def _cut(file: Any, segment: Segment, buffer: ChunkBuffer) -> int:
     read_exactly(file, listed.path, tail.position, first)
     base = int.from_bytes(first.tobytes(), "big")
     if tail.reached_end_offset and base < segment.from_offset:
-        raise SetAside(
-            Problem(
-                "changed",
-                listed.path,
-                tail.position,
-                f"a batch that begins at offset {segment.from_offset}, where the last generation ends, or later",
-                f"one that begins at {base} and ends above that",
-                base,
-                ANOTHER_LOG,
-                "diverged",
-            )
+        raise LogFormatError(
+            "changed",
+            listed.path,
+            tail.position,
+            f"a batch that begins at offset {segment.from_offset}, where the last generation ends, or later",
+            f"one that begins at {base} and ends above that",
+            base_offset=base,
+            hint=ANOTHER_LOG,
+            state="diverged",
         )
     return tail.position
 

@@ -21,7 +21,6 @@ from lastkey.logformat.side_files import transaction_index
 from lastkey.udfs.compact.plan import Gap, PartitionPlan
 from lastkey.udfs.compact.scan.scan_kernels import NONE, replay
 from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH, read_side_file
-from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.segments import SegmentScan, SideFile
 
 # A data batch of a transaction, and the marker that ends it.
@@ -258,7 +257,7 @@ _MOST_NAMED: Final = 3  # entries of one `.txnindex`, or transactions, in notes
 def check_ends_known(
     plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: Sequence[Gap], end: int, is_denied: np.ndarray
 ) -> None:
-    """Raise SetAside if a transaction's end may be lost in a gap: nobody could tell whether its records count.
+    """Raise LogFormatError if a transaction's end may be lost in a gap: nobody could tell whether its records count.
 
     A transaction without a marker is open, and nothing from its data on lies below `end`, unless `is_denied`,
     OPEN_BATCH[m], has it: a snapshot behind the gap knows that it ended.
@@ -271,18 +270,15 @@ def check_ends_known(
     if len(found):
         batch = rows[found[0]]
         gap = lost[int(np.searchsorted(first, batch["last_offset"], "right"))]
-        raise SetAside(
-            Problem(
-                "gap",
-                plan.name,
-                NO_POSITION,
-                f"the end of the transaction of producer {int(batch['producer_id'])} at offset "
-                f"{int(batch['base_offset'])}",
-                f"no segment with offsets {gap.first} to {gap.last}, where it may have been",
-                state="gap",
-                hint="nobody can say whether its records were committed: bring the missing file back, or leave "
-                "this topic out",
-            )
+        raise LogFormatError(
+            "gap",
+            plan.name,
+            NO_POSITION,
+            f"the end of the transaction of producer {int(batch['producer_id'])} at offset {int(batch['base_offset'])}",
+            f"no segment with offsets {gap.first} to {gap.last}, where it may have been",
+            state="gap",
+            hint="nobody can say whether its records were committed: bring the missing file back, or leave "
+            "this topic out",
         )
 
 
@@ -366,8 +362,8 @@ def _check_no_marker_lost(
     known: np.ndarray,
     at: np.ndarray,
 ) -> None:
-    """Raise SetAside if an index entry and the markers disagree about the beginning of a transaction, and nobody can
-    tell which is right.
+    """Raise LogFormatError if an index entry and the markers disagree about the beginning of a transaction, and nobody
+    can tell which is right.
 
     By the log's markers a transaction may begin before the offset in its index entry only if the marker before it is
     lost: in a hole, or because a broker removed it too early (KAFKA-14055). If the log holds every offset, no marker is
@@ -394,17 +390,15 @@ def _check_no_marker_lost(
         begin += int(np.searchsorted(data["last_offset"][begin:end], at_stake[i]))
         if begin == end or data["base_offset"][begin] >= entries["first_offset"][i]:
             continue
-        raise SetAside(
-            Problem(
-                "transaction",
-                file.path,
-                int(i) * TXN_INDEX_ENTRY.itemsize,
-                f"an aborted transaction of producer {int(entries['producer_id'][i])} from offset {int(first[i])} on, "
-                "by the markers in the log",
-                f"one from offset {int(entries['first_offset'][i])} on",
-                hint="a marker before it is missing, or this index is wrong: bring missing files back; if it is the "
-                "index, delete it, and the markers alone decide",
-            )
+        raise LogFormatError(
+            "transaction",
+            file.path,
+            int(i) * TXN_INDEX_ENTRY.itemsize,
+            f"an aborted transaction of producer {int(entries['producer_id'][i])} from offset {int(first[i])} on, "
+            "by the markers in the log",
+            f"one from offset {int(entries['first_offset'][i])} on",
+            hint="a marker before it is missing, or this index is wrong: bring missing files back; if it is the "
+            "index, delete it, and the markers alone decide",
         )
 
 
@@ -416,9 +410,9 @@ def _check_no_end_lost(
     entries: np.ndarray,
     matters: np.ndarray,
 ) -> None:
-    """Raise SetAside if an entry names an ABORT marker behind the end of a segment, where nothing is now, and that
-    marker ended a transaction whose data is left. By the markers in the log (in `rows`, TXN_BATCH[n]) that data would
-    belong to a later transaction, or be committed. A cleaner that removes a marker removes its entry too.
+    """Raise LogFormatError if an entry names an ABORT marker behind the end of a segment, where nothing is now, and
+    that marker ended a transaction whose data is left. By the markers in the log (in `rows`, TXN_BATCH[n]) that data
+    would belong to a later transaction, or be committed. A cleaner that removes a marker removes its entry too.
 
     matters: bool[n], the batches at stake (`at_stake`).
     """
@@ -433,17 +427,15 @@ def _check_no_end_lost(
     lost = ended[last] > entries["last_offset"][behind]
     lost &= data["base_offset"][last] >= entries["first_offset"][behind]
     for i, row in zip(behind[lost], last[lost], strict=True):
-        raise SetAside(
-            Problem(
-                "transaction",
-                file.path,
-                int(i) * TXN_INDEX_ENTRY.itemsize,
-                f"the ABORT marker of producer {int(entries['producer_id'][i])} at offset "
-                f"{int(entries['last_offset'][i])}, after its data at {int(data['base_offset'][row])}",
-                "no batch there",
-                hint="the end of a segment is missing, or this index is wrong: bring back what is missing; if it "
-                "is the index, delete it, and the markers alone decide",
-            )
+        raise LogFormatError(
+            "transaction",
+            file.path,
+            int(i) * TXN_INDEX_ENTRY.itemsize,
+            f"the ABORT marker of producer {int(entries['producer_id'][i])} at offset "
+            f"{int(entries['last_offset'][i])}, after its data at {int(data['base_offset'][row])}",
+            "no batch there",
+            hint="the end of a segment is missing, or this index is wrong: bring back what is missing; if it "
+            "is the index, delete it, and the markers alone decide",
         )
 
 

@@ -43,7 +43,6 @@ from lastkey.udfs.compact.split.walk_split import (
     digest_of,
     read_slice,
 )
-from lastkey.udfs.problem import Problem, SetAside
 from lastkey.udfs.storage import Root, open_root, opened
 
 _LEAST_SLOTS: Final = 16
@@ -81,20 +80,18 @@ def share_out(
     """Return groups of consecutive buckets whose tables fit half of a task's memory if every entry is a key; some for
     each core.
 
-    slot: of the tables (`slot_of`). Raises SetAside if a single bucket's table does not fit: more than 256 buckets do
-    not exist.
+    slot: of the tables (`slot_of`). Raises LogFormatError if a single bucket's table does not fit: more than 256
+    buckets do not exist.
     """
     table_bytes = slots_for(_entries(splits, n_buckets)) * slot.itemsize
     limit = task_memory_bytes // 2  # growing tables need the other half
     if table_bytes.max() > limit:
-        raise SetAside(
-            Problem(
-                "memory",
-                "task.memory.bytes",
-                0,
-                f"{2 * int(table_bytes.max())} bytes or more, to hold the table of keys",
-                f"{task_memory_bytes}",
-            )
+        raise LogFormatError(
+            "memory",
+            "task.memory.bytes",
+            0,
+            f"{2 * int(table_bytes.max())} bytes or more, to hold the table of keys",
+            f"{task_memory_bytes}",
         )
     most = min(limit, max(-(-int(table_bytes.sum()) // cores), int(table_bytes.max())))
     out, first, held = [], 0, 0

@@ -16,17 +16,18 @@ from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
 from lastkey.jobs.compact.plan import input_from_archive, refilled_gap_problem
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, DELETE_HORIZON_MASK
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import transaction_index
-from lastkey.udfs.compact.plan import CleanSettings, Gap, Limits, NotDue, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import CleanSettings, Gap, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan import transactions
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.gaps import check_gaps
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.scan.transactions import check_ends_known
 from lastkey.udfs.holes import thinned_offset
-from lastkey.udfs.problem import Problem, SetAside
+from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.gaps import Thinned, gap_problems
@@ -64,10 +65,8 @@ def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
     buffer = ChunkBuffer(1 << 20)
     try:
         return analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
-    except SetAside as reason:
-        return reason.problem
-    except NotDue as reason:
-        return reason.result
+    except LogFormatError as error:
+        return Problem.of(error)
 
 
 def state(plan: PartitionPlan) -> str:
@@ -651,9 +650,9 @@ def test_markers_are_looked_for_once_and_not_for_each_gap(tmp_path: Path, monkey
     scans[1] = replace(scans[1], transactional=txn)
     gaps = [Gap(first, first) for first in (7, 1, 5, 3)]
     nobody = np.empty(0, transactions.OPEN_BATCH)
-    with pytest.raises(SetAside) as caught:
+    with pytest.raises(LogFormatError) as caught:
         check_ends_known(plan, scans, gaps, 3, nobody)
-    assert "offsets 3 to 3" in caught.value.problem.found
+    assert "offsets 3 to 3" in caught.value.found
     # Its marker, at 7, lies in front of the one, and the other is below it
     check_ends_known(plan, scans, gaps[:2], 3, nobody)
     assert looked == [1, 1]
