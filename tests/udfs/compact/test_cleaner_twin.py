@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, event, example, given, note, settings
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.udfs.compact.plan import Limits
-from tests.builders.drawn import NOW, RETENTION, Drawn, logs
+from tests.builders.drawn import NOW, Drawn, logs
 from tests.builders.folders import Outcome, compact, lay_out, load, log_end, plan_of, survivors
 from tests.builders.plans import changed
 from tests.reference.cleaner import AbortedTxn, Cleaned, Segment, Settings, clean, group_segments_by_size
@@ -227,21 +227,6 @@ def test_an_index_entry_stays_in_a_segment_that_is_not_cleaned(tmp_path: Path) -
         assert [b.base_offset for b in survivors(ours.segments())] == [1, 2, 3]
         assert ours.aborted() == (AbortedTxn(1, 0, 2, 3),)
         archived = ours.as_archive(tmp_path / f"archive{number}", snapshots=False)
-
-
-@pytest.mark.parametrize(("older_by", "kept"), [(RETENTION - 1, [0, 1, 2]), (RETENTION, [1, 2])])
-def test_tombstones_of_magic_1_go_by_the_time_of_their_file(tmp_path: Path, older_by: int, kept: list[int]) -> None:
-    """They stay in files younger than that of the last clean segment, less delete.retention.ms."""
-    tombstone = data_batch(0, [(5, b"a", None)], magic=1)
-    values = [data_batch(i, [(5, b"%d" % i, b"1")]) for i in (1, 2)]
-    segments = (Segment(0, (tombstone,), NOW - older_by), Segment(1, (values[0],), NOW), Segment(2, (values[1],), NOW))
-    plan = plan_of(
-        lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(delete_retention_ms=RETENTION),
-        now_ms=NOW, log_start_offset=0, checkpoint=2, sealed=True, force=False,
-    )  # fmt: skip
-    ours = compact(plan)
-    assert [b.last_offset for b in survivors(ours.segments())] == kept
-    check_equal(clean(load(segments, 0, sealed=True), Settings(RETENTION), 2, NOW), ours, survivors(segments))
 
 
 def test_the_twin_groups_segments() -> None:

@@ -24,7 +24,6 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
 from lastkey.udfs.compact.split import rewrite_split as rewriting
-from lastkey.udfs.compact.split import walk_split as walking
 from lastkey.udfs.compact.split.settle import (
     Buckets,
     SettledBuckets,
@@ -44,7 +43,7 @@ from tests.builders.s3_server import BUCKET, s3_server
 from tests.builders.splits import compact_in_blocks
 from tests.builders.steps import at_step
 from tests.reference.cleaner import Segment, Settings
-from tests.reference.log import ABORT, ZSTD, data_batch, marker_batch
+from tests.reference.log import ZSTD, data_batch
 
 NOW = 10**6
 SPREAD = 1 << 20
@@ -92,61 +91,12 @@ def walked(plan: PartitionPlan, analysis: Analysis, splits: list[Split]) -> list
     ]
 
 
-def test_clean_records_go_for_dirty_ones_alone(tmp_path: Path) -> None:
-    """Two clean records of one key (somebody edited a checkpoint) both stay; a later dirty one supersedes both."""
-    segments = log_of("ab", "ab", "cb", per_segment=1)
-    plan = plan_for(tmp_path, segments, checkpoint=4)
-    for folder, split_bytes in (("many", 1), ("one", 1 << 30)):
-        outcome = compact_in_blocks(changed(plan, folder=folder), split_bytes=split_bytes)
-        assert kept(outcome) == [0, 2, 4, 5]
-        assert outcome.files() == compact(plan).files()
-
-
 def test_only_entries_of_dirty_records_say_that_they_are(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, log_of("abcd", "ef", per_segment=1), checkpoint=4, chunk=1 << 20)
     analysis, _ = analysed(plan)
     (split,) = make_splits(analysis.sources, analysis.groups, 1)
     (block,) = walked(plan, analysis, [split])[0].blocks
     assert (int(block.counts.sum()), int(block.dirty.sum())) == (6, 2)
-
-
-def test_a_table_emptied_in_mid_split_sends_a_key_twice_and_the_first_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table forgets after each run: every record leaves its split, and the order of the walk settles it."""
-    segments = log_of("abca", "bcab", "aabb", "dabc", "ca", per_segment=2)
-    plan = plan_for(tmp_path, segments)
-    real = walking._collect
-
-    def forgetful(out, run, table, *args):  # type: ignore[no-untyped-def]
-        table.clear()
-        return real(out, run, table, *args)
-
-    monkeypatch.setattr(walking, "_collect", forgetful)
-    newest = sorted({r.key: r.offset for s in segments for b in s.batches for r in b.records}.values())
-    for split_bytes in (1, 100, 1 << 30):
-        outcome = compact_in_blocks(changed(plan, folder=f"s{split_bytes}"), split_bytes=split_bytes, at_once=False)
-        assert kept(outcome) == newest
-    analysis, splits = analysed(plan)
-    assert sum(w.n_entries for w in walked(plan, analysis, splits)) > len(newest)
-
-
-def test_what_is_aborted_or_of_control_never_supersedes_and_a_tombstone_past_its_horizon_does(tmp_path: Path) -> None:
-    txn = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
-    segments = [
-        Segment(0, (data_batch(0, [(1, b"a", b"1"), (1, b"b", b"1"), (1, b"c", b"1")]),), 1000),
-        Segment(3, (data_batch(3, [(1, b"a", b"no")], transactional=True, **txn),
-                    marker_batch(4, 1, ABORT, timestamp=1)), 1000),
-        Segment(5, (data_batch(5, [(1, b"b", None)], delete_horizon=1),), 1000),
-        Segment(6, (data_batch(6, [(1, None, b"no key"), (1, b"z", b"")]),), 1000),
-    ]  # fmt: skip
-    plan = plan_for(tmp_path, segments)
-    expected = compact(plan)
-    outcome = compact_in_blocks(changed(plan, folder="blocks"))
-    assert outcome.files() == expected.files()
-    assert outcome.result.counters == expected.result.counters
-    assert {0, 2, 7} <= set(kept(outcome))
-    assert not {1, 3, 5, 6} & set(kept(outcome))
 
 
 def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
