@@ -66,7 +66,7 @@ class LogReader:
 
         Arguments and errors are as in `chunks.read_chunks`; kind "changed" also if the file is shorter than `log` says.
         """
-        with self._open(log, start) as (file, end):
+        with self.open(log, start) as (file, end):
             yield from read_chunks(
                 file,
                 log.path,
@@ -89,7 +89,7 @@ class LogReader:
         check_markers: bool = False,
     ) -> Iterator[Chunk]:
         """Yield the batches of a log as `chunks` does, by their headers alone (`headers.read_headers`)."""
-        with self._open(log, start) as (file, end):
+        with self.open(log, start) as (file, end):
             yield from read_headers(
                 file,
                 log.path,
@@ -103,7 +103,8 @@ class LogReader:
             )
 
     @contextmanager
-    def _open(self, log: LogFile, start: int) -> Iterator[tuple[Any, int]]:
+    def open(self, log: LogFile, start: int = 0) -> Iterator[tuple[Any, int]]:
+        """Open a log for a walk; yield the file and its bytes that count. Raise kind "changed" if it is shorter."""
         self.tail = Tail(start)
         with readable(log.path):
             opened = log.open()

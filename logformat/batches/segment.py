@@ -10,7 +10,6 @@ walk opens the file again and reads it from front to back, up to its size at tha
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.bodies import SOFT_BYTES
-from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk, read_exactly
+from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk
 from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
@@ -89,7 +87,6 @@ class SegmentReader:
         name = parse_segment_file(path.rpartition("/")[2])
         self.base_offset = name.base if name is not None and name.kind == LOG else None
         self.torn_bytes: int | None = None  # incomplete batch, or zeros, at the end; None: no walk has reached it yet
-        self._places: list[tuple[int, int, int]] | None = None  # first row, position and bytes of each chunk
 
     @property
     def topic(self) -> str | None:
@@ -161,28 +158,6 @@ class SegmentReader:
                     max_bytes=max_bytes,
                 )
 
-    def raw_batch(self, i: int) -> bytes:
-        """Return the bytes of the batch in row i of `headers()`. Raise IndexError if there is no such row.
-
-        The first call walks the headers of the whole file, unless an earlier walk has reached the end.
-        """
-        if self._places is None:
-            for _ in self.iter_headers():
-                pass
-        places = self._places or []
-        at = bisect.bisect_right(places, i, key=lambda place: place[0]) - 1
-        if i < 0 or at < 0:
-            raise IndexError(i)
-        first, position, size = places[at]
-        raw = np.empty(size, np.uint8)
-        with self._log.open() as file:
-            read_exactly(file, self.path, position, raw)
-        rows = np.empty(i - first + 1, BATCH)
-        n, end, _, _, _ = walk.walk_batches(raw, size, 0, -1, NO_END, False, rows)
-        if n < len(rows):
-            raise IndexError(i)
-        return raw[int(rows["position"][-1]) : end].tobytes()
-
     def to_arrow(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
         """Return all records, or those of an offset range, as one pyarrow.Table; `limits` as in `records`."""
         names = None if columns is None else list(columns)
@@ -201,19 +176,16 @@ class SegmentReader:
 
     def _chunks(self, reader: LogReader) -> Iterator[Chunk]:
         """Yield the whole batches of the file, checked against its name; set torn_bytes after the last."""
-        places, row = [], 0
         for chunk in reader.chunks(self._log, check_crc=self.check_crc):
-            if row == 0:
+            if chunk.position == 0:
                 self._check_name(chunk.batches[0])
-            places.append((row, chunk.position, len(chunk.raw)))
-            row += len(chunk.batches)
             yield chunk
         tail = reader.tail
         if tail.torn_bytes and self.sealed:
             raise LogFormatError(
                 "torn_tail", self.path, tail.position, "whole batches", f"{tail.torn_bytes} more bytes"
             )
-        self.torn_bytes, self._places = tail.torn_bytes, places
+        self.torn_bytes = tail.torn_bytes
 
     def _check_name(self, batch: np.void) -> None:
         # The first offset of a compressed batch of magic 0 or 1 is not known yet; its last one must do.

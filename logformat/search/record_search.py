@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import NO_END, batch_problem, check_batch_size
+from lastkey.logformat.batches.chunks import NO_END, Chunk, batch_problem, check_batch_size
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.search.segment_search import SearchableSegment
@@ -34,7 +34,10 @@ class RecordSearch:
     """Search whose buffers are used again from segment to segment. For one thread at a time."""
 
     def __init__(self, max_batch_bytes: int) -> None:
-        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes, keys_only=True)
+        self._max_batch_bytes, self._reader = (
+            max_batch_bytes,
+            LogReader(max_batch_bytes=max_batch_bytes, keys_only=True),
+        )
 
     def find(self, segment: SearchableSegment, targets: NDArray[np.int64], start_offset: int) -> NDArray[np.void]:
         """Return RECORD[n]: the first with a timestamp >= each target (int64[n] ms, not falling), offset >=
@@ -72,8 +75,8 @@ class RecordSearch:
         out = np.full(len(targets), np.array((-1, -1, -1, -1), RECORD))
         positions, first_rows, which = np.unique(candidates["position"], return_index=True, return_inverse=True)
         sizes = candidates["size"][first_rows]
-        for i in np.flatnonzero(sizes > self._loader.max_batch_bytes)[:1]:
-            check_batch_size(int(sizes[i]), self._loader.max_batch_bytes, segment.path, int(positions[i]), -1)
+        for i in np.flatnonzero(sizes > self._max_batch_bytes)[:1]:
+            check_batch_size(int(sizes[i]), self._max_batch_bytes, segment.path, int(positions[i]), -1)
         ends = np.cumsum(sizes)
         done = 0
         while done < len(positions):
@@ -123,8 +126,7 @@ class RecordSearch:
         path = segment.path
         raw = segment.copy(positions, starts)
         batches = _headers(raw, len(positions), path)
-        wanted = np.ones(len(batches), np.bool_)
-        for run in self._loader.runs(raw, 0, batches, wanted, path, backwards=False):
+        for run in self._reader.runs(Chunk(0, raw, batches, path=path)):
             rows = slice(*(int(i) for i in np.searchsorted(which, [run.first, run.first + len(run.batches)])))
             found, times = np.empty((2, rows.stop - rows.start), np.int64)
             in_run = which[rows] - run.first

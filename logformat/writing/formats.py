@@ -1,8 +1,8 @@
 """Batches of magic 2 as magic 3, and back (FORMAT.md, "Magic 3").
 
     converter = Converter(3)
-    for chunk in read_chunks(...):
-        for converted in converter.convert(chunk.raw, chunk.position, chunk.batches, path): ...
+    for chunk in reader.chunks(log):
+        for converted in converter.convert(chunk): ...
 
 Nothing is lost: each batch of magic 3 is read again, and its header's fields and its records in the magic 2 encoding
 must be what they were, byte for byte. What magic 3 would not give again stays as it is, so a file may hold both
@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.bodies import BadBatch, BodyLoader, Run
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
+from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, Chunk
 from lastkey.logformat.batches.header_kernels import ATTRIBUTES_OFFSET
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_MASK, CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.codec import compress
@@ -54,27 +55,22 @@ class Converter:
     def __init__(self, magic: Magic, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         """max_batch_bytes: batches of magic 2 that decompress to more stay as they are."""
         self.magic = magic
-        self._loader = BodyLoader(max_batch_bytes=max_batch_bytes)
-        self._again = BodyLoader(max_batch_bytes=max_batch_bytes)
+        self.max_batch_bytes = max_batch_bytes
+        self._reader, self._again = (LogReader(max_batch_bytes=max_batch_bytes) for _ in range(2))
 
-    def convert(
-        self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void], path: str
-    ) -> Iterator[Converted]:
-        """Yield all of BATCH[n], checked before, in the other format where that is possible, in runs that fit memory.
+    def convert(self, chunk: Chunk) -> Iterator[Converted]:
+        """Yield all batches of a chunk, checked before, in the other format where that is possible, in runs that fit
+        memory.
 
-        raw: bytes of the file from raw_position on. Raises LogFormatError for a batch of magic 3 that cannot become one
-        of magic 2.
+        Raises LogFormatError for a batch of magic 3 that cannot become one of magic 2.
         """
-        wanted = self.candidates(raw, raw_position, batches)
-        for run in self._loader.runs_around_damage(raw, raw_position, batches, wanted, path):
+        batches = chunk.batches
+        wanted = batches["magic"] == 3 if self.magic == 2 else may_be_v3(chunk.raw, chunk.position, batches)
+        for run in self._reader.runs_around_damage(chunk, wanted):
             if not isinstance(run, BadBatch):
-                yield self._convert(run, raw_position, path)
+                yield self._convert(run, chunk.position, chunk.path)
             elif self.magic == 2:
                 raise run.error
-
-    def candidates(self, raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return bool[n]: which of BATCH[n] could have the other format, by their headers."""
-        return np.asarray(batches["magic"] == 3) if self.magic == 2 else may_be_v3(raw, raw_position, batches)
 
     def _convert(self, run: Run, raw_position: int, path: str) -> Converted:
         which = run.wanted.copy()
@@ -82,7 +78,7 @@ class Converter:
             replaced, sizes = to_v2(run, which, path)
         else:
             kept, rebuilt = np.ones(len(run.spans), np.bool_), np.zeros(len(which), np.bool_)
-            replaced, sizes = to_v3(run, run.batches, kept, rebuilt, which, self._again.max_batch_bytes)
+            replaced, sizes = to_v3(run, run.batches, kept, rebuilt, which, self.max_batch_bytes)
             self._read_again(run, replaced, which, path)
         sizes = np.where(which, sizes, run.batches["size"])
         out = np.empty(int(sizes.sum()), np.uint8)
@@ -96,7 +92,7 @@ class Converter:
         walk.walk_batches(data, len(data), 0, -1, NO_END, walk.CHECK_ALL, rows)
         same = np.logical_and.reduce([rows[name] == before[name] for name in _SAME])
         bodies = run.bodies[which]
-        for again in self._again.runs(data, 0, rows, np.ones(len(rows), np.bool_), path, backwards=False):
+        for again in self._again.runs(Chunk(0, data, rows, path=path)):
             part = slice(again.first, again.first + len(again.batches))
             kernels.bodies_equal(run.raw, run.scratch, bodies[part], again.raw, again.scratch, again.bodies, same[part])
         if not same.all():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.chunks import NO_END, Chunk
 from lastkey.logformat.layout import BATCH
 from lastkey.logformat.writing.formats import Converter, Magic
 from tests.builders.trees import files_in
@@ -20,7 +20,7 @@ def converted(data: bytes, magic: Magic) -> bytes:
     raw = np.frombuffer(data, np.uint8)
     rows = np.empty(len(raw) // 26 + 1, BATCH)
     n, end, _, _, _ = walk.walk_batches(raw, len(raw), 0, -1, NO_END, walk.CHECK_ALL, rows)
-    parts = Converter(magic).convert(raw, 0, rows[:n], "")
+    parts = Converter(magic).convert(Chunk(0, raw, rows[:n]))
     return b"".join(part.data.tobytes() for part in parts) + data[end:]
 
 

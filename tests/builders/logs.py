@@ -28,7 +28,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from lastkey.logformat.batches.segment import open_segment
+from lastkey.logformat.batches.segment import SegmentReader, open_segment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA, segment_file
 from lastkey.logformat.schemas import HEADERS
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
@@ -237,3 +237,9 @@ def _segment_text(path: Path) -> str:
 
 def _plain(data: bytes | None) -> str:
     return "-" if data is None else data.decode(errors="backslashreplace")
+
+
+def raw_batches(segment: SegmentReader) -> list[bytes]:
+    """Return the bytes of each batch, as its header says."""
+    data = Path(segment.path).read_bytes()
+    return [data[b["position"] : b["position"] + b["size"]] for b in segment.headers()]

@@ -97,7 +97,7 @@ def convert_log(
     with open_output(target, to) as out:
         for chunk in reader.chunks(log):
             read = crc32c_extend(read, chunk.raw)
-            for part in converter.convert(chunk.raw, chunk.position, chunk.batches, path):
+            for part in converter.convert(chunk):
                 rows = chunk.batches[part.first : part.first + len(part.sizes)]
                 end = int(rows["position"][-1] + rows["size"][-1])
                 if settings.magic == 3 and room < total + len(part.data) + size - end:

@@ -98,7 +98,7 @@ def _segment(segment: Segment, task: FormatTask, sums: dict[tuple[int, int], NDA
     converter = Converter(3, max_batch_bytes=task.max_batch_bytes)
     stayed = 0
     for chunk in reader.chunks(log_file(open_root(segment.root), segment.path, segment.size_bytes)):
-        parts = list(converter.convert(chunk.raw, chunk.position, chunk.batches, segment.path))
+        parts = list(converter.convert(chunk))
         which = np.concatenate([part.changed for part in parts])
         sizes = np.concatenate([part.sizes for part in parts])
         which |= chunk.batches["magic"] == 3

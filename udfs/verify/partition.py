@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.bodies import BodyLoader, Run
-from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import CODEC_MASK, CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import Segment
@@ -31,7 +31,7 @@ from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, SideFile
-from lastkey.udfs.storage import file_size, open_root, opened, read_file
+from lastkey.udfs.storage import file_size, log_file, open_root, read_file
 from lastkey.udfs.verify.batch_order import Epochs, Placed, Producers
 from lastkey.udfs.verify.findings import CheckedSegment, CheckPlan, CheckResult, Findings, result_of
 from lastkey.udfs.verify.gaps import Thinned, gap_problems
@@ -46,7 +46,7 @@ from lastkey.udfs.verify.transactions import (
     previous_markers,
     transaction_rows,
 )
-from lastkey.udfs.verify.walk import LogWalk, read_records, walk_log
+from lastkey.udfs.verify.walk import LogWalk
 
 _MOST_LISTED: Final = 20  # transactions without a marker
 
@@ -61,11 +61,11 @@ def check_partition(plan: CheckPlan) -> CheckResult:
 
 def check_side(plan: CheckPlan, found: Findings) -> None:
     """Run all checks of one side, into `found`."""
-    buffer = ChunkBuffer(plan.chunk_bytes, plan.max_batch_bytes)
+    reader = LogReader(plan.chunk_bytes, plan.max_batch_bytes)
     rows: list[np.ndarray] = []
     epochs, producers = Epochs(plan, found), Producers()
     for number in range(len(plan.segments)):
-        rows.append(_check_segment(plan, number, found, epochs, producers, buffer))
+        rows.append(_check_segment(plan, number, found, epochs, producers, reader))
     _check_gaps(plan, epochs.first, found)
     last = found.facts[-1] if found.facts else None
     found.log_end_offset = 0 if last is None else max(last.base_offset, last.last_offset + 1)
@@ -78,7 +78,7 @@ def check_side(plan: CheckPlan, found: Findings) -> None:
 
 
 def _check_segment(
-    plan: CheckPlan, number: int, found: Findings, epochs: Epochs, producers: Producers, buffer: ChunkBuffer
+    plan: CheckPlan, number: int, found: Findings, epochs: Epochs, producers: Producers, reader: LogReader
 ) -> np.ndarray:
     """Walk one `.log` and check its indexes; return TXN_ROW[m] of its batches."""
     segment = plan.segments[number]
@@ -95,26 +95,23 @@ def _check_segment(
         IndexFile("time", times, _data(plan, segment, segment.time_index, found, segment.size_bytes)),
         IndexBuilder(base, plan.index_interval_bytes, plan.max_index_bytes, path),
     )
-    walk = LogWalk(path, segment.size_bytes, indexes.positions, base_offset=base)
-    loader = BodyLoader(max_batch_bytes=plan.max_batch_bytes)
+    log = log_file(open_root(segment.root), path, segment.size_bytes)
+    walk = LogWalk(log, reader, indexes.positions, base_offset=base)
     placed, thinned = Placed(path, base, after), Thinned(base)
     rows = []
     try:
-        with opened(open_root(segment.root), path) as file:
-            if file.size() < segment.size_bytes:
-                raise LogFormatError("changed", path, file.size(), f"{segment.size_bytes} bytes, as listed", "fewer")
-            for chunk in walk_log(file, walk, buffer):
-                placed.check(chunk.batches, walk)
-                thinned.see(chunk.batches)
-                epochs.check(path, chunk.batches)
-                indexes.feed(chunk.batches, chunk.position, len(chunk.raw))
-                producers.check(chunk.batches, walk)
-                rows.append(transaction_rows(chunk.batches))
-                _count(facts, chunk.batches, chunk.raw)
-                for run in read_records(loader, chunk, walk):
-                    _count_records(facts, run)
-                    if plan.generation:  # whose manifest may know it
-                        _see_times(facts, run)
+        for chunk in walk.chunks():
+            placed.check(chunk.batches, walk)
+            thinned.see(chunk.batches)
+            epochs.check(path, chunk.batches)
+            indexes.feed(chunk.batches, chunk.position, len(chunk.raw))
+            producers.check(chunk.batches, walk)
+            rows.append(transaction_rows(chunk.batches))
+            _count(facts, chunk.batches, chunk.raw)
+            for run in walk.runs(chunk):
+                _count_records(facts, run)
+                if plan.generation:  # whose manifest may know it
+                    _see_times(facts, run)
     except LogFormatError as error:
         walk.add(error)
     facts.damaged, facts.thinned_offset = walk.n_problems > 0, thinned.last

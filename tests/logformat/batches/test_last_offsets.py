@@ -14,12 +14,14 @@ from pyarrow import fs as pafs
 from lastkey.logformat.batches import walk_kernels as batch_kernels
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, batch_problem, read_chunks
 from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.search.partition_log import OUT_OF_RANGE, PartitionLog, open_partition
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from lastkey.udfs.verify.walk import LogWalk, walk_log
+from lastkey.udfs.storage import log_file, open_root
+from lastkey.udfs.verify.walk import LogWalk
 from tests.reference.legacy import message
 from tests.reference.log import data_batch
 
@@ -55,10 +57,9 @@ def by_segment(path: Path) -> list[int]:
 
 
 def by_walk_log(path: Path) -> list[int]:
-    found = LogWalk("p", path.stat().st_size, np.empty(0, np.int64))
-    with pafs.LocalFileSystem().open_input_file(str(path)) as file:
-        chunks = walk_log(file, found, ChunkBuffer(1 << 16))
-        out = [int(last) for chunk in chunks for last in chunk.batches["last_offset"]]
+    log = log_file(open_root(str(path.parent)), path.name, path.stat().st_size)
+    found = LogWalk(log, LogReader(1 << 16), np.empty(0, np.int64))
+    out = [int(last) for chunk in found.chunks() for last in chunk.batches["last_offset"]]
     for problem in found.problems:
         raise LogFormatError(problem.kind, problem.path, problem.position, problem.expected, problem.found)
     return out

@@ -80,18 +80,6 @@ def test_headers_come_whole_in_chunks_and_as_columns(log):
     assert table.to_pylist()[3] == {"control": True, "last_offset": 6, "codec": "none"}
 
 
-def test_raw_batches_are_the_bytes_of_the_file(log):
-    data = log.read_bytes()
-    for chunk_bytes in (64, 1 << 20):
-        segment = open_segment(log, chunk_bytes=chunk_bytes)
-        parts = [segment.raw_batch(i) for i in (0, 1, 2, 3, 4)]
-        assert b"".join(parts) == data
-        assert segment.raw_batch(3) == parts[3]
-        for wrong in (5, -1):
-            with pytest.raises(IndexError):
-                segment.raw_batch(wrong)
-
-
 def test_pandas_gets_nullable_integers_and_times_in_utc(log):
     frame = open_segment(log).to_pandas(start_offset=2, end_offset=5)
     assert frame["key"].tolist() == [b"a", b"", None]

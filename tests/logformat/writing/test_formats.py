@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.chunks import NO_END, Chunk
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
@@ -42,7 +42,7 @@ def rows_of(data):
 def convert(data, magic):
     """Return a log in another format, and which batches changed."""
     raw, rows = rows_of(data)
-    parts = list(Converter(magic).convert(raw, 0, rows, "t-0/0.log"))
+    parts = list(Converter(magic).convert(Chunk(0, raw, rows, path="t-0/0.log")))
     changed = np.concatenate([np.zeros(0, np.bool_), *(part.changed for part in parts)])
     return b"".join(part.data.tobytes() for part in parts), changed.tolist()
 
@@ -280,6 +280,6 @@ def test_a_batch_that_only_magic_3_puts_above_the_limit_stays():
     data = log.data_batch(0, [(2**60 * (i % 2), b"k", b"v") for i in range(100)]).data
     raw, rows = rows_of(data)
     for limit, changed in ((len(data) - 61, False), (2 * len(data), True)):
-        (part,) = Converter(3, max_batch_bytes=limit).convert(raw, 0, rows, "t-0/0.log")
+        (part,) = Converter(3, max_batch_bytes=limit).convert(Chunk(0, raw, rows, path="t-0/0.log"))
         assert part.changed.tolist() == [changed]
         assert (part.data.tobytes() == data) != changed

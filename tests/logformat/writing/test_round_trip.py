@@ -17,7 +17,7 @@ from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.schemas import BATCHES, RECORDS
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from tests.builders.logs import Row, arrow_records
+from tests.builders.logs import Row, arrow_records, raw_batches
 from tests.reference.log import NONE, Batch, Record, decode_log, encode_batch
 
 FIELD = st.none() | st.just(b"") | st.binary(max_size=40) | st.integers(100, 300).map(lambda n: b"x" * n)
@@ -156,7 +156,7 @@ def test_written_and_read_back(base_offset, batches, hostile, data):
         assert headers.column("base_offset").to_pylist() == [b.base_offset for b in log]
         assert headers.column("size_bytes").to_pylist() == [len(b.data) for b in log]
         assert headers.column("delete_horizon_ms").to_pylist() == [b.delete_horizon for b in log]
-        assert [segment.raw_batch(i) for i in range(len(log))] == [b.data for b in log]
+        assert raw_batches(segment) == [b.data for b in log]
         if data is not None and rows:
             columns = data.draw(st.lists(st.sampled_from(RECORDS.names), min_size=1, unique=True))
             start, end = (data.draw(st.sampled_from([row["offset"] + i for row in rows for i in (0, 1)])) for _ in "ab")

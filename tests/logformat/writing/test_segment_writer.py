@@ -15,7 +15,7 @@ from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from tests.builders.logs import Row, arrow_records, log_text, write_partition, write_segment
+from tests.builders.logs import Row, arrow_records, log_text, raw_batches, write_partition, write_segment
 from tests.reference.index_entries import index_entries
 from tests.reference.log import COMMIT, decode_log, marker_batch
 
@@ -64,7 +64,7 @@ def test_raw_batches_are_copied(tmp_path):
     data = log.read_bytes()
     with SegmentWriter(tmp_path / "b", 7) as writer:
         assert len(writer.append_raw(b"")) == 0
-        assert len(writer.append_raw(open_segment(log).raw_batch(0))) == 1
+        assert len(writer.append_raw(raw_batches(open_segment(log))[0])) == 1
         rows = writer.append_raw(data[writer.size :])
         assert rows["base_offset"].tolist() == [9, 10, 11]
         assert rows["position"].tolist() == open_segment(log).headers()["position"][1:].tolist()
