@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from lastkey.logformat import names
 from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files
 from lastkey.logformat.dump.findings import Findings
-from lastkey.logformat.dump.log_options import NO_LIMIT, Decoder, LogOptions, RecordLimits, as_strings
+from lastkey.logformat.dump.log import NO_LIMIT, Decoder, LogOptions, RecordLimits, as_strings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.messages import coordinator_records

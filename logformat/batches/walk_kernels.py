@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from lastkey.logformat.batches.control_kernels import control_record
 from lastkey.logformat.batches.header_kernels import (
     ATTRIBUTES_OFFSET,
     BASE_SEQUENCE,
@@ -24,6 +23,7 @@ from lastkey.logformat.batches.header_kernels import (
     PRODUCER_EPOCH,
     PRODUCER_OFFSET,
     PRODUCER_OFFSET_V3,
+    control_record,
     read_trail,
 )
 from lastkey.logformat.jit import inline, kernel

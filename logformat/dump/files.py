@@ -28,8 +28,7 @@ from lastkey.logformat.dump import indexes as dump_indexes
 from lastkey.logformat.dump import lines as text
 from lastkey.logformat.dump.findings import Findings
 from lastkey.logformat.dump.indexes import IndexFindings
-from lastkey.logformat.dump.log import log_lines
-from lastkey.logformat.dump.log_options import LogFindings, LogOptions
+from lastkey.logformat.dump.log import LogFindings, LogOptions, log_lines
 from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
 from lastkey.logformat.locations import canonical, locate, text_entries
 from lastkey.logformat.primitives.java_text import bytes_of

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.dump.indexes import IndexFindings, Pairs
-from lastkey.logformat.dump.log_options import LogFindings
+from lastkey.logformat.dump.log import LogFindings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.java_text import bytes_of
 

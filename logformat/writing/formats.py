@@ -28,9 +28,8 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_MASK, CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.codec import compress
-from lastkey.logformat.writing import batch_kernels
 from lastkey.logformat.writing import section_kernels as kernels
-from lastkey.logformat.writing.encode_kernels import write_batches
+from lastkey.logformat.writing.encode_kernels import copy_around, sizes_v3, write_batches, write_batches_v3
 from lastkey.logformat.writing.section_kernels import MEASURED
 
 Magic = Literal[2, 3]
@@ -82,7 +81,7 @@ class Converter:
             self._read_again(run, replaced, which, path)
         sizes = np.where(which, sizes, run.batches["size"])
         out = np.empty(int(sizes.sum()), np.uint8)
-        batch_kernels.copy_around(run.raw, raw_position, run.batches, which, replaced, sizes, out)
+        copy_around(run.raw, raw_position, run.batches, which, replaced, sizes, out)
         return Converted(out, sizes, which, run.first)
 
     def _read_again(self, run: Run, data: NDArray[np.uint8], which: NDArray[np.bool_], path: str) -> None:
@@ -134,9 +133,9 @@ def to_v3(
     if (codecs[which] != 0).any():
         data = _compressed(plain, codecs, which, measured, first_sections, stored)
     sizes = np.where(which, stored, 0)
-    batch_kernels.sizes_v3(batches, which, first_sections, sizes)
+    sizes_v3(batches, which, first_sections, sizes)
     out = np.empty(int(sizes.sum()), np.uint8)
-    batch_kernels.write_batches_v3(batches, which, measured["attributes"], first_sections, sizes, data, out)
+    write_batches_v3(batches, which, measured["attributes"], first_sections, sizes, data, out)
     fits = sizes <= max_batch_bytes + BATCH_OVERHEAD
     if not fits.all():
         out = out[np.repeat(fits, sizes)]

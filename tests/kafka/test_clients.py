@@ -18,7 +18,7 @@ import pytest
 
 from lastkey.logformat.dump.files import DumpOptions
 from lastkey.logformat.dump.files import dump as dump_ours
-from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.messages.coordinator_records import decode_records
 from tests.builders.bare_logs import BareLog, copy_logs, differences, reindexed
 from tests.builders.folders import Archived, archived_at, compact, golden_plan

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from lastkey.logformat.dump.files import DumpOptions, dump
-from lastkey.logformat.dump.log_options import LogOptions, as_strings
+from lastkey.logformat.dump.log import LogOptions, as_strings
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import Row, arrow_records, write_partition, write_segment
 from tests.golden import case_names, golden

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lastkey.logformat.dump.files import DumpOptions, dump
-from lastkey.logformat.dump.log_options import LogOptions, as_strings
+from lastkey.logformat.dump.log import LogOptions, as_strings
 from lastkey.logformat.search.partition_log import open_partition
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.place import Place

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.dump.files import DumpOptions, dump
-from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.messages.coordinator_records import GROUP_RECORDS, decode_records
 from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import messages, versions_of

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.dump.files import DumpOptions, dump
-from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.errors import LogFormatError
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, Partition, batch_at, build
 from tests.builders.limits import within

@@ -13,7 +13,7 @@ from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.dump.files import DumpOptions, dump
-from lastkey.logformat.dump.log_options import LogOptions, as_strings
+from lastkey.logformat.dump.log import LogOptions, as_strings
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.partition import check_partition

@@ -19,7 +19,7 @@ from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.dump.files import DumpOptions, dump, list_files
-from lastkey.logformat.dump.log_options import LogOptions
+from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.attempt import attempt

@@ -17,7 +17,7 @@ import pytest
 from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.dump.files import DumpOptions, dump, kind_of
 from lastkey.logformat.dump.lines import json_lines
-from lastkey.logformat.dump.log_options import LogOptions, RecordLimits, as_strings
+from lastkey.logformat.dump.log import LogOptions, RecordLimits, as_strings
 from lastkey.logformat.primitives.java_text import text_of
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition, write_segment

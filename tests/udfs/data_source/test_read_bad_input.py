@@ -16,7 +16,7 @@ import pytest
 from lastkey.logformat.batches.chunks import CHUNK_BYTES
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.dump.files import DumpOptions, dump
-from lastkey.logformat.dump.log_options import LogOptions, RecordLimits
+from lastkey.logformat.dump.log import LogOptions, RecordLimits
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.codec import compress
