@@ -1,4 +1,4 @@
-"""Rows of a commit, made from a partition's result: those of its new generation, and the partition's state."""
+"""Rows of the store's tables, made from partitions' results: those of a new generation, and partitions' states."""
 
 from __future__ import annotations
 
@@ -10,105 +10,103 @@ import platform
 import time
 from dataclasses import asdict, astuple, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 from lastkey.jobs.archive.listing import ArchivedPartition
+from lastkey.jobs.compact.erasing import topic_id_of
+from lastkey.jobs.compact.plan import clean_settings
+from lastkey.jobs.compact.run import Outcome, Start, key_of
+from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat.primitives import zstd_kernels
-from lastkey.udfs.compact.plan import CleanSettings, PartitionResult
+from lastkey.udfs.compact.plan import PartitionResult
+
+_OF_BOTH: Final = (  # columns that a checkpoint and the row of its run have in common
+    "run_id", "topic", "partition", "now_ms", "log_start_offset", "next_offset", "topic_id", "cluster_id",
+    "archive_uri", "last_batch_base_offset", "last_batch_leader_epoch", "last_batch_crc", "erased",
+)  # fmt: skip
 
 
-def commit_of(
-    r: PartitionResult,
-    archived: ArchivedPartition,
-    before: Checkpoint | None,
-    archive_uri: str,
-    now_ms: int,
-    settings: CleanSettings,
-    *,
-    anew: bool = False,
-    job_run_id: str = "",
-    engine: str = "",
-    erased: str | None = None,
-    sealed: bool = False,
-) -> Commit:
+def commit_of(start: Start, r: PartitionResult, *, anew: bool, engine: str) -> Commit:
     """Return what a cleaned partition adds to its wave's commit. `anew`: by --reset: it takes nothing over from the
     previous generation, which stays the parent, so that it can be restored and vacuum knows it.
     """
-    generation = (before.generation if before else 0) + 1
-    run_id = run_id_of(r.folder)
-    identity: dict[str, Any] = {
-        "topic_id": topic_id_of(archived, before, anew=anew),
-        "cluster_id": archived.cluster_id or (before.cluster_id if before and not anew else None),
-        "archive_uri": archive_uri,
-        "last_batch_base_offset": r.last_batch.base_offset,
-        "last_batch_leader_epoch": r.last_batch.leader_epoch,
-        "last_batch_crc": r.last_batch.crc,
-    }
-    counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
+    key = key_of(r)
+    archived, before = start.archive.partitions[key], start.checkpoints.get(key)
     made_of = None if anew else before
-    flags = [name for name, is_set in (("erases", r.erases), ("sealed", sealed)) if is_set]
+    checkpoint = _checkpoint(start, r, archived, before, made_of)
     log_start = made_of.log_start_offset if made_of else archived.segments[0].base_offset
-    checkpoint = Checkpoint(
+    read = read_with(made_of, checkpoint, r.segments, max(log_start, archived.log_start_checkpoint or 0))
+    return Commit(
+        checkpoint=replace(checkpoint, read=read),
+        segments=list(r.segments),
+        run=_run_row(start, r, checkpoint, before, anew=anew, engine=engine),
+        partition_state=state_of(r, checkpoint.generation, start.run_id, start.options.now_ms),
+    )
+
+
+def _checkpoint(
+    start: Start, r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, made_of: Checkpoint | None
+) -> Checkpoint:
+    """Return the checkpoint of a new generation. made_of: the generation before; None: it takes nothing over."""
+    anew, run_id = made_of is not before, run_id_of(r.folder)
+    return Checkpoint(
         topic=r.topic,
         partition=r.partition,
-        generation=generation,
+        generation=(before.generation if before else 0) + 1,
         run_id=run_id,
         first_dirty_offset=r.first_dirty_offset,
         log_start_offset=r.log_start_offset,
         next_offset=r.next_offset,
         log_end_timestamp_ms=r.log_end_timestamp_ms,
-        now_ms=now_ms,
+        now_ms=start.options.now_ms,
         gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
         chain=made_of.chain if made_of else run_id,
         archived_files=_files_read(r, archived, made_of),
-        erased=erased,
+        erased=start.erasures.bounds_after(before, archived, r.next_offset, anew=anew),
+        topic_id=topic_id_of(archived, before, anew=anew),
+        cluster_id=archived.cluster_id or (made_of.cluster_id if made_of else None),
+        archive_uri=start.archive.root.uri,
+        last_batch_base_offset=r.last_batch.base_offset,
+        last_batch_leader_epoch=r.last_batch.leader_epoch,
+        last_batch_crc=r.last_batch.crc,
         **_expired(r, made_of),
-        **identity,
-    )
-    read = read_with(made_of, checkpoint, r.segments, max(log_start, archived.log_start_checkpoint or 0))
-    return Commit(
-        checkpoint=replace(checkpoint, read=read),
-        segments=list(r.segments),
-        run=RunRow(
-            run_id=run_id,
-            topic=r.topic,
-            partition=r.partition,
-            generation_before=generation - 1,
-            generation_after=generation,
-            parent_run_id=before.run_id if before else None,
-            now_ms=now_ms,
-            started_ms=time.time_ns() // 1_000_000,
-            first_dirty_offset=r.first_dirty_before,
-            end_offset=r.first_dirty_offset,
-            log_start_offset=r.log_start_offset,
-            next_offset=r.next_offset,
-            settings=json.dumps(asdict(settings) | dict.fromkeys(flags, True)),
-            bytes_read=r.bytes_read,
-            bytes_before=r.bytes_before,
-            bytes_after=r.bytes_after,
-            bytes_written=r.bytes_written,
-            seconds=json.dumps(r.seconds),
-            splits=r.splits,
-            versions=json.dumps(_versions()),
-            engine=engine,
-            anew=anew and before is not None,
-            compacted=r.compacted,
-            expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
-            erased=erased,
-            erased_offsets=json.dumps(r.erased_offsets, separators=(",", ":")) if r.erased_offsets else None,
-            **identity,
-            **counters,
-        ),
-        partition_state=state_of(r, generation, job_run_id, now_ms),
     )
 
 
-def topic_id_of(archived: ArchivedPartition, before: Checkpoint | None, *, anew: bool) -> str | None:
-    """Return the topic id of a new generation: the archive's, or if it has none that of the generation before."""
-    return archived.topic_id or (before.topic_id if before and not anew else None)
+def _run_row(
+    start: Start, r: PartitionResult, made: Checkpoint, before: Checkpoint | None, *, anew: bool, engine: str
+) -> RunRow:
+    """Return the row of the run that made a generation."""
+    counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
+    same: dict[str, Any] = {name: getattr(made, name) for name in _OF_BOTH}
+    flags = [name for name, is_set in (("erases", r.erases), ("sealed", start.options.sealed)) if is_set]
+    settings = asdict(clean_settings(start.listing.settings[r.topic]))
+    return RunRow(
+        generation_before=made.generation - 1,
+        generation_after=made.generation,
+        parent_run_id=before.run_id if before else None,
+        started_ms=time.time_ns() // 1_000_000,
+        first_dirty_offset=r.first_dirty_before,
+        end_offset=r.first_dirty_offset,
+        settings=json.dumps(settings | dict.fromkeys(flags, True)),
+        bytes_read=r.bytes_read,
+        bytes_before=r.bytes_before,
+        bytes_after=r.bytes_after,
+        bytes_written=r.bytes_written,
+        seconds=json.dumps(r.seconds),
+        splits=r.splits,
+        versions=json.dumps(_versions()),
+        engine=engine,
+        anew=anew and before is not None,
+        compacted=r.compacted,
+        expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
+        erased_offsets=json.dumps(r.erased_offsets, separators=(",", ":")) if r.erased_offsets else None,
+        **same,
+        **counters,
+    )
 
 
 def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None) -> str | None:
@@ -173,3 +171,23 @@ def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> P
         run_id=run_id,
         now_ms=now_ms,
     )
+
+
+def write_partition_states(start: Start, outcome: Outcome) -> None:
+    """Write the partitions' states, but of those that were not due only what is new: such a run should cost little."""
+    state, now_ms = start.state, start.options.now_ms
+    before = state.states() if outcome.cut_off or any(r.status == "not_due" for r in outcome.results) else {}
+    rows = []
+    for r in outcome.results:
+        key = key_of(r)
+        if r.status == "cleaned" or (r.status == "stopped" and key not in outcome.cut_off):
+            continue  # committed with its generation, or not known; or another run was first, and knows better
+        current = outcome.committed.get(key) or start.checkpoints.get(key)
+        row, old = state_of(r, current.generation if current else -1, start.run_id, now_ms), before.get(key)
+        if r.status == "stopped":  # as it was, but tried: the next run begins with those that were not
+            row = replace(row, state="dirty") if old is None else replace(old, run_id=row.run_id, now_ms=row.now_ms)
+        if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
+            continue
+        rows.append(row)
+    writing.set_states(state, rows)
+    writing.write_states(state)

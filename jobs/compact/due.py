@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from lastkey.jobs.archive.listing import Archive, ArchivedPartition
-from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.options import CompactOptions
-from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.plan import (
     clean_settings,
     cleaned_rows,
@@ -21,10 +19,9 @@ from lastkey.jobs.compact.plan import (
     plan_of,
     run_context,
 )
-from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.compact.run import Start, key_of
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
-from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
@@ -35,27 +32,11 @@ from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionRe
 from lastkey.udfs.compact.scan.due import dirt_held_back
 from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import exists, links_in, open_root
+from lastkey.udfs.storage import exists, links_in
 from lastkey.udfs.yields.schedule import KEPT, choose, cost_of, cost_of_all
 
 _LOG: Final = logging.getLogger("lastkey")
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
-
-
-@dataclass(frozen=True)
-class Start:
-    """Inputs of a run: its options, the archive's listing, the store's state."""
-
-    options: CompactOptions
-    archive: Archive
-    settings: Mapping[str, TopicSettings]  # by topic
-    checkpoints: Mapping[Key, Checkpoint]
-    manifests: Mapping[Key, Sequence[Segment]]
-    report: CompactReport
-    ends_at: float | None = None  # of the monotonic clock: --max-runtime
-    turns: Mapping[Key, tuple[int, int]] | None = None  # with it: by what partitions are ordered
-    erasures: Erasures = Erasures()
-    committed: dict[Key, Checkpoint] = field(default_factory=dict)  # by this run
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:
@@ -73,45 +54,52 @@ def begins_anew(start: Start, key: Key, problem: Problem | None) -> bool:
         return True
     if not problem.path.startswith(f"{PARTITIONS}/") or problem.kind in _PASSING:
         return False
-    return problem.kind != "unreadable" or not exists(open_root(start.report.store), problem.path)
+    return problem.kind != "unreadable" or not exists(start.state.root, problem.path)
 
 
-def plans_of(start: Start) -> Iterator[PartitionPlan]:
-    """Yield the plans of partitions that may be due; report the others at once."""
-    options, report = start.options, start.report
+def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionResult]]:
+    """Return the plans of the partitions that may be due by the listing, and results for the others."""
+    options = start.options
     run = run_context(
         options.config,
-        report.store,
+        start.state.root.uri,
         options.now_ms,
         sealed=options.sealed,
         force=options.force,
         dry_run=options.dry_run,
         only_schedule=options.only_schedule,
     )
-    plans = []
-    links = links_in(open_root(report.store), PARTITIONS)
-    for key, archived in sorted(start.archive.partitions.items()):
-        checkpoint = start.checkpoints.get(key)
-        report.notes += archived.notes
-        given = _listing_problem(start, key, links) or _input(start, key)
-        if isinstance(given, Problem) and checkpoint and archived.segments and begins_anew(start, key, given):
-            given = input_from_archive(archived, anew=True)
-        previous = checkpoint.generation if checkpoint else 0
-        folder = generation_folder(*key, previous + 1, report.run_id)
-        plan = given if isinstance(given, Problem) else _planned(start, given, replace(run, folder=folder))
-        if isinstance(plan, Problem):
-            report.results.append(PartitionResult(*key, "set_aside", problem=plan))
-            continue
-        plans.append(plan)
-        if plan.input.anew:
-            report.anew.add(key)
-    for plan in with_shares(options.io_budget, plans):
-        manifest = start.manifests.get((plan.input.topic, plan.input.partition), ())
-        found = _if_due(whole_if_overdue(plan, run.secret), manifest)
-        if isinstance(found, PartitionResult):
-            report.results.append(found)
+    links = links_in(start.state.root, PARTITIONS)
+    drafts, plans, results = list[PartitionPlan](), list[PartitionPlan](), list[PartitionResult]()
+    for key in sorted(start.archive.partitions):
+        draft = _draft(start, key, run, links)
+        if isinstance(draft, Problem):
+            results.append(PartitionResult(*key, "set_aside", problem=draft))
         else:
-            yield found
+            drafts.append(draft)
+    for draft in with_shares(options.io_budget, drafts):
+        found = _if_due(whole_if_overdue(draft, run.secret), start.manifests.get(key_of(draft.input), ()))
+        if isinstance(found, PartitionResult):
+            results.append(found)
+        else:
+            plans.append(found)
+    if options.only_schedule:
+        whole = [plan for plan in plans if not plan.policy.partial]
+        plans = [plan for plan in plans if plan.policy.partial]
+        results += [PartitionResult(*key_of(p.input), "scheduled", bytes_before=p.log_bytes) for p in whole]
+    return plans, results
+
+
+def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> PartitionPlan | Problem:
+    """Return the plan of a partition without its share of --io-budget, or the problem that prevents it."""
+    archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
+    given = _listing_problem(start, key, links) or _input(start, key)
+    if isinstance(given, Problem) and checkpoint and archived.segments and begins_anew(start, key, given):
+        given = input_from_archive(archived, anew=True)
+    if isinstance(given, Problem):
+        return given
+    generation = (checkpoint.generation if checkpoint else 0) + 1
+    return _planned(start, given, replace(run, folder=generation_folder(*key, generation, start.run_id)))
 
 
 def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem | None:
@@ -130,24 +118,24 @@ def _input(start: Start, key: Key) -> PartitionInput | Problem:
     archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
     if checkpoint is None:
         return input_from_archive(archived)
-    gaps = start.settings[key[0]].gaps
-    return input_from_generation(archived, checkpoint, start.manifests[key], start.report.store, gaps)
+    gaps = start.listing.settings[key[0]].gaps
+    return input_from_generation(archived, checkpoint, start.manifests[key], start.state.root.uri, gaps)
 
 
 def _planned(start: Start, given: PartitionInput, run: RunContext) -> PartitionPlan | Problem:
     """Return the plan of a partition, or the problem if the plan needs a key that was not given."""
-    before = start.checkpoints.get((given.topic, given.partition))
+    before = start.checkpoints.get(key_of(given))
     erasing = start.erasures.erasing_of(given, before, dry_run=run.dry_run)
     if isinstance(erasing, Problem):
         return erasing
-    return plan_of(given, clean_settings(start.settings[given.topic]), erasing, run, before)
+    return plan_of(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before)
 
 
 def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan | Problem:
     """Return a plan that starts a partition over from what the archive holds; without the archive's `checkpoints` if
     they contradict the log. Return the problem if the plan needs a key that was not given.
     """
-    archived = start.archive.partitions[plan.input.topic, plan.input.partition]
+    archived = start.archive.partitions[key_of(plan.input)]
     anew = plan.input.before.until is not None or plan.input.anew
     planned = _planned(start, input_from_archive(archived, checkpoints=checkpoints, anew=anew), plan.run)
     if isinstance(planned, Problem):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lastkey.jobs.compact.commit import topic_id_of
 from lastkey.jobs.store.erasures import (
     Bounds,
     bounds_of,
@@ -89,6 +88,11 @@ class Erasures:
         """Return the column `erased` of a partition's new generation."""
         topic_id = topic_id_of(archived, before, anew=anew)
         return to_text(_bounds_after(bounds_of(before), topic_id, next_offset, self.id))
+
+
+def topic_id_of(archived: ArchivedPartition, before: Checkpoint | None, *, anew: bool) -> str | None:
+    """Return the topic id of a new generation: the archive's, or if it has none that of the generation before."""
+    return archived.topic_id or (before.topic_id if before and not anew else None)
 
 
 def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: str) -> Bounds:

@@ -10,30 +10,29 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
-from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.command.config import Engine, TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, tells_io
-from lastkey.jobs.command.stopping import EarlyEndError
-from lastkey.jobs.compact.commit import state_of
-from lastkey.jobs.compact.due import Start, is_reset, plans_of
+from lastkey.jobs.compact.commit import write_partition_states
+from lastkey.jobs.compact.due import is_reset, plan_partitions
 from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.report import CompactReport, ScheduleReport, lag_of
+from lastkey.jobs.compact.run import Listing, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store import writing
 from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
 from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
@@ -44,15 +43,11 @@ from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
-from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri, open_root
 
 _LOG: Final = logging.getLogger("lastkey")
-
-
-class _Overtaken(Exception):
-    """Signal that another run committed one of our partitions after we had planned and before it heard of us."""
 
 
 @tells_io
@@ -67,169 +62,159 @@ def run_in_turn(options: CompactOptions, erasures: Erasures, progress: Progress)
     ends_at = None if options.max_runtime is None else time.monotonic() + options.max_runtime
     while True:
         try:
-            return _run(options, erasures, progress, ends_at)
-        except _Overtaken:
-            continue  # with a new plan
+            report = _run(options, erasures, progress, ends_at)
         except RunningError as error:
             if not options.wait or (ends_at is not None and time.monotonic() >= ends_at):
                 raise
             _LOG.warning("waiting for %s", error.fields["found"])
             wait_until_gone(open_root(normal_uri(options.store)), str(error.fields["run_id"]), ends_at)
+        else:
+            if report is not None:
+                return report  # else with a new plan
 
 
-def _run(options: CompactOptions, erasures: Erasures, progress: Progress, ends_at: float | None) -> CompactReport:
-    started = time.perf_counter()
+def _run(
+    options: CompactOptions, erasures: Erasures, progress: Progress, ends_at: float | None
+) -> CompactReport | None:
+    """Return the report of a run; None if another run committed one of its partitions before it heard of this run."""
+    began, outcome = time.perf_counter(), Outcome()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
     engine = chosen_engine(options, writes=not options.only_schedule)
-    kind = ScheduleReport if options.only_schedule else CompactReport
-    report = kind(archive_uri, store_uri, uuid.uuid4().hex, options.now_ms, options.dry_run)
-    archive, settings, others = _listed(options, erasures, archive_uri, report)
-    archive_uri = report.archive = archive.root.uri
-    if erasures.new:
-        _add_of_store_alone(options, archive, settings, open_state(store_uri).checkpoints())
-    report.seconds["list"] = time.perf_counter() - started
-    unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
-    outdated = _outdated(options, archive)
-    _check_something_is_selected(options, archive, report, unmatched)
+    listing = _list_archive(options, erasures, archive_uri, store_uri)
     at = time.perf_counter()
-    state = open_state(store_uri)
-    checkpoints = state.checkpoints()
-    if options.reset is not None:
-        topics = archive.topics | {topic for topic, _ in checkpoints}
-        check_globs("--reset", options.reset.include, topics, archive_uri)
-    if not checkpoints:
-        check_not_lost(state.root)
-    _check_one_archive(options, archive_uri, checkpoints)
-    missing = _missing(options, archive, state, checkpoints, report)
-    report.notes += _missing_notes(missing, checkpoints)
-    if not archive.partitions:
-        report.notes += [*state.notes, *others, *unmatched, *outdated]
-        start = Start(options, archive, settings, checkpoints, {}, report)
-        report.archive_needed = _archive_needed(start, state, missing)
-        return report
-    known = {
-        key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
-    }
-    manifests = state.manifests(known) if known else {}
-    turns = None if ends_at is None else _turns(state, checkpoints)
-    erasures.begin(store_uri, checkpoints, dry_run=options.dry_run)
-    start = Start(options, archive, settings, checkpoints, manifests, report, ends_at, turns, erasures)
-    plans = list(plans_of(start))
-    if options.only_schedule:
-        report.results += [
-            PartitionResult(p.input.topic, p.input.partition, "scheduled", bytes_before=p.log_bytes)
-            for p in plans
-            if not p.policy.partial
-        ]
-        plans = [p for p in plans if p.policy.partial]
-    report.seconds["state"] = time.perf_counter() - at
-    of_others: list[str] = []
-    due = {(plan.input.topic, plan.input.partition) for plan in plans}
-    if due and options.dry_run:
-        of_others += at_work(state.root, due, of_others)
-    if plans and not options.dry_run and not checkpoints:
-        state.check_writable()  # for a store that has committed before, the next commit finds out
-    if plans:
-        step("partitions planned")
-        with nullcontext() if options.dry_run else announced(state.root, report.run_id, due, of_others):
-            if not options.dry_run and _is_overtaken(state, checkpoints, due):
-                raise _Overtaken
-            at = time.perf_counter()
-            brief = options.config.job.split_by != "window"
-            n_bytes = sum(plan.least_bytes for plan in plans)
-            with workers(engine, n_bytes, options.config, report, progress, brief=brief) as made:
-                run_waves(made, state, start, plans, progress)
-            report.seconds["partitions"] = time.perf_counter() - at - report.seconds.get("session", 0.0)
-            _say_if_replaced(state, report, checkpoints)
-    elif not options.dry_run:
-        forget_dead(state.root)
-    if not options.dry_run:
+    outcome.seconds["list"] = at - began
+    start = _read_store(options, listing, erasures, store_uri, ends_at)
+    if not start.archive.partitions:
+        return _report(start, outcome, _archive_needed(start, outcome))
+    erasures.begin(store_uri, start.checkpoints, dry_run=options.dry_run)
+    plans, outcome.results = plan_partitions(start)
+    outcome.planned = {key_of(plan.input) for plan in plans}
+    outcome.anew = {key_of(plan.input) for plan in plans if plan.input.anew}
+    outcome.seconds["state"] = time.perf_counter() - at
+    if plans and not _work(engine, start, plans, outcome, progress):
+        return None
+    if not plans and not options.dry_run:
+        forget_dead(start.state.root)
+    return _finish(start, outcome, began)
+
+
+def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome: Outcome, progress: Progress) -> bool:
+    """Work on the plans. Return False, with nothing done, if another run committed one of the partitions."""
+    step("partitions planned")
+    options, state = start.options, start.state
+    if options.dry_run:
+        outcome.notes_on_runs += at_work(state.root, outcome.planned, outcome.notes_on_runs)
+        lease: AbstractContextManager[None] = nullcontext()
+    else:
+        if not start.checkpoints:
+            state.check_writable()  # for a store that has committed before, the next commit finds out
+        lease = announced(state.root, start.run_id, outcome.planned, outcome.notes_on_runs)
+    with lease:
+        now = start.checkpoints if options.dry_run else state.checkpoints()
+        if any(now.get(key) != start.checkpoints.get(key) for key in outcome.planned):
+            return False
         at = time.perf_counter()
-        _say_how_they_stand(state, report, checkpoints, options.now_ms)
-        report.seconds["cleaner_state"] = time.perf_counter() - at
-    report.lag = lag_of(archive, checkpoints, report)
-    report.notes += [*state.notes, *_moved(archive, checkpoints, manifests, report)]
-    report.notes += [*others, *of_others, *unmatched, *outdated, *_cut_off(report)]
-    if not options.dry_run:
-        report.archive_needed = _archive_needed(start, state, missing)
-    report.results.sort(key=lambda r: (r.topic, r.partition))
-    report.seconds["total"] = time.perf_counter() - started
-    if report.ended_early is not None and not report.partial:
-        raise _ended_early(report, report.ended_early)
-    return report
+        brief = options.config.job.split_by != "window"
+        n_bytes = sum(plan.least_bytes for plan in plans)
+        with workers(engine, n_bytes, options.config, outcome, progress, brief=brief) as made:
+            run_waves(made, start, plans, outcome, progress)
+        outcome.seconds["partitions"] = time.perf_counter() - at - outcome.seconds.get("session", 0.0)
+        outcome.conflict = outcome.conflict or _conflict_if_replaced(start, outcome)
+    return True
 
 
-def _turns(state: State, checkpoints: dict[Key, Checkpoint]) -> dict[Key, tuple[int, int]]:
-    """Return when each partition was last looked at, and when it was last cleaned, by the runs' own clocks (-1: never).
-    Least comes first: whoever waits longest; of those that were begun in the same run, those that did not get done.
+def _finish(start: Start, outcome: Outcome, began: float) -> CompactReport:
+    """Write the partitions' states and return the report. Raise EarlyEndError with the report if the run was asked to
+    end, but not for --max-runtime.
     """
-    cleaned = {key: row.now_ms for key, row in checkpoints.items()}
-    looked = {key: row.now_ms for key, row in state.states().items()}
-    keys = cleaned.keys() | looked.keys()
-    return {key: (max(looked.get(key, -1), cleaned.get(key, -1)), cleaned.get(key, -1)) for key in keys}
+    needed_because = [Needed("nothing")]
+    if not start.options.dry_run:
+        at = time.perf_counter()
+        write_partition_states(start, outcome)
+        outcome.seconds["cleaner_state"] = time.perf_counter() - at
+        needed_because = _archive_needed(start, outcome)
+    outcome.seconds["total"] = time.perf_counter() - began
+    report = _report(start, outcome, needed_because, lag_of(start, outcome))
+    error = report.ended_early
+    if error is None or report.partial:
+        return report
+    error.report = report
+    error.add_note(report.committed())
+    if len(report.generations) < report.n_due():
+        error.add_note("run again to continue")
+    raise error
 
 
-def _cut_off(report: CompactReport) -> list[str]:
+def _report(
+    start: Start, outcome: Outcome, archive_needed: list[Needed], lag: dict[str, int] | None = None
+) -> CompactReport:
+    """Return the report of a run, from its inputs and its outcome."""
+    options, listing, archive = start.options, start.listing, start.archive
+    kind = ScheduleReport if options.only_schedule else CompactReport
+    return kind(
+        archive.root.uri,
+        start.state.root.uri,
+        start.run_id,
+        options.now_ms,
+        options.dry_run,
+        results=sorted(outcome.results, key=key_of),
+        generations={key: row.generation for key, row in outcome.committed.items()},
+        anew=outcome.anew,
+        archive_needed=archive_needed,
+        not_compacted=listing.not_compacted,
+        expired_nothing=sorted(t for t, s in listing.settings.items() if s.compacts and s.expires and not s.has_limit),
+        conflict=outcome.conflict,
+        due=outcome.due,
+        ended_early=outcome.ended_early,
+        cut_off=outcome.cut_off,
+        unreadable=archive.unreadable,
+        lag=lag or {},
+        notes=[
+            *listing.notes,
+            *_missing_notes(start),
+            *(note for _, archived in sorted(archive.partitions.items()) for note in archived.notes),
+            *outcome.notes,
+            *start.state.notes,
+            *_moved_notes(start, outcome),
+            *listing.notes_on_topics,
+            *outcome.notes_on_runs,
+            *listing.notes_on_settings,
+            *_cut_off_notes(outcome),
+        ],
+        seconds=outcome.seconds,
+        work=outcome.work,
+    )
+
+
+def _cut_off_notes(outcome: Outcome) -> list[str]:
     """Return a note for each partition whose work is lost: if it takes longer than all the time, it never gets done."""
     return [
         f"{partition_folder(*key)}: not finished within --max-runtime; a later run begins it again. If that repeats, "
         "give it more time"
-        for key in sorted(report.cut_off)
+        for key in sorted(outcome.cut_off)
     ]
 
 
-def _is_overtaken(state: State, planned: dict[Key, Checkpoint], due: set[Key]) -> bool:
-    now = state.checkpoints()
-    return any(now.get(key) != planned.get(key) for key in due)
-
-
-def _ended_early(report: CompactReport, why: EarlyEndError) -> EarlyEndError:
-    why.report = report
-    why.add_note(report.committed())
-    if len(report.generations) < report.n_due():
-        why.add_note("run again to continue")
-    return why
-
-
-def _say_if_replaced(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint]) -> None:
-    """Report a conflict instead of damage if another run replaced a generation that this run read: a vacuum without
-    grace may then have deleted its files.
+def _conflict_if_replaced(start: Start, outcome: Outcome) -> str:
+    """Return a conflict instead of damage if another run replaced a generation that this run read: a vacuum without
+    grace may then have deleted its files. "": there is no conflict.
     """
     unread = [
-        (r.topic, r.partition)
-        for r in report.results
+        key_of(r)
+        for r in outcome.results
         if r.problem is not None and r.problem.kind == "unreadable" and r.problem.path.startswith(f"{PARTITIONS}/")
     ]
-    now = state.checkpoints() if unread and not report.conflict else checkpoints
+    now = start.state.checkpoints() if unread else {}
     for key in unread:
-        known, found = checkpoints.get(key), now.get(key)
+        known, found = start.checkpoints.get(key), now.get(key)
         if known is not None and found is not None and found.run_id != known.run_id:
-            report.conflict = ConflictError(
-                path=f"{report.store}: {key[0]}-{key[1]}",
+            return ConflictError(
+                path=f"{start.state.root.uri}: {key[0]}-{key[1]}",
                 expected=f"generation {known.generation} (run {known.run_id}), which this run read",
                 found=f"generation {found.generation} (run {found.run_id})",
             ).line()
-            return
-
-
-def _say_how_they_stand(state: State, report: CompactReport, checkpoints: dict[Key, Checkpoint], now_ms: int) -> None:
-    """Write the partitions' states, but of those that were not due only what is new: such a run should cost little."""
-    before = state.states() if report.cut_off or any(r.status == "not_due" for r in report.results) else {}
-    rows = []
-    for r in report.results:
-        key = (r.topic, r.partition)
-        if r.status == "cleaned" or (r.status == "stopped" and key not in report.cut_off):
-            continue  # committed with its generation, or not known; or another run was first, and knows better
-        generation = report.generations.get(key, checkpoints[key].generation if key in checkpoints else -1)
-        row, old = state_of(r, generation, report.run_id, now_ms), before.get(key)
-        if r.status == "stopped":  # as it was, but tried: the next run begins with those that were not
-            row = replace(row, state="dirty") if old is None else replace(old, run_id=row.run_id, now_ms=row.now_ms)
-        if r.status == "not_due" and old is not None and row == replace(old, run_id=row.run_id, now_ms=row.now_ms):
-            continue
-        rows.append(row)
-    writing.set_states(state, rows)
-    writing.write_states(state)
+    return ""
 
 
 def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) -> None:
@@ -240,7 +225,7 @@ def _check_options(options: CompactOptions, archive_uri: str, store_uri: str) ->
     check_apart(Place("the store", store_uri), Place("the archive", archive_uri))
 
 
-def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: dict[Key, Checkpoint]) -> None:
+def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: Mapping[Key, Checkpoint]) -> None:
     for key, checkpoint in checkpoints.items():
         if not is_same(checkpoint.archive_uri, archive_uri) and not is_reset(options, key):
             raise UsageError(
@@ -249,31 +234,51 @@ def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: d
             )
 
 
-def _listed(
-    options: CompactOptions, erasures: Erasures, archive_uri: str, report: CompactReport
-) -> tuple[Archive, dict[str, TopicSettings], list[str]]:
-    """List the archive; keep the selected partitions whose cleanup policy leaves something to do. Return the archive,
-    the settings by topic, and a note on the other topics.
-    """
+def _list_archive(options: CompactOptions, erasures: Erasures, archive_uri: str, store_uri: str) -> Listing:
+    """List the archive; keep the selected partitions whose cleanup policy leaves something to do."""
     archive = Archive(open_root(archive_uri)) if erasures.no_archive else listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
     others = sorted(topic for topic, s in settings.items() if not (s.acts or erasures.new))
     archive.partitions = {k: p for k, p in archive.partitions.items() if k[0] not in others}
-    report.not_compacted = sorted({*others, *archive.not_wanted})
-    report.expired_nothing = sorted(t for t, s in settings.items() if s.compacts and s.expires and not s.has_limit)
-    report.notes += archive.notes
+    not_compacted = sorted({*others, *archive.not_wanted})
+    notes = list(archive.notes)
     if (options.io_budget, options.min_yield) != (None, None) and all(
         settings[topic].compaction_schedule == "full" for topic, _ in archive.partitions
     ):
-        report.notes.append('--io-budget and --min-yield had no effect: no topic has "compaction.schedule" = "yield"')
-    report.unreadable += archive.unreadable
-    check_outside(Place("the store", report.store), archive)
+        notes.append('--io-budget and --min-yield had no effect: no topic has "compaction.schedule" = "yield"')
+    check_outside(Place("the store", store_uri), archive)
+    if erasures.new:
+        _add_of_store_alone(options, archive, settings, open_state(store_uri).checkpoints())
+    unmatched = unmatched_tables(options.config.topics, archive.topics, options.config.path)
+    outdated = _outdated(options, archive)
+    _check_something_is_selected(options, archive, not_compacted, unmatched)
     names = ", ".join(others)
-    return archive, settings, [f"not compacted, because cleanup.policy is not compact: {names}"] if others else []
+    on_topics = [f"not compacted, because cleanup.policy is not compact: {names}"] if others else []
+    return Listing(archive, settings, not_compacted, notes, on_topics, [*unmatched, *outdated])
+
+
+def _read_store(
+    options: CompactOptions, listing: Listing, erasures: Erasures, store_uri: str, ends_at: float | None
+) -> Start:
+    """Read the state of the store, check that it is one of this archive, and return the inputs of the run."""
+    archive, state = listing.archive, open_state(store_uri)
+    checkpoints = state.checkpoints()
+    if options.reset is not None:
+        topics = archive.topics | {topic for topic, _ in checkpoints}
+        check_globs("--reset", options.reset.include, topics, archive.root.uri)
+    if not checkpoints:
+        check_not_lost(state.root)
+    _check_one_archive(options, archive.root.uri, checkpoints)
+    missing = _missing(options, listing, state, checkpoints)
+    known = {
+        key: (checkpoints[key].generation, checkpoints[key].run_id) for key in archive.partitions if key in checkpoints
+    }
+    manifests = state.manifests(known) if known else {}
+    return Start(uuid.uuid4().hex, options, listing, state, checkpoints, manifests, missing, erasures, ends_at)
 
 
 def _add_of_store_alone(
-    options: CompactOptions, archive: Archive, settings: dict[str, TopicSettings], checkpoints: dict[Key, Checkpoint]
+    options: CompactOptions, archive: Archive, settings: dict[str, TopicSettings], checkpoints: Mapping[Key, Checkpoint]
 ) -> None:
     """Add the partitions that the store alone has: an erasure spares none."""
     archive.topics |= {topic for topic, _ in checkpoints}
@@ -298,7 +303,7 @@ def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
 
 
 def _missing(
-    options: CompactOptions, archive: Archive, state: State, checkpoints: dict[Key, Checkpoint], report: CompactReport
+    options: CompactOptions, listing: Listing, state: State, checkpoints: Mapping[Key, Checkpoint]
 ) -> dict[Key, list[Segment]]:
     """Return the archived segments that the generations of partitions use that are not in the archive: a disk may not
     be mounted, or the topic was deleted.
@@ -306,7 +311,9 @@ def _missing(
     absent = {
         key: (checkpoint.generation, checkpoint.run_id)
         for key, checkpoint in checkpoints.items()
-        if key not in archive.partitions and key[0] not in report.not_compacted and options.topics.takes(key[0])
+        if key not in listing.archive.partitions
+        and key[0] not in listing.not_compacted
+        and options.topics.takes(key[0])
     }
     used = (
         (key, [s for s in segments if s.root == "archive"])
@@ -315,30 +322,28 @@ def _missing(
     return {key: segments for key, segments in sorted(used) if segments}
 
 
-def _missing_notes(missing: dict[Key, list[Segment]], checkpoints: dict[Key, Checkpoint]) -> list[str]:
+def _missing_notes(start: Start) -> list[str]:
     """Return a note for each partition that is not in the archive: only a note, because a deleted topic may stay so."""
     return [
-        f"{partition_folder(*key)}: not in the archive any more; generation {checkpoints[key].generation} uses "
+        f"{partition_folder(*key)}: not in the archive any more; generation {start.checkpoints[key].generation} uses "
         f"{counted(len(segments), 'segment')} of it, from {segments[0].path} on"
-        for key, segments in missing.items()
+        for key, segments in start.missing.items()
     ]
 
 
-def _moved(
-    archive: Archive, checkpoints: dict[Key, Checkpoint], manifests: dict[Key, list[Segment]], report: CompactReport
-) -> list[str]:
+def _moved_notes(start: Start, outcome: Outcome) -> list[str]:
     """Return a note for each partition without a new generation whose current one uses segments that have moved in the
     archive: a broker moved them to another disk, or they got another name at the end of a swap.
     """
     out = []
-    for r in report.results:
-        key = (r.topic, r.partition)
-        if key in manifests and key not in report.generations and r.problem is None:
-            now = {s.base_offset: s.path for s in archive.partitions[key].segments}
-            uses = [s for s in manifests[key] if s.root == "archive"]
+    for r in outcome.results:
+        key = key_of(r)
+        if key in start.manifests and key not in outcome.committed and r.problem is None:
+            now = {s.base_offset: s.path for s in start.archive.partitions[key].segments}
+            uses = [s for s in start.manifests[key] if s.root == "archive"]
             for s in [s for s in uses if now.get(s.base_offset, s.path) != s.path][:1]:
                 out.append(
-                    f"{s.path}: generation {checkpoints[key].generation} uses it, but it has moved to "
+                    f"{s.path}: generation {start.checkpoints[key].generation} uses it, but it has moved to "
                     f"{now[s.base_offset]}; jobs that read the store cannot find it until the partition is due, "
                     "or compacted with --force"
                 )
@@ -346,16 +351,16 @@ def _moved(
 
 
 def _check_something_is_selected(
-    options: CompactOptions, archive: Archive, report: CompactReport, unmatched: Sequence[str]
+    options: CompactOptions, archive: Archive, not_compacted: Sequence[str], unmatched: Sequence[str]
 ) -> None:
     """Raise UsageError if no topic of the archive is to be compacted: a nightly run would do nothing, for ever."""
     check_holds_partitions(archive)
-    check_topics(options.topics, archive.topics, report.archive)
-    if archive.topics and len(report.not_compacted) == len(archive.topics):
+    check_topics(options.topics, archive.topics, archive.root.uri)
+    if archive.topics and len(not_compacted) == len(archive.topics):
         raise UsageError(
             message="; ".join(
                 (
-                    f"{report.archive}: no partition of a compacted topic in the archive",
+                    f"{archive.root.uri}: no partition of a compacted topic in the archive",
                     *unmatched,
                     'set "cleanup.policy" = "compact" for a topic in --config FILE, or give --topics GLOB '
                     f"--cleanup-policy compact; there are {some_of(sorted(archive.topics))}",
@@ -378,48 +383,45 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
     )
 
 
-def _archive_needed(start: Start, state: State, missing: Collection[Key]) -> list[Needed]:
-    """Return the reasons why the archive is still needed, the worst first. missing: partitions of the store that are
-    not in the archive, and whose generations use segments of it.
-    """
-    archive, report = start.archive, start.report
+def _archive_needed(start: Start, outcome: Outcome) -> list[Needed]:
+    """Return the reasons why the archive is still needed, the worst first."""
+    archive, results = start.archive, sorted(outcome.results, key=key_of)
     of_archive: dict[str, list[str]] = {
-        "unreadable": [p.path for p in report.unreadable],
-        "conflict": [report.store] if report.conflict else [],
-        "missing": [partition_folder(*key) for key in sorted(missing)],
+        "unreadable": [p.path for p in archive.unreadable],
+        "conflict": [start.state.root.uri] if outcome.conflict else [],
+        "missing": [partition_folder(*key) for key in sorted(start.missing)],
         "entries": archive.not_read,
-        "other_topics": report.not_compacted,
-        "nothing": [] if report.results else [archive.root.uri],
+        "other_topics": start.listing.not_compacted,
+        "nothing": [] if outcome.results else [archive.root.uri],
     }
-    results = sorted(report.results, key=lambda r: (r.topic, r.partition))
-    kinds = ((archive.partitions[r.topic, r.partition], _first_reason(start, state, r)) for r in results)
+    kinds = ((archive.partitions[key_of(r)], _first_reason(start, outcome.committed, r)) for r in results)
     return needed(of_archive, ((archived, kind) for archived, kind in kinds if kind is not None))
 
 
-def _first_reason(start: Start, state: State, r: PartitionResult) -> str | None:
+def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult) -> str | None:
     """Return the kind of the first reason why a partition still needs the archive; None if there is none."""
     try:
-        return next((reason.kind for reason in reasons(_facts(start, state, r)) if reason.kind != ANCHOR), None)
+        return next((reason.kind for reason in reasons(_facts(start, committed, r)) if reason.kind != ANCHOR), None)
     except (LostRunError, ManifestError):  # of an older generation
         return "not_judged"
 
 
-def _facts(start: Start, state: State, r: PartitionResult) -> Facts:
+def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult) -> Facts:
     """Return what this run has found out about a partition, for the rule that says which segments are needed."""
-    key = (r.topic, r.partition)
-    row = start.committed.get(key) or start.checkpoints.get(key)
-    segments = r.segments if key in start.committed else start.manifests.get(key, ())
+    key = key_of(r)
+    row = committed.get(key) or start.checkpoints.get(key)
+    segments = r.segments if key in committed else start.manifests.get(key, ())
 
     def older() -> Sequence[Kept]:
-        chain = state.histories({r.topic}).get(key)
+        chain = start.state.histories({r.topic}).get(key)
         if not chain:
             raise LostRunError(partition=r.name())
-        return [Kept.of(one) for one in older_generations(state, chain)]
+        return [Kept.of(one) for one in older_generations(start.state, chain)]
 
     return Facts(
         start.archive.partitions[key],
         Kept(row, segments) if row is not None else None,
-        start.report.store,
+        start.state.root.uri,
         start.options.config.topic_settings(r.topic).gaps,
         uncleanable=str(r.problem) if r.problem is not None else "",
         sealed=start.options.sealed,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import (
     JobReport,
@@ -23,8 +22,8 @@ from lastkey.jobs.command.reporting import (
 )
 from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
 from lastkey.jobs.compact.needed import Needed, summary_lines
+from lastkey.jobs.compact.run import Outcome, Start, key_of
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
-from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult, ScheduledSegment
 from lastkey.udfs.held_back import HeldBack
@@ -54,7 +53,7 @@ class CompactReport(JobReport):
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
     conflict: str = ""
-    planned: set[Key] = field(default_factory=set)  # due by the listing
+    due: set[Key] = field(default_factory=set)
     ended_early: EarlyEndError | None = None  # the reason
     cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
     unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
@@ -81,15 +80,15 @@ class CompactReport(JobReport):
 
     def n_due(self) -> int:
         """Return how many partitions were due."""
-        return len(self.planned - {(r.topic, r.partition) for r in self.results if r.status == "not_due"})
+        return len(self.due)
 
     def committed(self) -> str:
         """Say how many of the partitions that were due have a new generation."""
-        return f"{len(self.generations)} of {counted(self.n_due(), 'partition')} committed"
+        return committed_of(self.generations, self.due)
 
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run: sums over the partitions that it committed."""
-        made = [r for r in self.results if (r.topic, r.partition) in self.generations]
+        made = [r for r in self.results if key_of(r) in self.generations]
         before, after = sum(r.bytes_before for r in made), sum(r.bytes_after for r in made)
         states = (r.problem.state if r.problem else self._status(r) for r in self.results)
         return super().figures() | {
@@ -136,8 +135,8 @@ class CompactReport(JobReport):
             "topic": r.topic,
             "partition": r.partition,
             "status": self._status(r),
-            "generation": self.generations.get((r.topic, r.partition)),
-            "anew": (r.topic, r.partition) in self.anew,
+            "generation": self.generations.get(key_of(r)),
+            "anew": key_of(r) in self.anew,
             "problem": asdict(r.problem) if r.problem else None,
             "held_back": [one.to_json() for one in r.held_back],
             "first_dirty_offset_before": r.first_dirty_before,
@@ -174,7 +173,7 @@ class CompactReport(JobReport):
 
     def _status(self, r: PartitionResult) -> str:
         """Return cleaned, not_due, set_aside, stopped; or conflict: cleaned, but another run had committed before."""
-        lost = r.status == "cleaned" and not self.dry_run and (r.topic, r.partition) not in self.generations
+        lost = r.status == "cleaned" and not self.dry_run and key_of(r) not in self.generations
         return "conflict" if lost else r.status
 
     def to_text(self) -> str:
@@ -257,6 +256,11 @@ class CompactReport(JobReport):
             out.append(hidden)
         out += labelled("not due", _held_back(rest, every=self.show_all))
         return out or ["no partition of a compacted topic in the archive"]
+
+
+def committed_of(committed: Collection[Key], due: Collection[Key]) -> str:
+    """Return for people how many of the partitions that were due were committed."""
+    return f"{len(committed)} of {counted(len(due), 'partition')} committed"
 
 
 def _aside(r: PartitionResult) -> str:
@@ -389,19 +393,15 @@ def _schedule_row(s: ScheduledSegment) -> tuple[str, ...]:
     return str(s.base_offset), size(s.size_bytes), *counts, s.reason
 
 
-def lag_of(archive: Archive, checkpoints: Mapping[Key, Checkpoint], report: CompactReport) -> dict[str, int]:
+def lag_of(start: Start, outcome: Outcome) -> dict[str, int]:
     """Return partitions, bytes and offsets that are not cleaned yet, and the file time of the oldest of their segments
     (0: there is none). A segment that is cleaned in part counts as a whole; the offsets end at the high watermark, or
     where the last segment begins, whichever is more.
     """
-    cleaned = {key: row.first_dirty_offset for key, row in checkpoints.items()}
-    ends = {}
-    for r in report.results:
-        ends[r.topic, r.partition] = r.next_offset
-        if (r.topic, r.partition) in report.generations:
-            cleaned[r.topic, r.partition] = r.first_dirty_offset
+    cleaned = {key: row.first_dirty_offset for key, row in {**start.checkpoints, **outcome.committed}.items()}
+    ends = {key_of(r): r.next_offset for r in outcome.results}
     lag, oldest = {"partitions": 0, "bytes": 0, "offsets": 0}, []
-    for key, archived in archive.partitions.items():
+    for key, archived in start.archive.partitions.items():
         if not archived.segments:
             continue
         first = cleaned.get(key, archived.segments[0].base_offset)

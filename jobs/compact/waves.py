@@ -10,33 +10,41 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from lastkey.jobs.command.config import JobSettings
 from lastkey.jobs.command.failures import of_a_full_disk
 from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
-from lastkey.jobs.command.stopping import LOOK_SECONDS, EarlyEndError, Stop, ended_in_time, result_of, stoppable
+from lastkey.jobs.command.stopping import (
+    LOOK_SECONDS,
+    EarlyEndError,
+    OutOfTimeError,
+    Stop,
+    ended_in_time,
+    result_of,
+    stoppable,
+)
 from lastkey.jobs.compact.commit import commit_of
-from lastkey.jobs.compact.due import Start, begins_anew, restart_plan
-from lastkey.jobs.compact.plan import clean_settings
-from lastkey.jobs.compact.report import CompactReport
+from lastkey.jobs.compact.due import begins_anew, restart_plan
+from lastkey.jobs.compact.report import committed_of
+from lastkey.jobs.compact.run import Outcome, Start, key_of
 from lastkey.jobs.compact.splits import ASKED, CORES_IDLE, KEYS, compact_in_splits, one_partition
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.spark.workers import Workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import check_files, write_manifests
-from lastkey.jobs.store.rows import Commit
+from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.output.generation import remove_folder_at
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step
-from lastkey.udfs.storage import open_root
 
 _AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
 # Measured by the clock on 2 cores, in threads: 1 GB takes 0.87 times as long as in one task, 4 GB 0.8 times
@@ -46,102 +54,116 @@ _COUNTED: Final = 8  # partitions a core that are placed in order; smaller ones 
 _PASSES: Final = 2  # a task's passes over its input; several tasks make a third, and so does reading back
 
 
-def run_waves(workers: Workers, state: State, start: Start, plans: Sequence[PartitionPlan], progress: Progress) -> None:
+def run_waves(
+    workers: Workers, start: Start, plans: Sequence[PartitionPlan], outcome: Outcome, progress: Progress
+) -> None:
     """Compact the partitions in waves, the largest first. If time is limited, those that wait longest come first, so
     that each has its turn. The commit of one wave runs while the next one works.
 
     If the run is asked to end, it commits the partitions that are finished and removes what it wrote of the others; the
-    report says why it ended.
+    outcome has the reason.
     """
     todo = sorted(plans, key=lambda p: -p.log_bytes)
-    if (turns := start.turns) is not None:
-        todo.sort(key=lambda p: turns.get((p.input.topic, p.input.partition), (-1, -1)))
+    if start.ends_at is not None:
+        attempts = _last_attempts(start)
+        todo.sort(key=lambda p: attempts.get(key_of(p.input), (-1, -1)))
     progress.start("compact", sum(p.log_bytes for p in todo), BYTES)
     try:
-        start.report.planned = {(plan.input.topic, plan.input.partition) for plan in plans}
         workers.start()  # pyspark takes SIGINT's handler when it starts
         with stoppable() as stop, ended_in_time(stop, start.ends_at):
-            _work_through(workers, state, start, todo, progress, stop)
+            _work_through(workers, start, todo, outcome, progress, stop)
     except EarlyEndError as error:  # from the second signal, or another cause that does not wait
-        error.add_note(f"stopped at once: at least {start.report.committed()}; vacuum deletes what this run left")
+        committed = committed_of(outcome.committed, outcome.due)
+        error.add_note(f"stopped at once: at least {committed}; vacuum deletes what this run left")
         error.add_note("run again to continue")
         raise
     progress.close()
 
 
+def _last_attempts(start: Start) -> dict[Key, tuple[int, int]]:
+    """Return when each partition was last looked at, and when it was last cleaned, by the runs' own clocks (-1: never).
+    Least comes first: whoever waits longest; of those that were begun in the same run, those that did not get done.
+    """
+    cleaned = {key: row.now_ms for key, row in start.checkpoints.items()}
+    looked = {key: row.now_ms for key, row in start.state.states().items()}
+    keys = cleaned.keys() | looked.keys()
+    return {key: (max(looked.get(key, -1), cleaned.get(key, -1)), cleaned.get(key, -1)) for key in keys}
+
+
 def _work_through(
-    workers: Workers, state: State, start: Start, todo: list[PartitionPlan], progress: Progress, stop: Stop
+    workers: Workers, start: Start, todo: list[PartitionPlan], outcome: Outcome, progress: Progress, stop: Stop
 ) -> None:
-    options, report = start.options, start.report
-    job, commit_seconds = options.config.job, 0.0
-    begun: list[PartitionPlan] = []
+    begun, choice, commit_seconds = list[PartitionPlan](), Choice(), 0.0
     pool = ThreadPoolExecutor(1)
+    committing: Future[float] | None = None
     try:
-        committing: Future[float] | None = None
-        while todo and not report.conflict and not stop.is_asked:
-            begun, todo = _next_wave(todo, job.wave_partitions, job.wave_minutes, report)
+        while todo and not outcome.conflict and not stop.is_asked:
+            begun, todo = _next_wave(todo, start.options.config.job, outcome.results)
             choice = choose_ways(begun, workers)
             if start.ends_at is not None:
                 choice = _in_order(choice, begun)
             step("wave planned")
-            results = _in_tasks(workers, choice, progress, stop)
-            report.work = workers.work()
-            for result in list(results):
-                key = (result.topic, result.partition)
-                plan = next(p for p in begun if (p.input.topic, p.input.partition) == key)
-                wrong = result.problem is not None and result.problem.kind == "side_file"
-                if (plan.input.before.until is not None or wrong) and begins_anew(start, key, result.problem):
-                    results.remove(result)
-                    again = restart_plan(start, plan, checkpoints=not wrong)
-                    if isinstance(again, Problem):
-                        results.append(replace(result, problem=again))
-                    else:
-                        todo.append(again)
-                        report.anew.add(key)
-            report.results += results
-            if committing is not None:
-                commit_seconds += _committed(committing, report)
-                committing = None
-            cleaned = [r for r in results if r.status == "cleaned"]
-            if cleaned and not options.dry_run and not report.conflict:
-                commits = [_commit_of(start, r) for r in cleaned]
-                committing = pool.submit(_timed, _wave_committer(state, commits, start))
+            results, again = _restarted(start, begun, _in_tasks(workers, choice, progress, stop))
+            todo += again
+            outcome.anew |= {key_of(plan.input) for plan in again}
+            outcome.results += results
+            commit_seconds += _await_commit(committing, outcome)
+            committing = _begin_commit(pool, start, results, outcome, str(workers.work()))
         if committing is not None:
             progress.doing("committing")
-            commit_seconds += _committed(committing, report)
+        commit_seconds += _await_commit(committing, outcome)
         if stop.is_asked:
-            report.ended_early = stop.asked.result()
-            if report.partial and begun:
-                report.cut_off = _at_work(choice, report, workers.cores)
+            outcome.ended_early = stop.asked.result()
+            out_of_time = isinstance(outcome.ended_early, OutOfTimeError)
+            if out_of_time:
+                outcome.cut_off = _at_work(choice, outcome, workers.cores)
             progress.doing("removing unfinished output")
-            _give_up(workers, start, [*begun, *todo])
-            if report.partial and not any(r.status == "stopped" for r in report.results):
-                report.ended_early = None  # all was done, just in time
+            _give_up(workers, start, [*begun, *todo], outcome)
+            if out_of_time and not any(r.status == "stopped" for r in outcome.results):
+                outcome.ended_early = None  # all was done, just in time
     except BaseException as error:
         pool.shutdown(wait=isinstance(error, Exception))  # a second signal waits for nothing
         if of_a_full_disk(error):  # what tasks that still write leave would take the room that is missing
-            _give_up(workers, start, [*begun, *todo])
+            _give_up(workers, start, [*begun, *todo], outcome)
         raise
     pool.shutdown()
-    report.seconds["commit"] = commit_seconds
+    outcome.seconds["commit"] = commit_seconds
 
 
-def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan]) -> None:
-    """Report partitions without a result as stopped, and remove what this run wrote of them."""
+def _restarted(
+    start: Start, plans: Sequence[PartitionPlan], results: Sequence[PartitionResult]
+) -> tuple[list[PartitionResult], list[PartitionPlan]]:
+    """Return the results of a wave, and instead of some of them plans that start their partitions over, by --reset."""
+    of_keys = {key_of(plan.input): plan for plan in plans}
+    out, not_planned, again = list[PartitionResult](), list[PartitionResult](), list[PartitionPlan]()
+    for result in results:
+        key = key_of(result)
+        wrong = result.problem is not None and result.problem.kind == "side_file"
+        if (of_keys[key].input.before.until is None and not wrong) or not begins_anew(start, key, result.problem):
+            out.append(result)
+            continue
+        plan = restart_plan(start, of_keys[key], checkpoints=not wrong)
+        if isinstance(plan, Problem):
+            not_planned.append(replace(result, problem=plan))
+        else:
+            again.append(plan)
+    return out + not_planned, again
+
+
+def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan], outcome: Outcome) -> None:
+    """Add a result `stopped` for each partition without one, and remove what this run wrote of it."""
     step("run stopped")
     workers.cancel([])
-    report, ended = start.report, workers.await_end()
-    done = {(r.topic, r.partition) for r in report.results}
-    store = open_root(report.store)
-    for key in sorted({(p.input.topic, p.input.partition) for p in plans} - done):
-        report.results.append(PartitionResult(*key, "stopped", next_offset=-1))
+    ended, store = workers.await_end(), start.state.root
+    for key in sorted({key_of(plan.input) for plan in plans} - {key_of(r) for r in outcome.results}):
+        outcome.results.append(PartitionResult(*key, "stopped", next_offset=-1))
         if start.options.dry_run:
             continue
         for path, (_, run_id) in folders_of(store, *key):
-            if run_id.startswith(report.run_id):  # folders of every attempt, and those of keys
+            if run_id.startswith(start.run_id):  # folders of every attempt, and those of keys
                 remove_folder_at(store, path)
                 if not ended:
-                    report.notes.append(
+                    outcome.notes.append(
                         f"{path}: something may still have written there when the run ended; vacuum deletes it"
                     )
 
@@ -155,50 +177,31 @@ def _in_order(choice: Choice, plans: Sequence[PartitionPlan]) -> Choice:
     return replace(choice, one_task=one_task, several=several)
 
 
-def _at_work(choice: Choice, report: CompactReport, cores: int) -> set[Key]:
+def _at_work(choice: Choice, outcome: Outcome, cores: int) -> set[Key]:
     """Return the partitions of a wave that were at work when time was over: the first without a result, for workers
     begin them in order. They had their turn, and those that did not come before them next time; else one that never
     gets done in time would keep all others from their turn.
     """
-    done = {(r.topic, r.partition) for r in report.results}
+    done = {key_of(r) for r in outcome.results}
     ways = ((choice.one_task, cores), (choice.several, _AT_ONCE))
-    left = [([key for p in of if (key := (p.input.topic, p.input.partition)) not in done], n) for of, n in ways]
+    left = [([key for p in of if (key := key_of(p.input)) not in done], n) for of, n in ways]
     return {key for keys, n in left for key in keys[:n]}
 
 
-def _commit_of(start: Start, r: PartitionResult) -> Commit:
-    key, report = (r.topic, r.partition), start.report
-    return commit_of(
-        r,
-        start.archive.partitions[key],
-        start.checkpoints.get(key),
-        report.archive,
-        start.options.now_ms,
-        clean_settings(start.settings[r.topic]),
-        anew=key in report.anew,
-        job_run_id=report.run_id,
-        engine=str(report.work),
-        sealed=start.options.sealed,
-        erased=start.erasures.bounds_after(
-            start.checkpoints.get(key), start.archive.partitions[key], r.next_offset, anew=key in report.anew
-        ),
-    )
-
-
 def _next_wave(
-    todo: list[PartitionPlan], most: int, minutes: int, report: CompactReport
+    todo: list[PartitionPlan], job: JobSettings, results: Sequence[PartitionResult]
 ) -> tuple[list[PartitionPlan], list[PartitionPlan]]:
     """Split off as many partitions as the settings allow: in number, and in bytes by the speed of the waves so far."""
-    done = sum(r.bytes_before for r in report.results)
-    spent = sum(sum(r.seconds.values()) for r in report.results)
-    batch: list[PartitionPlan] = []
+    done = sum(r.bytes_before for r in results)
+    spent = sum(sum(r.seconds.values()) for r in results)
+    wave: list[PartitionPlan] = []
     held = 0
-    for plan in todo[:most]:
+    for plan in todo[: job.wave_partitions]:
         held += plan.log_bytes
-        if batch and done and held * spent / done > minutes * 60:
+        if wave and done and held * spent / done > job.wave_minutes * 60:
             break
-        batch.append(plan)
-    return batch, todo[len(batch) :]
+        wave.append(plan)
+    return wave, todo[len(wave) :]
 
 
 class _Partitions(CountedBytes):
@@ -286,8 +289,8 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
 class Choice:
     """Partitions of a wave by the way they are taken, the largest first."""
 
-    one_task: tuple[PartitionPlan, ...]
-    several: tuple[PartitionPlan, ...]
+    one_task: tuple[PartitionPlan, ...] = ()
+    several: tuple[PartitionPlan, ...] = ()
     because: str = CORES_IDLE
 
 
@@ -326,29 +329,32 @@ def _time(sizes: Sequence[int], n: int, cores: int, stages_bytes: int) -> float:
     return max(*busy, (several + sum(rest)) / cores + (stages_bytes if n else 0))
 
 
-def _timed(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def _begin_commit(
+    pool: ThreadPoolExecutor, start: Start, results: Sequence[PartitionResult], outcome: Outcome, engine: str
+) -> Future[float] | None:
+    """Begin the commit of a wave; None: there is nothing to commit."""
+    cleaned = [r for r in results if r.status == "cleaned"]
+    if not cleaned or start.options.dry_run or outcome.conflict:
+        return None
+    commits = [commit_of(start, r, anew=key_of(r) in outcome.anew, engine=engine) for r in cleaned]
+    return pool.submit(_commit_wave, start.state, commits, outcome.committed)
 
 
-def _committed(future: Future[float], report: CompactReport) -> float:
-    try:
-        return result_of(future)
-    except ConflictError as error:
-        report.conflict = error.line()
+def _commit_wave(state: State, commits: list[Commit], committed: dict[Key, Checkpoint]) -> float:
+    """Commit a wave, add its checkpoints to those that are `committed`, and return the seconds that it took."""
+    began = time.perf_counter()
+    write_manifests(state.root, commits)  # before the commit, so that generations can be found without the tables
+    writing.commit_wave(state, commits, lambda: check_files(state.root, commits))
+    committed |= {commit.key: commit.checkpoint for commit in commits}
+    return time.perf_counter() - began
+
+
+def _await_commit(committing: Future[float] | None, outcome: Outcome) -> float:
+    """Return the seconds that a commit took. If another run committed first, the outcome is a conflict."""
+    if committing is None:
         return 0.0
-
-
-def _wave_committer(state: State, commits: list[Commit], start: Start) -> Callable[[], None]:
-    report = start.report
-    store = open_root(report.store)
-
-    def work() -> None:
-        write_manifests(store, commits)  # before the commit, so that generations can be found without the tables
-        writing.commit_wave(state, commits, lambda: check_files(store, commits))
-        for commit in commits:
-            report.generations[commit.key] = commit.checkpoint.generation
-            start.committed[commit.key] = commit.checkpoint
-
-    return work
+    try:
+        return result_of(committing)
+    except ConflictError as error:
+        outcome.conflict = error.line()
+        return 0.0

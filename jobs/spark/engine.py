@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lastkey.jobs.command.config import Config, Engine
 from lastkey.jobs.command.progress import CountedBytes, Progress
-from lastkey.jobs.command.reporting import JobReport
+from lastkey.jobs.command.reporting import JobReport, Work
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.spark.master import local_cores_of
 from lastkey.jobs.spark.running import context_of, running_spark
@@ -46,6 +46,13 @@ class Options(Protocol):
         """Settings."""
 
 
+class WorkLog(Protocol):
+    """Report of a job, or what becomes one: who worked, and how long each phase took."""
+
+    seconds: dict[str, float]
+    work: Work | None
+
+
 def chosen_engine(options: Options, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
     engine = asked_engine(options.engine, options.config, writes=writes)
@@ -63,7 +70,7 @@ def asked_engine(option: Engine | None, config: Config, *, writes: bool) -> Engi
 
 @contextmanager
 def workers(
-    engine: Engine, n_bytes: int, config: Config, report: JobReport, progress: Progress, *, brief: bool = True
+    engine: Engine, n_bytes: int, config: Config, report: WorkLog, progress: Progress, *, brief: bool = True
 ) -> Iterator[Workers]:
     """Yield workers for `n_bytes` of input, and write into the report who worked. Spark starts with the first task.
 
@@ -150,7 +157,7 @@ def local_cores() -> int | None:
     return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
-def _started_once(report: JobReport, progress: Progress, brief: bool) -> StartSpark:
+def _started_once(report: WorkLog, progress: Progress, brief: bool) -> StartSpark:
     """Return a function that starts Spark at its first call, whichever thread calls it."""
     made: list[Spark] = []
     starting = threading.Lock()

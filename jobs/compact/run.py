@@ -1,0 +1,77 @@
+"""Values of a run: its inputs, which do not change, and its outcome, which is all that changes while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lastkey.jobs.archive.listing import Archive
+from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.command.options import CompactOptions
+from lastkey.jobs.command.reporting import Phases, Work
+from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.compact.erasing import Erasures
+from lastkey.jobs.store.rows import Checkpoint
+from lastkey.jobs.store.tables import State
+from lastkey.jobs.topics import Key
+from lastkey.logformat.listing import Segment
+from lastkey.udfs.compact.plan import PartitionInput, PartitionResult
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Partitions of an archive that a run takes, and what its report says of the rest of the archive."""
+
+    archive: Archive
+    settings: Mapping[str, TopicSettings]  # by topic
+    not_compacted: list[str]  # other topics of the archive
+    notes: list[str]
+    notes_on_topics: list[str]
+    notes_on_settings: list[str]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Inputs of a run: its options, the archive's listing, the store's state."""
+
+    run_id: str
+    options: CompactOptions
+    listing: Listing
+    state: State
+    checkpoints: Mapping[Key, Checkpoint]
+    manifests: Mapping[Key, Sequence[Segment]]
+    missing: Mapping[Key, Sequence[Segment]]  # that generations of partitions use which the archive lacks
+    erasures: Erasures
+    ends_at: float | None  # of the monotonic clock: --max-runtime
+
+    @property
+    def archive(self) -> Archive:
+        """Partitions of the archive that the run takes."""
+        return self.listing.archive
+
+
+@dataclass
+class Outcome:
+    """Outcome of a run so far. Signals and commits come at any time, from other threads too."""
+
+    results: list[PartitionResult] = field(default_factory=list)
+    planned: set[Key] = field(default_factory=set)  # due by the listing
+    committed: dict[Key, Checkpoint] = field(default_factory=dict)
+    anew: set[Key] = field(default_factory=set)  # start over from the archive, by --reset
+    conflict: str = ""  # another run committed first
+    ended_early: EarlyEndError | None = None  # the reason
+    cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
+    notes: list[str] = field(default_factory=list)
+    notes_on_runs: list[str] = field(default_factory=list)  # on other runs
+    seconds: dict[str, float] = field(default_factory=Phases)
+    work: Work | None = None  # who did it
+
+    @property
+    def due(self) -> set[Key]:
+        """Partitions that were due: those with a plan, without those whose log showed that nothing was due."""
+        return self.planned - {key_of(r) for r in self.results if r.status == "not_due"}
+
+
+def key_of(one: PartitionInput | PartitionResult) -> Key:
+    """Return the partition that an input or a result is of."""
+    return one.topic, one.partition
