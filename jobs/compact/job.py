@@ -25,8 +25,8 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, tells_io
 from lastkey.jobs.compact.commit import write_partition_states
 from lastkey.jobs.compact.due import is_reset, plan_partitions
-from lastkey.jobs.compact.erasing import Erasures
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
+from lastkey.jobs.compact.plan import Erasures
 from lastkey.jobs.compact.report import CompactReport, ScheduleReport, lag_of
 from lastkey.jobs.compact.run import Listing, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
