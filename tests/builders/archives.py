@@ -18,6 +18,7 @@ from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.store.generations import generation_of
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.logformat.listing import Segment
+from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.trees import files_in
 from tests.golden import Case
@@ -135,13 +136,13 @@ class Lab:
 
     def check_whole(self, segments: list[Segment]) -> None:
         """Check that a manifest is whole: files, sizes, side files, ranges without gap or overlap."""
-        assert segments
+        partition = Path(segments[0].path).parts[1 if segments[0].root == "store" else -2]
+        [current] = [row for key, row in self.state().checkpoints().items() if partition_folder(*key) == partition]
+        folder = self.store / current.folder
         for segment, after in zip(segments, [*segments[1:], None], strict=True):
             assert self.path(segment).stat().st_size >= segment.size_bytes
             if segment.root == "store":
                 assert self.path(segment).stat().st_size == segment.size_bytes
-            folder = self.store / "segments" / f"{segment.topic}-{segment.partition}"
-            folder /= f"{segment.generation}-{segment.run_id}"
             stem = f"{segment.base_offset:020d}"
             assert (folder / f"{stem}.index").stat().st_size == segment.offset_index_bytes
             assert (folder / f"{stem}.timeindex").stat().st_size == segment.time_index_bytes
