@@ -191,6 +191,9 @@ class UnsafeFolderError(Exception):
         )
 
 
+CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"
+
+
 # kind -> its meaning
 KINDS = {
     "length": "a size field that is impossible, or runs past the end of the file",

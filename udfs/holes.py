@@ -21,9 +21,9 @@ A hole is a gap anywhere if a file shows that something was there: an index with
 entry lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and
 below the first one, where the first leader epoch says where the log began.
 
-Compaction (`udfs.compact.scan.gaps`) and all readers of an archive share this rule. `udfs.verify.gaps` has code of its
-own for it, and tests compare the two. A reader checks only the holes within the wanted offsets. It sees a segment's end
-anyway; it reads the headers above a hole only if the checkpoint does not explain the hole.
+Compaction (`udfs.compact.scan.scan_partition`) and all readers of an archive share this rule. `udfs.verify.gaps` has
+code of its own for it, and tests compare the two. A reader checks only the holes within the wanted offsets. It sees a
+segment's end anyway; it reads the headers above a hole only if the checkpoint does not explain the hole.
 """
 
 from __future__ import annotations

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+import google_crc32c
 import numpy as np
 
+from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.layout import MAX_RELATIVE_OFFSET
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.producer_state import ProducerSummary, no_producers
-from lastkey.udfs.storage import open_root, opened
+from lastkey.udfs.storage import open_root, opened, read_file
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,22 @@ class LastBatch:
     base_offset: int = -1
     leader_epoch: int = -1
     crc: int = -1
+
+
+# The facts that a scan keeps about a transactional or control batch.
+TXN_BATCH = np.dtype(
+    [
+        ("base_offset", "i8"),
+        ("last_offset", "i8"),
+        ("producer_id", "i8"),
+        ("max_timestamp", "i8"),
+        ("records_count", "i4"),
+        ("producer_epoch", "i2"),
+        ("control", "?"),
+        ("control_type", "i1"),  # 0 abort, 1 commit, -1 not control or empty
+    ],
+    align=True,
+)
 
 
 class ScannedChunk(NamedTuple):
@@ -148,6 +167,18 @@ class SegmentScan:
         return replace(self, producers=none, offset_index=b"", time_index=b"", transactional=self.transactional[:0])
 
 
+def new_segment(base_offset: int, next_offset: int, mtime_ms: int) -> Segment:
+    """Return an empty segment of the store for these offsets, before it is written."""
+    return Segment("store", "", base_offset, 0, mtime_ms, next_offset=next_offset)
+
+
+def can_begin_at(last_offset: int, base_offset: int) -> bool:
+    """Return whether a segment that ends with this batch (-1: it has none) may take an earlier base: offsets in its
+    indexes are relative.
+    """
+    return last_offset - base_offset <= MAX_RELATIVE_OFFSET
+
+
 OF_YIELD: Final = ("facts", "filter")  # kinds of files that runs by yield read
 
 
@@ -186,3 +217,14 @@ def cleaned_until(rows: Sequence[Segment], first_dirty_offset: int) -> int:
 def side_checksums(told: Iterable[str | None]) -> dict[str, int]:
     """Return the CRC-32C of files beside the logs of a generation, by name. told: `side_files` of its segments."""
     return {name: checksum for one in told for name, checksum in json.loads(one or "{}").items()}
+
+
+def read_side_file(file: SideFile) -> bytes:
+    """Return a side file's bytes. Raises LogFormatError kind "side_file" if they differ from what the manifest says was
+    written.
+    """
+    data: bytes = read_file(open_root(file.root), file.path)
+    if file.checksum not in (None, found := int(google_crc32c.value(data))):
+        expected = f"CRC-32C {file.checksum:#010x}, as it was written"
+        raise LogFormatError("side_file", file.path, 0, expected, f"{found:#010x}")
+    return data

@@ -22,16 +22,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.workers import Runner
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.attempt import attempt, peak_memory
+from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import TooManyKeys, check_versions
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.memory import peak_memory
 from lastkey.udfs.compact.output.segment_output import manifest_row
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
@@ -126,7 +123,7 @@ def rewrite_by_blocks(
 
     joined = _run(workers, plan, "join", join, sorted(shared))
     tally = Tally()
-    segments = {g: [manifest_row(group, "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))] for g, group in groups.items()}
+    segments = {g: [manifest_row(group)] for g, group in groups.items()}
     for done in rewritten:
         tally.counters += done.counters
         tally.recompressed_bytes += done.recompressed_bytes

@@ -29,8 +29,7 @@ from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.one_task.passes import older_segments, policy_of
 from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext
-from lastkey.udfs.compact.scan.due import dirt_held_back
-from lastkey.udfs.compact.scan.scan_partition import known_end, may_expire, not_due, unread_result
+from lastkey.udfs.compact.scan.due import dirt_held_back, known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, links_in
 from lastkey.udfs.yields.schedule import KEPT, choose, cost_of, cost_of_all

@@ -25,10 +25,9 @@ from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, com
 from lastkey.udfs.compact.one_task.passes import Clock, expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, place
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_identity, scan_one
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
 from lastkey.udfs.compact.split.walk_split import in_own_folder, remove_key_files, store_of_keys
 from lastkey.udfs.problem import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
@@ -228,6 +228,10 @@ class PartitionPlan:
         exact = self.policy.settings.retention_exact and self.policy.settings.retention_ms >= 0
         return max(self.run.now_ms - self.policy.settings.retention_ms, -1) if exact else -1
 
+    def may_hold_old(self, segment: Segment) -> bool:
+        """Return whether a scanned segment may hold records that are too old; one without any timestamp does not."""
+        return segment.min_timestamp_ms < self.oldest_ms and segment.max_timestamp_ms >= 0
+
     @property
     def cleaned_until(self) -> int:
         """Offset below which we or the archive's broker cleaned the log."""
@@ -293,3 +297,8 @@ class PartitionResult:
     def name(self) -> str:
         """Return `<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
+
+
+def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
+    """Return a buffer through which one task reads all its segments."""
+    return ChunkBuffer(plan.run.limits.chunk_bytes, plan.policy.settings.max_decompressed_batch_bytes)

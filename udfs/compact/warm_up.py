@@ -17,12 +17,10 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState, merge, no_producers, summarize
 from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
-from lastkey.udfs.compact.clean.deciders import KeyTable
-from lastkey.udfs.compact.clean.key_kernels import enter_keys, mark_last_offsets, rehash
+from lastkey.udfs.compact.clean.key_kernels import SLOT, enter_keys, mark_last_offsets, rehash
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
 from lastkey.udfs.compact.cleaner import LastBatches, Rules
 from lastkey.udfs.compact.one_task import compact_partition  # noqa: F401 - so that workers need not
-from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH
 from lastkey.udfs.compact.scan.transactions import discardable_batches
 from lastkey.udfs.compact.split import rewrite_split  # noqa: F401 - so that workers need not
 from lastkey.udfs.compact.split.block_kernels import (
@@ -36,6 +34,7 @@ from lastkey.udfs.compact.split.block_kernels import (
     thin_bodies,
 )
 from lastkey.udfs.compact.verdicts import EMPTIED
+from lastkey.udfs.segments import TXN_BATCH
 from lastkey.udfs.yields.key_filter import filter_of, holds
 
 
@@ -65,20 +64,20 @@ def load_kernels() -> None:
     state.apply(summary)
     aborted = state.apply(summary)[:0]
     discardable_batches(np.zeros(1, TXN_BATCH), np.zeros(0, aborted.dtype))
-    table = KeyTable(1 << 30)
-    rehash(table.slots, table.slots.copy())
-    enter_keys(table.slots[:0], table.slots, 0, 0)
+    slots = np.zeros(1 << 16, SLOT)
+    rehash(slots, slots.copy())
+    enter_keys(slots[:0], slots, 0, 0)
     holds(filter_of(np.empty(0, np.uint64)), np.empty(0, np.uint64))
 
     def mark_last(run: Run, is_last: np.ndarray) -> None:
-        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, table.slots, 0, is_last, 0)
+        mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, slots, 0, is_last, 0)
         entries, buckets, verdicts = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
         collect_leaving(
             run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 0, 60, is_last, flags, entries, buckets
         )
         sort_by_bucket(entries, buckets, offsets, entries)
         checksum_cells(raw, offsets[:0], np.empty(0, np.uint32))
-        settle_cells(entries, offsets, offsets, table.slots, offsets, offsets, offsets, is_last)
+        settle_cells(entries, offsets, offsets, slots, offsets, offsets, offsets, is_last)
         in_order_of_walk(buckets, offsets, is_last, is_last)
         batch_verdicts(run.batches, run.wanted, is_last, 0, flags, verdicts)
         mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, is_last, 0, is_last)

@@ -39,9 +39,9 @@ from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.due import expired, facts_of
-from lastkey.udfs.compact.scan.gaps import check_gaps
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
+    check_gaps,
     check_tails,
     scan_all,
     scan_identity,
@@ -173,7 +173,7 @@ class Walk:
                 else:
                     self._count(chunk, source, see)
         self.tallies.append(tally)
-        counters = dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True))
+        counters = tally.by_name()
         aborted, records = counters["dropped_aborted"], int(sums[sums_of.RECORDS])
         dead = counters["dropped_superseded"] + counters["dropped_tombstones"] + counters["dropped_null_key"] + aborted
         some_time = int(sums[sums_of.MAX_TIME]) >= 0

@@ -2,7 +2,7 @@
 
 A leader's log has no holes; a cleaner makes them, from the start of the log on. A hole is lawful below the cleaner
 checkpoint, or if a batch at its lower end or anywhere above it shows a cleaner's work; else a file is missing or short.
-This is written apart from the cleaner's own rule (`udfs.compact.scan.gaps`), and tests compare the two.
+This is written apart from the cleaner's own rule (`udfs.compact.scan.scan_partition`), and tests compare the two.
 """
 
 from __future__ import annotations

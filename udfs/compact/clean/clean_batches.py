@@ -26,8 +26,10 @@ from lastkey.udfs.compact.clean.rebuild_kernels import (
 from lastkey.udfs.compact.cleaner import Rules, batch_retention, begin_at
 from lastkey.udfs.compact.scan.scan_segment import chunks_again
 from lastkey.udfs.compact.verdicts import (
+    COUNTER_NAMES,
     DROPPED,
     N_COUNTERS,
+    NO_TIMESTAMP,
     REBUILT,
     RETAIN_EMPTY,
     UNKNOWN,
@@ -58,6 +60,11 @@ OUT_BATCH = np.dtype(
 )
 
 
+def least_timestamp(rows: np.ndarray) -> int:
+    """Return the smallest timestamp in OUT_BATCH[n]: ms, NO_TIMESTAMP, or UNKNOWN_TIMESTAMP if one is unknown."""
+    return int(rows["min_timestamp"].min()) if len(rows) else NO_TIMESTAMP
+
+
 @dataclass(frozen=True)
 class CleanedRun:
     """Surviving batches of one run: their bytes, or their place in the source if all were copied."""
@@ -77,6 +84,14 @@ class Tally:
     counters: np.ndarray = field(default_factory=lambda: np.zeros(N_COUNTERS, np.int64))
     recompressed_bytes: int = 0
     erased: np.ndarray | None = None  # int64[n, 2]: ranges of offsets that an erasure removed, first and last
+
+    def __getitem__(self, name: str) -> int:
+        """Return a counter by its name in COUNTER_NAMES."""
+        return int(self.counters[COUNTER_NAMES.index(name)])
+
+    def by_name(self) -> dict[str, int]:
+        """Return all counters."""
+        return dict(zip(COUNTER_NAMES, self.counters.tolist(), strict=True))
 
 
 MarkLast = Callable[[Run, np.ndarray], None]  # fills bool[len(run.spans)]

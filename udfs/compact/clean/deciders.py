@@ -22,7 +22,7 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
-from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.errors import CHANGED_HINT, NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
@@ -44,11 +44,11 @@ from lastkey.udfs.compact.clean.winner_kernels import (
     versions_by_header,
     versions_by_time,
 )
-from lastkey.udfs.compact.cleaner import key_candidates
+from lastkey.udfs.compact.cleaner import Rules, key_candidates
 from lastkey.udfs.compact.plan import Erasing, PartitionPlan
-from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT, chunks_again
+from lastkey.udfs.compact.scan.scan_segment import chunks_again
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
+from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
@@ -259,8 +259,8 @@ def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
     return versions
 
 
-def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -> Winners:
-    """Find the winners in everything that will be cleaned. Raises TooManyKeys, and LogFormatError if no record has the
+def find_winners(plan: PartitionPlan, sources: Iterable[SegmentScan], rules: Rules, buffer: ChunkBuffer) -> Winners:
+    """Find the winners in the sources that will be cleaned. Raises TooManyKeys, and LogFormatError if no record has the
     header.
     """
     table = Winners(plan.run.limits.task_memory_bytes // 2)
@@ -270,19 +270,18 @@ def find_winners(plan: PartitionPlan, analysis: Analysis, buffer: ChunkBuffer) -
         keys_only=plan.policy.settings.compaction_strategy != "header",
     )
     highest = NO_VERSION
-    for numbers in analysis.groups:
-        for source in (analysis.sources[number] for number in numbers):
-            with source.open_log() as file:
-                for chunk in chunks_again(file, source.path, source.chunks, buffer):
-                    wanted = key_candidates(chunk.batches, analysis.rules)
-                    for run in loader.runs(
-                        chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False,
-                        before=chunk.before,
-                    ):  # fmt: skip
-                        versions = versions_of(run, plan)
-                        if table.enter(run, versions, np.empty(len(versions), np.bool_), len(versions)):
-                            raise TooManyKeys
-                        highest = max(highest, int(versions.max(initial=NO_VERSION)))
+    for source in sources:
+        with source.open_log() as file:
+            for chunk in chunks_again(file, source.path, source.chunks, buffer):
+                wanted = key_candidates(chunk.batches, rules)
+                for run in loader.runs(
+                    chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False,
+                    before=chunk.before,
+                ):  # fmt: skip
+                    versions = versions_of(run, plan)
+                    if table.enter(run, versions, np.empty(len(versions), np.bool_), len(versions)):
+                        raise TooManyKeys
+                    highest = max(highest, int(versions.max(initial=NO_VERSION)))
     check_versions(plan, highest, bool(table.used))
     return table
 

@@ -13,10 +13,9 @@ from dataclasses import replace
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.attempt import attempt
+from lastkey.udfs.attempt import attempt, peak_memory
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys, find_winners
-from lastkey.udfs.compact.memory import peak_memory
 from lastkey.udfs.compact.one_task.passes import (
     Cleaned,
     Clock,
@@ -28,11 +27,9 @@ from lastkey.udfs.compact.one_task.passes import (
     with_what_is_old,
 )
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
-from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
-from lastkey.udfs.compact.verdicts import NULL_KEYS
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step
 
@@ -106,7 +103,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
 
 def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
     """Raise LogFormatError if the partition holds records without key and the setting null_keys is "fail"."""
-    found = int(tally.counters[NULL_KEYS])
+    found = tally["null_keys"]
     if found and plan.policy.settings.null_keys == "fail":
         raise LogFormatError(
             "null_key",
@@ -126,5 +123,6 @@ def clean_everything(
         table = KeyTable(plan.run.limits.task_memory_bytes // 2)
         mark_last = marker(table, analysis.cleanable.first_dirty_offset)
     else:
-        mark_last = find_winners(plan, analysis, buffer).mark
+        sources = (analysis.sources[number] for numbers in analysis.groups for number in numbers)
+        mark_last = find_winners(plan, sources, analysis.rules, buffer).mark
     return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, mark_last, tally, buffer, clock)

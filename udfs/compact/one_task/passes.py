@@ -36,7 +36,7 @@ from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
-from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally, clean_backwards, clean_forwards
+from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally, clean_backwards, clean_forwards, least_timestamp
 from lastkey.udfs.compact.clean.deciders import (
     ErasedKeys,
     KeyTable,
@@ -50,14 +50,10 @@ from lastkey.udfs.compact.clean.deciders import (
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.generation import write_group
 from lastkey.udfs.compact.output.piece_stack import PieceStack
-from lastkey.udfs.compact.output.segment_output import begin_at, can_begin_at, least_timestamp
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, ScheduledSegment
-from lastkey.udfs.compact.scan.analyse import Analysis, Group, analyse, groups_of
-from lastkey.udfs.compact.scan.due import may_hold_old
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, ScheduledSegment, chunk_buffer
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse, groups_of
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
-from lastkey.udfs.compact.verdicts import DROPPED_ERASED, DROPPED_EXPIRED, NULL_KEYS
-from lastkey.udfs.segments import LastBatch, SegmentScan
+from lastkey.udfs.segments import LastBatch, SegmentScan, can_begin_at
 from lastkey.udfs.yields.key_filter import count_held
 from lastkey.udfs.yields.schedule import REASONS, Policy, Segments, choose
 
@@ -99,7 +95,7 @@ def clean_groups(
     """
     loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
     out: list[Segment] = []
-    held: tuple[Group, PieceStack] | None = None
+    held: tuple[Segment, PieceStack] | None = None
     fails = plan.policy.settings.null_keys == "fail"
     meanwhile = chunk_buffer(plan)  # while `buffer` holds the chunk that is cleaned
 
@@ -120,17 +116,17 @@ def clean_groups(
                 write_held(meanwhile)  # its memory serves this group
                 stack.push(number, piece, chunk)
         group = analysis.group(numbers)
-        if fails and tally.counters[NULL_KEYS]:
+        if fails and tally["null_keys"]:
             continue  # this partition will not be committed; go on only to count
         follows = held is not None and held[0].base_offset == group.next_offset
         if held is not None and follows and not len(stack):
             last_offset = held[1].last_offset(plan.run.max_log_bytes)
             if can_begin_at(last_offset, group.base_offset):
-                held = begin_at(held[0], group), held[1]
+                held = replace(held[0], base_offset=group.base_offset), held[1]
                 continue
         write_held(buffer)
         held = group, stack
-    if not (fails and tally.counters[NULL_KEYS]):
+    if not (fails and tally["null_keys"]):
         write_held(buffer)
     return out[::-1]
 
@@ -340,11 +336,11 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
     tally = Tally()
     for number in range(analysis.aging.start, min(analysis.aging.stop, stop)):
         one = analysis.sources[number]
-        if may_hold_old(plan, one):
+        if plan.may_hold_old(one.segment):
             for _ in clean_forwards(one, rules, loader, _mark_all, tally, buffer):
-                if tally.counters[DROPPED_EXPIRED]:
+                if tally["dropped_expired"]:
                     return True
-    return bool(tally.counters[DROPPED_EXPIRED])
+    return bool(tally["dropped_expired"])
 
 
 def expire_records(
@@ -357,21 +353,21 @@ def expire_records(
     loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
     erased = None if erasing is None else ErasedKeys(plan, erasing)
     mark = _mark_all if erased is None else erased.mark
-    counter = DROPPED_EXPIRED if erasing is None else DROPPED_ERASED
+    counter = "dropped_expired" if erasing is None else "dropped_erased"
     written: dict[int, list[Segment]] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
     for number in reversed(analysis.aging):
         source = analysis.sources[number]
-        if erasing is None and not written and not may_hold_old(plan, source):
+        if erasing is None and not written and not plan.may_hold_old(source.segment):
             continue
         # keep the last batch, empty if need be: a segment without batches has only its file time, which misleads
         # look-ups by time
         rules = replace(analysis.rules, first_uncleanable_offset=source.last_offset + 1)
-        stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally.counters[counter]
+        stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally[counter]
         for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer, stack.room):
             stack.push(number, piece, chunk)
         theirs = not plan.is_ours(source.segment)  # none of the archive's may come before one of ours
-        if (written and (theirs or erasing is None)) or tally.counters[counter] > before:
+        if (written and (theirs or erasing is None)) or tally[counter] > before:
             group = analysis.group(range(number, number + 1))
             segments = write_group(plan, analysis, group, stack, buffer)
             written[number] = [replace(segment, applied_to=source.segment.applied_to) for segment in segments]

@@ -23,7 +23,7 @@ from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
 from lastkey.logformat.side_files import checkpoints, producer_snapshot, transaction_index
 from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.logformat.side_files.producer_state import ProducerState
-from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, Tally
+from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import PendingKeys, pending_of, with_pending
 from lastkey.udfs.compact.cleaner import SegmentFacts, first_dirty_offset
 from lastkey.udfs.compact.output.piece_stack import PieceStack
@@ -35,16 +35,15 @@ from lastkey.udfs.compact.output.segment_output import (
     write_indexes,
     write_side_files,
 )
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.retention import Expired, summarize_expired
-from lastkey.udfs.compact.scan.analyse import Analysis, Group
+from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.due import expired
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer, read_again, read_side_file
+from lastkey.udfs.compact.scan.scan_segment import read_again
 from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
-from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import ReadFile, SegmentScan, SideFile, kinds_of, side_checksums
+from lastkey.udfs.segments import ReadFile, SegmentScan, SideFile, kinds_of, new_segment, read_side_file, side_checksums
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
@@ -73,7 +72,7 @@ def remove_folder_at(store: Root, folder: str) -> None:
 
 
 def write_group(
-    plan: PartitionPlan, analysis: Analysis, group: Group, stack: PieceStack, buffer: ChunkBuffer
+    plan: PartitionPlan, analysis: Analysis, group: Segment, stack: PieceStack, buffer: ChunkBuffer
 ) -> list[Segment]:
     """Write the segments of a group with their indexes, and read them back; a group without survivors becomes an empty
     one. A dry run returns only the manifest's rows.
@@ -203,7 +202,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
     base = analysis.sources[number].base_offset if number >= 0 else analysis.log_end_offset
     end = analysis.end_of(number) if number >= 0 else base
     segment = analysis.sources[number].segment
-    empty = manifest_row(Group(base, end, segment.mtime_ms), "", np.empty(0, OUT_BATCH), 0, (0, 0, 0))
+    empty = manifest_row(new_segment(base, end, segment.mtime_ms))
     return place_one(plan, replace(empty, applied_to=segment.applied_to) if number >= 0 else empty)
 
 
@@ -393,7 +392,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
         erases=plan.policy.erasing is not None,
         expired=generation.expired,
         segments_before=len(analysis.sources),
-        counters=dict(zip(COUNTER_NAMES, tally.counters.tolist(), strict=True)),
+        counters=tally.by_name(),
         bytes_read=read + read_again,
         bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
         bytes_before=before,

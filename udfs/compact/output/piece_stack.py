@@ -19,11 +19,10 @@ import numpy as np
 
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import Chunk, read_exactly
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import CHANGED_HINT, LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
 from lastkey.udfs.compact.output.segment_output import batches_that_fit
-from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT
 from lastkey.udfs.segments import SegmentScan
 
 _COPY_BYTES = 4 << 20

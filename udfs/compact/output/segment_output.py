@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import google_crc32c
 import numpy as np
@@ -31,7 +31,6 @@ from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chun
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import (
     CODEC_NAMES,
-    MAX_RELATIVE_OFFSET,
     MAX_SEGMENT_BYTES,
     OFFSET_INDEX_ENTRY,
     TIME_INDEX_ENTRY,
@@ -41,14 +40,12 @@ from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files import transaction_index
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH
+from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, least_timestamp
 from lastkey.udfs.compact.clean.rebuild_kernels import digest_records
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
-from lastkey.udfs.compact.scan.analyse import Group
 from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts
-from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from lastkey.udfs.read_back import check_written
-from lastkey.udfs.segments import OF_YIELD, kinds_of, side_checksums
+from lastkey.udfs.segments import OF_YIELD, can_begin_at, kinds_of, side_checksums
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import (
     Root,
@@ -63,8 +60,7 @@ from lastkey.udfs.storage import (
     read_file,
 )
 
-S = TypeVar("S", Group, Segment)
-
+_NONE: Final = np.empty(0, OUT_BATCH)
 _MOVERS: Final = 8  # segments to move at once: in a bucket each is copied and read back
 _SHIFTED: Final = {"index": OFFSET_INDEX_ENTRY, "timeindex": TIME_INDEX_ENTRY}  # their offsets are relative to the base
 
@@ -98,7 +94,7 @@ def join_empty_groups(plan: PartitionPlan, segments: Sequence[Segment]) -> list[
     held: Segment | None = None
     for segment in reversed(segments):
         if held is not None and not segment.size_bytes and can_begin_at(held.last_offset, segment.base_offset):
-            held = begin_at(held, segment)
+            held = replace(held, base_offset=segment.base_offset)  # `place_one` renames its files
             continue
         if held is not None:
             out.append(held)
@@ -112,18 +108,6 @@ def place(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
     """Move the segments that tasks wrote into the generation's folder; return all segments, in order."""
     with ThreadPoolExecutor(_MOVERS) as pool:
         return list(pool.map(lambda segment: place_one(plan, segment) if segment.cleaned else segment, segments))
-
-
-def can_begin_at(last_offset: int, base_offset: int) -> bool:
-    """Return whether a segment that ends with this batch (-1: it has none) may take an earlier base: offsets in its
-    indexes are relative.
-    """
-    return last_offset - base_offset <= MAX_RELATIVE_OFFSET
-
-
-def begin_at(segment: S, empty: S) -> S:
-    """Return the segment, or group, with the base of an empty one before it. `place_one` renames its files."""
-    return replace(segment, base_offset=empty.base_offset)
 
 
 def place_one(plan: PartitionPlan, segment: Segment) -> Segment:
@@ -179,7 +163,7 @@ class SegmentOutput:
         make_private(root, self.path)
         self._stream = open_output(root, self.path)
         self._indexes = IndexBuilder(base_offset, settings.index_interval_bytes, settings.segment_index_bytes)
-        self._rows = [np.empty(0, OUT_BATCH)]
+        self._rows = [_NONE]
         self.size = 0
         self.checksum = 0
 
@@ -262,41 +246,31 @@ def read_whole(root: Root, path: str, buffer: ChunkBuffer, back: ReadBack) -> No
             back.see(chunk)
 
 
-def least_timestamp(rows: np.ndarray) -> int:
-    """Return the smallest timestamp in OUT_BATCH[n]: ms, NO_TIMESTAMP, or UNKNOWN_TIMESTAMP if one is unknown."""
-    return int(rows["min_timestamp"].min()) if len(rows) else NO_TIMESTAMP
-
-
 def manifest_row(
-    group: Group,
-    path: str,
-    rows: np.ndarray,
-    checksum: int,
-    index_bytes: tuple[int, int, int],
+    segment: Segment,
+    path: str = "",
+    rows: np.ndarray = _NONE,
+    checksum: int = 0,
+    index_bytes: tuple[int, int, int] = (0, 0, 0),
     side_files: Mapping[str, int] | None = None,
 ) -> Segment:
     """Return the manifest's row of a cleaned segment, without its sources (`generation`).
 
     rows: OUT_BATCH[n]; index_bytes: sizes of offset, time and transaction index; side_files: their CRC-32C by name.
     """
-    return Segment(
-        base_offset=group.base_offset,
-        root="store",
+    return replace(
+        segment,
         path=path,
         size_bytes=int(rows["size"].sum()),
-        next_offset=group.next_offset,
         last_offset=int(rows["last_offset"][-1]) if len(rows) else -1,
         batches=len(rows),
         records=int(rows["n_records"].sum()),
         tombstones=int(rows["tombstones"].sum()),
         max_timestamp_ms=int(rows["max_timestamp"].max(initial=-1)),
         min_timestamp_ms=least_timestamp(rows),
-        mtime_ms=group.mtime_ms,
         codecs=",".join(CODEC_NAMES[c] for c in np.unique(rows["codec"])),
         magics=",".join(map(str, np.unique(rows["magic"]))),
         checksum=checksum,
-        source_bytes=0,
-        source_records=0,
         cleaned=True,
         offset_index_bytes=index_bytes[0],
         time_index_bytes=index_bytes[1],
@@ -316,13 +290,13 @@ def batches_that_fit(sizes: np.ndarray, room: int) -> int:
 class GroupOutput:
     """Writer of a group's survivors as a stream. A group without survivors leaves no file, nor does a dry run."""
 
-    def __init__(self, plan: PartitionPlan, group: Group, kept_aborts: np.ndarray) -> None:
+    def __init__(self, plan: PartitionPlan, group: Segment, kept_aborts: np.ndarray) -> None:
         """kept_aborts: transaction_index.ENTRY[k] of the log."""
         self._plan, self._kept_aborts = plan, kept_aborts
         self._groups = [group]  # of each segment
         self._rows: list[list[np.ndarray]] = [[]]  # OUT_BATCH[n] of each segment
         self._outputs: list[SegmentOutput] = []
-        self._later = np.empty(0, OUT_BATCH)  # batches behind those of the current segment
+        self._later = _NONE  # batches behind those of the current segment
         self._size = 0  # of the current segment, with `_due`
         self._due = 0  # bytes of its batches that have not come yet
 
@@ -352,7 +326,7 @@ class GroupOutput:
     def finish(self, digest: int, buffer: ChunkBuffer) -> list[Segment]:
         """Close the segments, write their indexes, and read them back. digest: of the rebuilt records of all."""
         if not self._outputs:
-            none = np.empty(0, OUT_BATCH)
+            none = _NONE
             return [
                 manifest_row(group, "", np.concatenate([none, *rows]), 0, (0, 0, 0))
                 for group, rows in zip(self._groups, self._rows, strict=True)
@@ -382,7 +356,7 @@ class GroupOutput:
         self._rows.append([])
         self._size = 0
 
-    def _finish(self, output: SegmentOutput, group: Group, buffer: ChunkBuffer) -> tuple[Segment, int]:
+    def _finish(self, output: SegmentOutput, group: Segment, buffer: ChunkBuffer) -> tuple[Segment, int]:
         """Close a written segment, write its indexes, and read it back; by yield, keep the facts that this shows.
         Return the manifest's row, and the digest of the rebuilt records.
         """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
@@ -23,18 +24,17 @@ from lastkey.udfs.compact.scan.due import (
     cleanable_now,
     expired,
     facts_of,
+    not_due,
     retention_held_back,
     rules_of_time,
 )
-from lastkey.udfs.compact.scan.gaps import check_gaps
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
+    check_gaps,
     check_identity,
     check_tails,
-    not_due,
     until_high_watermark,
 )
-from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH, read_side_file
 from lastkey.udfs.compact.scan.transactions import (
     by_marker,
     check_ends_known,
@@ -47,16 +47,7 @@ from lastkey.udfs.compact.scan.transactions import (
     with_index_entries,
     with_open,
 )
-from lastkey.udfs.segments import LastBatch, SegmentScan
-
-
-@dataclass(frozen=True)
-class Group:
-    """Segments that become one: facts about the result before it is written."""
-
-    base_offset: int
-    next_offset: int
-    mtime_ms: int
+from lastkey.udfs.segments import TXN_BATCH, LastBatch, SegmentScan, new_segment, read_side_file
 
 
 @dataclass(frozen=True)
@@ -94,10 +85,10 @@ class Analysis:
         """True if anything is cleaned; otherwise retention alone is applied."""
         return bool(self.groups)
 
-    def group(self, numbers: range) -> Group:
-        """Return the group of these sources, before it is written."""
+    def group(self, numbers: range) -> Segment:
+        """Return the segment that these sources become, before it is written."""
         first, last = self.sources[numbers.start], self.sources[numbers.stop - 1]
-        return Group(first.base_offset, self.end_of(numbers.stop - 1), last.mtime_ms)
+        return new_segment(first.base_offset, self.end_of(numbers.stop - 1), last.mtime_ms)
 
     def end_of(self, number: int) -> int:
         """Return the end of a source's range: the next source's base, or the log end."""

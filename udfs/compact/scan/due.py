@@ -12,11 +12,12 @@ from functools import partial
 
 import numpy as np
 
+from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFacts
-from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.retention import Reason, expired_segments
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.retention import Reason, expired_segments, may_take_any
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import SegmentScan
 
@@ -65,17 +66,12 @@ def aging_sources(
         now_ms=plan.run.now_ms,
     ).first_uncleanable_offset
     stop = sum(s.base_offset < limit for s in sources)
-    while stop and not may_hold_old(plan, sources[stop - 1]):
+    while stop and not plan.may_hold_old(sources[stop - 1].segment):
         stop -= 1
     settings = replace(plan.policy.settings, retention_bytes=-1)
     by_time = replace(plan, policy=replace(plan.policy, settings=settings))
     first = sum(expired(by_time, facts, sealed).values())  # sizes are known only after the rewrite
     return range(min(first, stop), stop)
-
-
-def may_hold_old(plan: PartitionPlan, source: SegmentScan) -> bool:
-    """Return whether a segment may hold records that are too old; one without any timestamp does not."""
-    return source.segment.min_timestamp_ms < plan.oldest_ms and source.segment.max_timestamp_ms >= 0
 
 
 def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, witnesses: np.ndarray) -> Rules:
@@ -241,3 +237,68 @@ def _oldest_open(
 
 def _segment_at(bases: np.ndarray, offset: int) -> int:
     return max(int(np.searchsorted(bases, offset, "right")) - 1, 0)
+
+
+def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
+    """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
+    others.
+    """
+    closed = plan.input.segments if plan.run.sealed else plan.input.segments[:-1]
+    if any(s.size_bytes and s.min_timestamp_ms < plan.oldest_ms for s in closed):
+        return True
+    return may_take_any(
+        [s.first_offset for s in plan.input.segments],
+        [first_size, *(s.size_bytes for s in plan.input.segments[1:])],
+        first_max_timestamp if first_max_timestamp >= 0 else first_mtime_ms,
+        plan.policy.settings.retention,
+        log_start_offset=plan.input.log_start_offset,
+        now_ms=plan.run.now_ms,
+        last_may_go=plan.run.sealed,
+    )
+
+
+def not_due(
+    plan: PartitionPlan,
+    first_dirty: int,
+    next_offset: int,
+    cleanable: CleanableRange,
+    held_back: tuple[HeldBack, ...],
+) -> PartitionResult:
+    """Return the result of a partition with which nothing is done now."""
+    return PartitionResult(
+        plan.input.topic,
+        plan.input.partition,
+        "not_due",
+        first_dirty_before=first_dirty,
+        first_dirty_offset=first_dirty,
+        log_start_offset=plan.input.log_start_offset,
+        next_offset=next_offset,
+        dirty_ratio=cleanable.ratio,
+        clean_bytes=cleanable.clean_bytes,
+        dirty_bytes=cleanable.cleanable_bytes,
+        held_back=held_back,
+    )
+
+
+def unread_result(
+    plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int
+) -> PartitionResult:
+    """Return the result of a partition that is not compacted and loses nothing by retention, as its first segment
+    shows.
+    """
+    start = max(plan.input.checkpoint or 0, plan.input.log_start_offset)
+    bases, paths = [s.first_offset for s in plan.input.segments], [s.path for s in plan.input.segments]
+    sizes = [first_size, *(s.size_bytes for s in plan.input.segments[1:])][: len(bases)]
+    unknown = np.full(len(bases), -1, np.int64)
+    newest, times = unknown.copy(), unknown.copy()
+    newest[:1], times[:1] = first_max_timestamp, first_mtime_ms
+    facts = SegmentFacts(np.array(bases, np.int64), np.array(sizes, np.int64), newest, unknown, times)
+    held_back = retention_held_back(plan, facts, paths, active=MAX_OFFSET if plan.run.sealed else max(bases, default=0))
+    result = not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0), held_back)
+    return replace(result, compacted=False)
+
+
+def known_end(plan: PartitionPlan) -> int:
+    """Return the log end of a partition that was not read; -1 if the archive may hold more than the generation."""
+    unread = any(s.size_bytes for s in plan.input.segments if not plan.is_ours(s))
+    return -1 if unread or plan.input.before.until is None else plan.input.before.until

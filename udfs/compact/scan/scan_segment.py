@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import google_crc32c
 import numpy as np
 
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
 from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
 from lastkey.logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import CHANGED_HINT, LogFormatError
 from lastkey.logformat.layout import (
     BATCH,
     CODEC_MASK,
@@ -36,31 +35,15 @@ from lastkey.logformat.read_ahead import will_read
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import merge, no_producers, summarize
-from lastkey.udfs.compact.plan import ANOTHER_LOG, PartitionPlan
+from lastkey.udfs.compact.plan import ANOTHER_LOG
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import LastBatch, ScannedChunk, SegmentScan, SideFile
-from lastkey.udfs.storage import open_root, opened, read_file
+from lastkey.udfs.segments import TXN_BATCH, LastBatch, ScannedChunk, SegmentScan
+from lastkey.udfs.storage import open_root, opened
 
 _HEAD: Final = struct.Struct(">qi4xbB")  # base offset, length, magic; attributes of magic 0 and 1
-
-
-# The facts that a scan keeps about a transactional or control batch.
-TXN_BATCH = np.dtype(
-    [
-        ("base_offset", "i8"),
-        ("last_offset", "i8"),
-        ("producer_id", "i8"),
-        ("max_timestamp", "i8"),
-        ("records_count", "i4"),
-        ("producer_epoch", "i2"),
-        ("control", "?"),
-        ("control_type", "i1"),  # 0 abort, 1 commit, -1 not control or empty
-    ],
-    align=True,
-)
 
 
 @dataclass
@@ -91,11 +74,6 @@ def transactional_batches(batches: np.ndarray) -> np.ndarray:
             out[name] = rows[name]
     out["control"] = (rows["attributes"] & CONTROL_MASK) != 0
     return out
-
-
-def chunk_buffer(plan: PartitionPlan) -> ChunkBuffer:
-    """Return a buffer through which one task reads all its segments."""
-    return ChunkBuffer(plan.run.limits.chunk_bytes, plan.policy.settings.max_decompressed_batch_bytes)
 
 
 def scan_segment(
@@ -281,9 +259,6 @@ def _identity(batch: np.void) -> LastBatch:
     return LastBatch(int(offset), int(batch["partition_leader_epoch"]), int(batch["crc"]))
 
 
-CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"
-
-
 def chunks_again(file: Any, path: str, chunks: Sequence[ScannedChunk], buffer: ChunkBuffer) -> Iterator[Chunk]:
     """Read scanned chunks again, in the order given, as `chunk_at` does; in an object store the next ones meanwhile."""
     for i, one in enumerate(chunks):
@@ -326,14 +301,3 @@ def _first_bad(raw: np.ndarray, position: int) -> int:
     rows = np.empty(len(raw) // SMALLEST_BATCH + 1, BATCH)
     _, consumed, status, _, _ = walk_batches(raw, len(raw), position, -1, NO_END, True, rows)
     return position + (consumed if status not in (MORE, REACHED_END) else 0)
-
-
-def read_side_file(file: SideFile) -> bytes:
-    """Return a side file's bytes. Raises LogFormatError kind "side_file" if they differ from what the manifest says was
-    written.
-    """
-    data: bytes = read_file(open_root(file.root), file.path)
-    if file.checksum not in (None, found := int(google_crc32c.value(data))):
-        expected = f"CRC-32C {file.checksum:#010x}, as it was written"
-        raise LogFormatError("side_file", file.path, 0, expected, f"{found:#010x}")
-    return data

@@ -20,8 +20,7 @@ from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, TXN_INDEX_EN
 from lastkey.logformat.side_files import transaction_index
 from lastkey.udfs.compact.plan import Gap, PartitionPlan
 from lastkey.udfs.compact.scan.scan_kernels import NONE, replay
-from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH, read_side_file
-from lastkey.udfs.segments import SegmentScan, SideFile
+from lastkey.udfs.segments import TXN_BATCH, SegmentScan, SideFile, read_side_file
 
 # A data batch of a transaction, and the marker that ends it.
 # Data batches of one epoch whose marker is lost: a batch of another epoch comes before the next marker.

@@ -32,9 +32,7 @@ from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import GroupOutput, extended
-from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.scan.analyse import Group
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
+from lastkey.udfs.compact.plan import PartitionPlan, chunk_buffer
 from lastkey.udfs.compact.split.settle import SettledBuckets, Survivors
 from lastkey.udfs.compact.split.splits import Part, Split
 from lastkey.udfs.compact.split.walk_split import (
@@ -96,7 +94,7 @@ class JoinedGroup:
 def rewrite_split(
     plan: PartitionPlan,
     split: Split,
-    groups: Mapping[int, Group],
+    groups: Mapping[int, Segment],
     shared: frozenset[int],
     sources: Sequence[SegmentScan],
     rules: Rules,
@@ -152,7 +150,7 @@ class SplitOutput:
     def __init__(
         self,
         plan: PartitionPlan,
-        groups: Mapping[int, Group],
+        groups: Mapping[int, Segment],
         shared: frozenset[int],
         kept_aborts: np.ndarray,
         name: str,
@@ -173,7 +171,7 @@ class SplitOutput:
         return RewrittenSplit(self._segments, tuple(self._pieces), tally.counters, tally.recompressed_bytes)
 
 
-def _write_segments(plan: PartitionPlan, group: Group, cleaned: Cleaned, kept_aborts: np.ndarray) -> list[Segment]:
+def _write_segments(plan: PartitionPlan, group: Segment, cleaned: Cleaned, kept_aborts: np.ndarray) -> list[Segment]:
     """Write a group's segments in a folder of their own."""
     own = in_own_folder(plan)
     output = GroupOutput(own, group, kept_aborts)
@@ -203,7 +201,7 @@ def _write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) 
 
 
 def join_pieces(
-    plan: PartitionPlan, number: int, group: Group, pieces: Sequence[GroupPiece], kept_aborts: np.ndarray
+    plan: PartitionPlan, number: int, group: Segment, pieces: Sequence[GroupPiece], kept_aborts: np.ndarray
 ) -> JoinedGroup:
     """Make segments of a group's pieces, which come in the order of the log."""
     root, own = open_root(plan.run.store_uri), in_own_folder(plan)
@@ -235,7 +233,7 @@ class CleanedSplit:
 def clean_last_split(
     plan: PartitionPlan,
     split: Split,
-    groups: Mapping[int, Group],
+    groups: Mapping[int, Segment],
     shared: frozenset[int],
     sources: Sequence[SegmentScan],
     rules: Rules,

@@ -19,12 +19,11 @@ import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import read_exactly
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import CHANGED_HINT, LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.udfs.compact.clean.key_kernels import SLOT, rehash
 from lastkey.udfs.compact.clean.winner_kernels import WINNER
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.scan.scan_segment import CHANGED_HINT
 from lastkey.udfs.compact.split.block_kernels import (
     batch_verdicts,
     checksum_cells,

@@ -45,8 +45,8 @@ from lastkey.logformat.read_ahead import will_read
 from lastkey.udfs.compact.clean.deciders import KeyTable, Winners, versions_of
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.cleaner import Rules, begin_at, key_candidates
-from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer, chunks_again
+from lastkey.udfs.compact.plan import PartitionPlan, chunk_buffer
+from lastkey.udfs.compact.scan.scan_segment import chunks_again
 from lastkey.udfs.compact.split.block_kernels import checksum_cells, collect_leaving, sort_by_bucket, thin_bodies
 from lastkey.udfs.compact.split.splits import Split
 from lastkey.udfs.segments import ScannedChunk, SegmentScan

@@ -23,8 +23,7 @@ from lastkey.logformat.side_files import transaction_index
 from lastkey.udfs.compact.plan import CleanSettings, Gap, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan import transactions
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
-from lastkey.udfs.compact.scan.gaps import check_gaps
-from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
+from lastkey.udfs.compact.scan.scan_partition import check_gaps, scan_all, scan_identity
 from lastkey.udfs.compact.scan.transactions import check_ends_known
 from lastkey.udfs.holes import thinned_offset
 from lastkey.udfs.problem import Problem

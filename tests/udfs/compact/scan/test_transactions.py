@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.layout import BATCH, CONTROL_MASK, TRANSACTIONAL_MASK
 from lastkey.logformat.side_files import transaction_index
-from lastkey.udfs.compact.scan.scan_segment import TXN_BATCH, transactional_batches
+from lastkey.udfs.compact.scan.scan_segment import transactional_batches
 from lastkey.udfs.compact.scan.transactions import data_before, discardable_batches, markers_behind
+from lastkey.udfs.segments import TXN_BATCH
 from tests.reference.cleaner import AbortedTxn, Transactions
 from tests.reference.log import ABORT, COMMIT, Batch, Record, marker_batch
 

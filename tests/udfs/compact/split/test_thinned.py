@@ -12,10 +12,9 @@ import pytest
 
 from lastkey.logformat.batches.bodies import SOFT_BYTES
 from lastkey.logformat.errors import LogFormatError
-from lastkey.udfs.compact.plan import PartitionPlan
+from lastkey.udfs.compact.plan import PartitionPlan, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_all, scan_identity
-from lastkey.udfs.compact.scan.scan_segment import chunk_buffer
 from lastkey.udfs.compact.split.block_kernels import thin_bodies
 from lastkey.udfs.compact.split.rewrite_split import RewrittenSplit, rewrite_split
 from lastkey.udfs.compact.split.settle import settle, share_out
