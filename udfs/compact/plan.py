@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.listing import Segment
@@ -172,6 +173,11 @@ class PartitionPlan:
     def name(self) -> str:
         """Name of the partition."""
         return self.input.name
+
+    def loader(self, secret: tuple[int, int] | None, *, keys_only: bool = False) -> BodyLoader:
+        """Return a decoder of the partition's batches. secret: of the key hashes; None: none are needed."""
+        most = self.policy.settings.max_decompressed_batch_bytes
+        return BodyLoader(max_batch_bytes=most, secret=secret, keys_only=keys_only)
 
     @property
     def log_bytes(self) -> int:

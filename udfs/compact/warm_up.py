@@ -9,14 +9,14 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader, Run
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
-from lastkey.logformat.batches.chunks import NO_END, Chunk
+from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer
 from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_SNAPPY
 from lastkey.logformat.primitives.codec import MANY_A_CALL, Scratch, pack_bodies, unpack_many
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState, merge, no_producers, summarize
-from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
+from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.key_kernels import SLOT, enter_keys, mark_last_offsets, rehash
 from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches, digest_records, encode_bodies
 from lastkey.udfs.compact.cleaner import LastBatches, Rules
@@ -92,7 +92,8 @@ def load_kernels() -> None:
     nobody = LastBatches(offsets[:0], offsets[:0], np.empty(0, np.int16))
     rules = Rules(0, 0, 1, 0, False, nobody, offsets[:0], flags[:0])
     loader = BodyLoader(max_batch_bytes=1 << 20, secret=(0, 1))
-    for _ in clean_chunk(Chunk(0, raw, batches), "", loader, rules, True, mark_last, Tally(), backwards=True):
+    one = Pass(mark_last, loader, ChunkBuffer(1), Tally())
+    for _ in clean_chunk(one, Chunk(0, raw, batches), rules, True, backwards=True):
         pass
 
 

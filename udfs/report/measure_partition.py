@@ -30,7 +30,7 @@ from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS as RECORD_COLUMNS
 from lastkey.logformat.schemas import select
 from lastkey.udfs.attempt import attempt
-from lastkey.udfs.compact.clean.clean_batches import Tally, clean_chunk
+from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.one_task.compact_partition import clean_everything
@@ -235,15 +235,14 @@ class Walk:
     def _clean(self, chunk: Chunk, source: SegmentScan, rules: Rules, tally: Tally, see: _See) -> int:
         legacy = source.mtime_ms > rules.legacy_horizon_ms
         size = 0
-        for piece in clean_chunk(
-            chunk, source.path, self.reader.loader, rules, legacy, self._mark, tally, backwards=True, see=see.decided
-        ):
+        of = Pass(self._mark, self.reader.loader, self.reader.buffer, tally)
+        for piece in clean_chunk(of, chunk, rules, legacy, backwards=True, see=see.decided):
             size += piece.size
             self.estimated |= piece.estimated
         return size
 
     def _count(self, chunk: Chunk, source: SegmentScan, see: _See) -> None:
-        for run in self.reader.runs(replace(chunk, path=source.path), backwards=True):
+        for run in self.reader.runs(chunk, backwards=True):
             self._mark(run, np.empty(len(run.spans), np.bool_))
             see.run(run, np.ones(len(run.spans), np.bool_), np.full(len(run.batches), COPIED, np.int8))
 
@@ -265,7 +264,7 @@ class Walk:
         number, i = self.chunks[len(self.chunks) - 1 - at]
         source = self.sources[number]
         with source.open_log() as file:
-            chunk = replace(chunk_at(file, source.path, source.chunks[i], self.reader.buffer), path=source.path)
+            chunk = chunk_at(file, source.path, source.chunks[i], self.reader.buffer)
         wanted = np.zeros(len(chunk.batches), np.bool_)
         wanted[np.searchsorted(chunk.batches["last_offset"], offset)] = True
         columns = select(RECORD_COLUMNS, ["key"])

@@ -163,7 +163,7 @@ def check_hostile(ours: Outcome) -> None:
         limits = Limits(chunk_bytes=chunk_bytes, task_memory_bytes=0)
         plan = changed(ours.plan, limits=limits, folder=f"hostile{chunk_bytes}")
         with mock.patch(
-            "lastkey.udfs.compact.one_task.passes.BodyLoader",
+            "lastkey.udfs.compact.plan.BodyLoader",
             functools.partial(BodyLoader, soft_bytes=soft_bytes),
         ):
             again = compact(plan)

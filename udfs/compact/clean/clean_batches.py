@@ -94,31 +94,38 @@ class Tally:
         return dict(zip(COUNTER_NAMES, self.counters.tolist(), strict=True))
 
 
-MarkLast = Callable[[Run, np.ndarray], None]  # fills bool[len(run.spans)]
+MarkLast = Callable[[Run, np.ndarray], None]  # a decider: fills bool[len(run.spans)], whether a record may stay
 # (BATCH[n] of a chunk, bool[n]: records that go or stay in any case) -> int8[n], a verdict on each batch (`verdicts`)
 VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
 # called with the decisions about a run: kept bool[len(run.spans)], CLEANED[n]
 See = Callable[[Run, np.ndarray, np.ndarray], None]
+ChunksOf = Callable[[Any], Iterator[Chunk]]  # called with the segment's open log
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over source segments: its decider, the memory that it reads through, and its counters."""
+
+    mark: MarkLast
+    loader: BodyLoader
+    buffer: ChunkBuffer
+    tally: Tally
+    verdicts_of: VerdictsOf | None = None  # a verdict replaces the body of its batch, which is not read then
 
 
 def clean_chunk(
+    of: Pass,
     chunk: Chunk,
-    path: str,
-    loader: BodyLoader,
     rules: Rules,
     keep_legacy_tombstones: bool,
-    mark_last: MarkLast,
-    tally: Tally,
     *,
     backwards: bool,
     see: See | None = None,
-    verdicts_of: VerdictsOf | None = None,
     room: Room | None = None,
 ) -> Iterator[CleanedRun]:
-    """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. A verdict of
-    `verdicts_of` replaces the body of its batch, which is not read then. room: gives the memory of a piece, if not each
-    has its own.
+    """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. room: gives the
+    memory of a piece, if not each has its own.
     """
     batches = chunk.batches
     discardable = rules.discardable(batches)
@@ -129,19 +136,19 @@ def clean_chunk(
     retention[begin_at(batches, rules.witnesses)] = RETAIN_EMPTY
     if rules.keep_batches:
         retention[:] = RETAIN_EMPTY
-    verdicts = verdicts_of(batches, drop | undecided) if verdicts_of is not None else np.zeros(len(batches), np.int8)
+    verdicts = of.verdicts_of(batches, drop | undecided) if of.verdicts_of else np.zeros(len(batches), np.int8)
     wanted = ~drop & (verdicts == UNKNOWN)
-    for run in loader.runs(
-        chunk.raw, chunk.position, batches, wanted, path, backwards=backwards, before=chunk.before,
+    for run in of.loader.runs(
+        chunk.raw, chunk.position, batches, wanted, chunk.path, backwards=backwards, before=chunk.before,
         thinned=chunk.bodies,
     ):  # fmt: skip
         part = slice(run.first, run.first + len(run.batches))
         is_last = np.empty(len(run.spans), np.bool_)
         if undecided[part].any():
-            mark_last(replace(run, wanted=run.wanted & ~undecided[part]), is_last)
+            of.mark(replace(run, wanted=run.wanted & ~undecided[part]), is_last)
             is_last[np.repeat(undecided[part], run.bodies["n_records"])] = True
         else:
-            mark_last(run, is_last)
+            of.mark(run, is_last)
         kept = np.ones(len(run.spans), np.bool_)  # of a batch with a verdict all that are here
         cleaned = np.zeros(len(run.batches), CLEANED)
         decide(
@@ -163,12 +170,12 @@ def clean_chunk(
             rules.keeps_end,
             kept,
             cleaned,
-            tally.counters,
+            of.tally.counters,
         )
         if see is not None:
             see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
-            yield _write(run, chunk.position, kept, cleaned, tally, rules.dry_run, room)
+            yield _write(run, chunk.position, kept, cleaned, of.tally, rules.dry_run, room)
 
 
 def _write(
@@ -259,41 +266,21 @@ def _by_sample(
     return sizes
 
 
-ChunksOf = Callable[[Any], Iterator[Chunk]]  # called with the segment's open log
-
-
 def clean_backwards(
-    one: SegmentScan,
-    rules: Rules,
-    loader: BodyLoader,
-    mark_last: MarkLast,
-    tally: Tally,
-    buffer: ChunkBuffer,
-    room: Room,
-    *,
-    chunks: Sequence[ScannedChunk] | None = None,
+    of: Pass, source: SegmentScan, rules: Rules, room: Room, *, chunks: Sequence[ScannedChunk] | None = None
 ) -> Iterator[tuple[CleanedRun, Chunk]]:
     """Clean one source segment, or some consecutive chunks of it, from its end; yield (piece, in memory of `room`; its
     chunk), last first.
     """
-    taken = (one.chunks if chunks is None else chunks)[::-1]
-
-    def again(file: Any) -> Iterator[Chunk]:
-        return chunks_again(file, one.path, taken, buffer)
-
-    return _pieces(one, rules, loader, mark_last, tally, again, room, backwards=True)
+    taken = (source.chunks if chunks is None else chunks)[::-1]
+    with source.open_log() as file:
+        for chunk in chunks_again(file, source.path, taken, of.buffer):
+            for piece in clean_chunk(of, chunk, rules, _keeps_legacy(source, rules), backwards=True, room=room):
+                yield piece, chunk
 
 
 def clean_forwards(
-    one: SegmentScan,
-    rules: Rules,
-    loader: BodyLoader,
-    mark_last: MarkLast,
-    tally: Tally,
-    buffer: ChunkBuffer,
-    *,
-    chunks_of: ChunksOf | None = None,
-    verdicts_of: VerdictsOf | None = None,
+    of: Pass, source: SegmentScan, rules: Rules, *, chunks_of: ChunksOf | None = None
 ) -> Iterator[tuple[CleanedRun, np.ndarray]]:
     """Clean one source segment, or those chunks of it that `chunks_of` gives, from its start; yield (piece, its bytes:
     uint8[], valid until the next; no bytes in a dry run if a batch changed).
@@ -304,44 +291,18 @@ def clean_forwards(
         memory.reserve(size)
         return memory.array[:size]
 
-    again = chunks_of or (lambda file: chunks_again(file, one.path, one.chunks, buffer))
-    for piece, chunk in _pieces(
-        one, rules, loader, mark_last, tally, again, room, backwards=False, verdicts_of=verdicts_of
-    ):
-        if piece.data is not None:
-            yield piece, piece.data
-        elif piece.position >= 0:
-            start = piece.position - chunk.position
-            yield piece, chunk.raw[start : start + piece.size]
-        else:
-            yield piece, np.empty(0, np.uint8)
+    with source.open_log() as file:
+        for chunk in chunks_of(file) if chunks_of else chunks_again(file, source.path, source.chunks, of.buffer):
+            for piece in clean_chunk(of, chunk, rules, _keeps_legacy(source, rules), backwards=False, room=room):
+                if piece.data is not None:
+                    yield piece, piece.data
+                elif piece.position >= 0:
+                    start = piece.position - chunk.position
+                    yield piece, chunk.raw[start : start + piece.size]
+                else:
+                    yield piece, np.empty(0, np.uint8)
 
 
-def _pieces(
-    one: SegmentScan,
-    rules: Rules,
-    loader: BodyLoader,
-    mark_last: MarkLast,
-    tally: Tally,
-    chunks_of: ChunksOf,
-    room: Room,
-    *,
-    backwards: bool,
-    verdicts_of: VerdictsOf | None = None,
-) -> Iterator[tuple[CleanedRun, Chunk]]:
-    keep_legacy = one.mtime_ms > rules.legacy_horizon_ms
-    with one.open_log() as file:
-        for chunk in chunks_of(file):
-            for piece in clean_chunk(
-                chunk,
-                one.path,
-                loader,
-                rules,
-                keep_legacy,
-                mark_last,
-                tally,
-                backwards=backwards,
-                verdicts_of=verdicts_of,
-                room=room,
-            ):
-                yield piece, chunk
+def _keeps_legacy(source: SegmentScan, rules: Rules) -> bool:
+    """Return whether tombstones of magic 0 and 1 stay in a segment: they have no delete horizon, so its time counts."""
+    return source.mtime_ms > rules.legacy_horizon_ms

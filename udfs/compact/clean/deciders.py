@@ -20,12 +20,13 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
 from lastkey.logformat.errors import CHANGED_HINT, NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
+from lastkey.udfs.compact.clean.clean_batches import MarkLast
 from lastkey.udfs.compact.clean.key_kernels import (
     ERASED,
     SLOT,
@@ -111,6 +112,19 @@ class KeyTable:
         larger = grown(self.slots, self.max_bytes)
         self.slots = self.slots if larger is None else larger
         return larger is not None
+
+
+def marker(table: KeyTable, first_dirty_offset: int) -> MarkLast:
+    """Return a function that marks the last records of a run, by a table of the keys behind it. It raises TooManyKeys.
+
+    first_dirty_offset: records below it are looked up only.
+    """
+
+    def mark_last(run: Run, is_last: np.ndarray) -> None:
+        if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(run.spans)):
+            raise TooManyKeys
+
+    return mark_last
 
 
 def grown(slots: np.ndarray, max_bytes: int) -> np.ndarray | None:
@@ -264,11 +278,7 @@ def find_winners(plan: PartitionPlan, sources: Iterable[SegmentScan], rules: Rul
     header.
     """
     table = Winners(plan.run.limits.task_memory_bytes // 2)
-    loader = BodyLoader(
-        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes,
-        secret=plan.run.secret,
-        keys_only=plan.policy.settings.compaction_strategy != "header",
-    )
+    loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
     highest = NO_VERSION
     for source in sources:
         with source.open_log() as file:

@@ -14,8 +14,8 @@ from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt, peak_memory
-from lastkey.udfs.compact.clean.clean_batches import Tally
-from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys, find_winners
+from lastkey.udfs.compact.clean.clean_batches import Pass, Tally
+from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys, find_winners, marker
 from lastkey.udfs.compact.one_task.passes import (
     Cleaned,
     Clock,
@@ -23,7 +23,6 @@ from lastkey.udfs.compact.one_task.passes import (
     clean_by_yield,
     clean_groups,
     expire_records,
-    marker,
     with_what_is_old,
 )
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
@@ -121,8 +120,9 @@ def clean_everything(
     """Clean all groups; return the new segments in order. Raises TooManyKeys."""
     if plan.policy.settings.by_offset:
         table = KeyTable(plan.run.limits.task_memory_bytes // 2)
-        mark_last = marker(table, analysis.cleanable.first_dirty_offset)
+        mark = marker(table, analysis.cleanable.first_dirty_offset)
     else:
         sources = (analysis.sources[number] for numbers in analysis.groups for number in numbers)
-        mark_last = find_winners(plan, sources, analysis.rules, buffer).mark
-    return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, mark_last, tally, buffer, clock)
+        mark = find_winners(plan, sources, analysis.rules, buffer).mark
+    of = Pass(mark, plan.loader(plan.run.secret), buffer, tally)
+    return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)

@@ -31,18 +31,19 @@ from itertools import groupby
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
-from lastkey.udfs.compact.clean.clean_batches import MarkLast, Tally, clean_backwards, clean_forwards, least_timestamp
+from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_backwards, clean_forwards, least_timestamp
 from lastkey.udfs.compact.clean.deciders import (
     ErasedKeys,
     KeyTable,
     PendingKeys,
     TooManyKeys,
     known_from,
+    marker,
     pending_of,
     read_keys,
     write_keys,
@@ -83,9 +84,7 @@ def clean_groups(
     analysis: Analysis,
     groups: Sequence[range],
     rules_of: Callable[[int], Rules],
-    mark_last: MarkLast,
-    tally: Tally,
-    buffer: ChunkBuffer,
+    of: Pass,
     clock: Clock,
 ) -> list[Segment]:
     """Clean groups from last to first, and write each as soon as its base is certain: when the group before it has a
@@ -93,11 +92,10 @@ def clean_groups(
 
     groups: numbers of sources; rules_of: is asked for the rules of a source, just before it is cleaned.
     """
-    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
     out: list[Segment] = []
     held: tuple[Segment, PieceStack] | None = None
     fails = plan.policy.settings.null_keys == "fail"
-    meanwhile = chunk_buffer(plan)  # while `buffer` holds the chunk that is cleaned
+    meanwhile = chunk_buffer(plan)  # while `of.buffer` holds the chunk that is cleaned
 
     def write_held(back: ChunkBuffer) -> None:
         nonlocal held
@@ -109,14 +107,11 @@ def clean_groups(
     for numbers in reversed(groups):
         stack = PieceStack(plan.run.limits.task_memory_bytes // 4)
         for number in reversed(numbers):
-            rules = rules_of(number)
-            for piece, chunk in clean_backwards(
-                analysis.sources[number], rules, loader, mark_last, tally, buffer, stack.room
-            ):
+            for piece, chunk in clean_backwards(of, analysis.sources[number], rules_of(number), stack.room):
                 write_held(meanwhile)  # its memory serves this group
                 stack.push(number, piece, chunk)
         group = analysis.group(numbers)
-        if fails and tally["null_keys"]:
+        if fails and of.tally["null_keys"]:
             continue  # this partition will not be committed; go on only to count
         follows = held is not None and held[0].base_offset == group.next_offset
         if held is not None and follows and not len(stack):
@@ -124,10 +119,10 @@ def clean_groups(
             if can_begin_at(last_offset, group.base_offset):
                 held = replace(held[0], base_offset=group.base_offset), held[1]
                 continue
-        write_held(buffer)
+        write_held(of.buffer)
         held = group, stack
-    if not (fails and tally["null_keys"]):
-        write_held(buffer)
+    if not (fails and of.tally["null_keys"]):
+        write_held(of.buffer)
     return out[::-1]
 
 
@@ -159,11 +154,9 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
         raise KeysLost
     table = KeyTable(plan.run.limits.task_memory_bytes // 2)
-    mark_last = marker(table, dirty)
+    of = Pass(marker(table, dirty), plan.loader(plan.run.secret), buffer, tally)
     keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *applied.values()]))
-    written = clean_groups(
-        plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, mark_last, tally, buffer, clock
-    )
+    written = clean_groups(plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, of, clock)
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
     schedule = tuple(schedule_of(plan, analysis, rows, superseded))
@@ -174,7 +167,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     before = _KeysBehind(plan, table, pending)
     rules_of = partial(_rules_of, analysis, applied, chosen, before)
     groups = [g for one in _neighbours(chosen) for g in _groups(plan, analysis, one)]
-    rewritten = clean_groups(plan, analysis, groups, rules_of, mark_last, tally, buffer, clock)
+    rewritten = clean_groups(plan, analysis, groups, rules_of, of, clock)
     return Cleaned(
         replace(analysis, replaced=frozenset([*fresh, *chosen]), superseded=superseded),
         [*rewritten, *written],
@@ -183,19 +176,6 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
         filter_bytes + before.bytes_read,
         0 if kept is None else keys.nbytes,
     )
-
-
-def marker(table: KeyTable, first_dirty_offset: int) -> MarkLast:
-    """Return a function that marks the last records of a run, by a table of the keys behind it. It raises TooManyKeys.
-
-    first_dirty_offset: records below it are looked up only.
-    """
-
-    def mark_last(run: Run, is_last: np.ndarray) -> None:
-        if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(run.spans)):
-            raise TooManyKeys
-
-    return mark_last
 
 
 class _KeysBehind:
@@ -331,13 +311,12 @@ def with_what_is_old(
 
 def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
     """Return whether one of the first `stop` sources holds a record that is too old."""
-    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes)
-    rules = replace(analysis.rules, dry_run=True)
-    tally = Tally()
+    rules, tally = replace(analysis.rules, dry_run=True), Tally()
+    of = Pass(_mark_all, plan.loader(None), buffer, tally)
     for number in range(analysis.aging.start, min(analysis.aging.stop, stop)):
         one = analysis.sources[number]
         if plan.may_hold_old(one.segment):
-            for _ in clean_forwards(one, rules, loader, _mark_all, tally, buffer):
+            for _ in clean_forwards(of, one, rules):
                 if tally["dropped_expired"]:
                     return True
     return bool(tally["dropped_expired"])
@@ -349,10 +328,10 @@ def expire_records(
     """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
     Return the result if no record goes and nothing else is to be done.
     """
-    erasing, most = plan.policy.erasing, plan.policy.settings.max_decompressed_batch_bytes
-    loader = BodyLoader(max_batch_bytes=most, secret=None if erasing is None else erasing.secret)
+    erasing = plan.policy.erasing
     erased = None if erasing is None else ErasedKeys(plan, erasing)
-    mark = _mark_all if erased is None else erased.mark
+    loader = plan.loader(None if erasing is None else erasing.secret)
+    of = Pass(_mark_all if erased is None else erased.mark, loader, buffer, tally)
     counter = "dropped_expired" if erasing is None else "dropped_erased"
     written: dict[int, list[Segment]] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
@@ -364,7 +343,7 @@ def expire_records(
         # look-ups by time
         rules = replace(analysis.rules, first_uncleanable_offset=source.last_offset + 1)
         stack, before = PieceStack(plan.run.limits.task_memory_bytes // 4), tally[counter]
-        for piece, chunk in clean_backwards(source, rules, loader, mark, tally, buffer, stack.room):
+        for piece, chunk in clean_backwards(of, source, rules, stack.room):
             stack.push(number, piece, chunk)
         theirs = not plan.is_ours(source.segment)  # none of the archive's may come before one of ours
         if (written and (theirs or erasing is None)) or tally[counter] > before:

@@ -276,7 +276,7 @@ def chunk_at(file: Any, path: str, scanned: ScannedChunk, buffer: ChunkBuffer) -
     raw = buffer.raw[: scanned.size]
     read_again(file, path, scanned, raw)
     walk_batches(raw, scanned.size, scanned.position, -1, NO_END, False, buffer.rows)  # as the scan did
-    return Chunk(scanned.position, raw, buffer.rows[: scanned.batches], scanned.offset_before)
+    return Chunk(scanned.position, raw, buffer.rows[: scanned.batches], scanned.offset_before, path=path)
 
 
 def read_again(file: Any, path: str, chunk: ScannedChunk, out: np.ndarray) -> None:

@@ -20,7 +20,6 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK
@@ -46,9 +45,7 @@ def scan_written(
     also: sees every chunk. Raises LogFormatError kind "readback", or "unreadable".
     """
     hashes, horizons = [np.empty(0, np.uint64)], [-1]
-    loader = BodyLoader(
-        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret, keys_only=True
-    )
+    loader = plan.loader(plan.run.secret, keys_only=True)
 
     def see(chunk: Chunk) -> None:
         also(chunk)

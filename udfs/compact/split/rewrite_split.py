@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.listing import Segment
@@ -22,13 +22,12 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import (
     OUT_BATCH,
     ChunksOf,
-    MarkLast,
+    Pass,
     Tally,
-    VerdictsOf,
     clean_backwards,
     clean_forwards,
 )
-from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys
+from lastkey.udfs.compact.clean.deciders import KeyTable, marker
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import GroupOutput, extended
@@ -54,7 +53,7 @@ _COPY_BYTES = 8 << 20
 
 
 @dataclass
-class Cleaned:
+class GroupSurvivors:
     """Survivors of a group in the order of the log: OUT_BATCH rows and uint8[], as of `PieceStack.drain`."""
 
     pieces: Iterator[tuple[np.ndarray, np.ndarray]]
@@ -111,7 +110,6 @@ def rewrite_split(
     buffer = chunk_buffer(plan)
     root = open_root(plan.run.store_uri)
     survivors = Survivors(root, walked, settled, plan.name, split.chunks)
-    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes)
     tally, output = Tally(), SplitOutput(plan, groups, shared, kept_aborts, name)
     thinned = iter(walked.thinned[split.chunks])
     of_part = {part: list(itertools.islice(thinned, part.stop - part.first)) for part in split.parts}
@@ -120,18 +118,16 @@ def rewrite_split(
         chunks = source.chunks[part.first : part.stop]
         return lambda log: chunks_or_thinned(log, source.path, chunks, buffer, keys, of_part[part])
 
-    def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> Cleaned:
+    of = Pass(survivors.mark, plan.loader(None), buffer, tally, survivors.batch_verdicts)
+
+    def cleaned(parts: Sequence[tuple[Part, SegmentScan]]) -> GroupSurvivors:
         def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for part, source in parts:
-                mark: MarkLast = survivors.mark
-                verdicts: VerdictsOf = survivors.batch_verdicts
-                for piece, data in clean_forwards(
-                    source, rules, loader, mark, tally, buffer, chunks_of=again(part, source), verdicts_of=verdicts
-                ):
+                for piece, data in clean_forwards(of, source, rules, chunks_of=again(part, source)):
                     out.digest = (out.digest + piece.digest) & (2**64 - 1)
                     yield piece.rows, data
 
-        out = Cleaned(pieces())
+        out = GroupSurvivors(pieces())
         return out
 
     with opened(root, walked.leaves.path) as keys:
@@ -159,7 +155,7 @@ class SplitOutput:
         self._segments: dict[int, list[Segment]] = {}
         self._pieces: list[GroupPiece] = []
 
-    def write(self, number: int, cleaned: Cleaned) -> None:
+    def write(self, number: int, cleaned: GroupSurvivors) -> None:
         """Write what the split has of a group."""
         if number in self._shared:
             self._pieces.append(_write_piece(self._plan, number, cleaned, f"{self._name}-{number}"))
@@ -171,7 +167,9 @@ class SplitOutput:
         return RewrittenSplit(self._segments, tuple(self._pieces), tally.counters, tally.recompressed_bytes)
 
 
-def _write_segments(plan: PartitionPlan, group: Segment, cleaned: Cleaned, kept_aborts: np.ndarray) -> list[Segment]:
+def _write_segments(
+    plan: PartitionPlan, group: Segment, cleaned: GroupSurvivors, kept_aborts: np.ndarray
+) -> list[Segment]:
     """Write a group's segments in a folder of their own."""
     own = in_own_folder(plan)
     output = GroupOutput(own, group, kept_aborts)
@@ -187,7 +185,7 @@ def _finished(own: PartitionPlan, output: GroupOutput, digest: int) -> list[Segm
     return segments
 
 
-def _write_piece(plan: PartitionPlan, number: int, cleaned: Cleaned, name: str) -> GroupPiece:
+def _write_piece(plan: PartitionPlan, number: int, cleaned: GroupSurvivors, name: str) -> GroupPiece:
     """Write what one split has of a group. name: of the file, for this try alone."""
     written, checksum = [np.empty(0, OUT_BATCH)], 0
     with KeyFile(plan, name) as file:
@@ -247,30 +245,25 @@ def clean_last_split(
     name: of the files, for this try alone. Raises TooManyKeys if the keys do not fit the task's memory.
     """
     buffer, tally = chunk_buffer(plan), Tally()
-    loader = BodyLoader(max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes, secret=plan.run.secret)
-    table, output = (
-        KeyTable(plan.run.limits.task_memory_bytes // 2),
-        SplitOutput(plan, groups, shared, kept_aborts, name),
-    )
+    output = SplitOutput(plan, groups, shared, kept_aborts, name)
+    mark = marker(KeyTable(plan.run.limits.task_memory_bytes // 2), first_dirty_offset)
     with KeyFile(plan, name) as key_file:
         out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
 
-        def mark_last(run: Run, is_last: np.ndarray) -> None:
-            if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(is_last)):
-                raise TooManyKeys
+        def mark_and_collect(run: Run, is_last: np.ndarray) -> None:
+            mark(run, is_last)
             with_keys = run.wanted & (run.batches["attributes"] & CONTROL_MASK == 0)
             out.collect(run, with_keys, is_last)
 
+        of = Pass(mark_and_collect, plan.loader(plan.run.secret), buffer, tally)
         last_first = reversed(list(enumerate(split.parts)))
         for number, parts in itertools.groupby(last_first, lambda pair: pair[1].group):
             stack = PieceStack(plan.run.limits.task_memory_bytes // 4)
             for i, part in parts:
                 chunks = sources[i].chunks[part.first : part.stop]
-                for piece, chunk in clean_backwards(
-                    sources[i], rules, loader, mark_last, tally, buffer, stack.room, chunks=chunks
-                ):
+                for piece, chunk in clean_backwards(of, sources[i], rules, stack.room, chunks=chunks):
                     stack.push(i, piece, chunk)
-            output.write(number, Cleaned(stack.drain(sources, dry_run=plan.run.dry_run), stack.digest))
+            output.write(number, GroupSurvivors(stack.drain(sources, dry_run=plan.run.dry_run), stack.digest))
         blocks = out.finish()
     none = Slice(key_file.path, 0, 0, 0)
     walked = WalkedSplit(split.number, blocks, none, none, none, np.empty(0, WALKED_CHUNK))

@@ -34,7 +34,7 @@ from lastkey.udfs.compact.split.block_kernels import (
 )
 from lastkey.udfs.compact.split.walk_split import (
     WALKED_CHUNK,
-    Block,
+    EntryBlock,
     KeyFile,
     Slice,
     WalkedSplit,
@@ -163,7 +163,7 @@ def _with_room(table: np.ndarray, slots: np.ndarray, keys: np.ndarray) -> tuple[
     return larger, needed
 
 
-def read_cells(root: Root, block: Block, buckets: Buckets) -> np.ndarray:
+def read_cells(root: Root, block: EntryBlock, buckets: Buckets) -> np.ndarray:
     """Return u8[n, block.columns]: the entries of some buckets of a block, checked."""
     counts = block.counts[buckets.first : buckets.stop]
     before = int(block.counts[: buckets.first].sum()) * block.entry_bytes

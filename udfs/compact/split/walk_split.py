@@ -34,7 +34,7 @@ from typing import Any, Final
 import numpy as np
 from pyarrow import fs as pafs
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, read_exactly
 from lastkey.logformat.batches.span_kernels import BODY
 from lastkey.logformat.errors import LogFormatError
@@ -244,7 +244,7 @@ def chunks_or_thinned(
             for place in ("start", "end"):
                 bodies[-1][place] += at
             at += len(raw)
-        yield Chunk(scanned.position, memory.array[:at], np.concatenate(rows), -1, np.concatenate(bodies))
+        yield Chunk(scanned.position, memory.array[:at], np.concatenate(rows), -1, np.concatenate(bodies), path)
 
 
 MAX_BUCKETS: Final = 256  # a bucket is a byte
@@ -253,7 +253,7 @@ _A_BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in th
 
 
 @dataclass(frozen=True)
-class Block:
+class EntryBlock:
     """The place of a block of entries; its cells follow each other."""
 
     path: str
@@ -279,7 +279,7 @@ class WalkedSplit:
     """Result of a walk, for the tasks that settle and rewrite."""
 
     number: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[EntryBlock, ...]
     leaves: Slice
     plain: Slice
     buckets: Slice
@@ -308,7 +308,7 @@ class Collected:
         self._first_dirty_offset, self._oldest_ms = first_dirty_offset, oldest_ms
         self._waiting: list[tuple[np.ndarray, np.ndarray, int]] = []  # entries, buckets, dirty ones
         self._n_waiting = 0
-        self._blocks: list[Block] = []
+        self._blocks: list[EntryBlock] = []
 
     def collect(
         self, run: Run, wanted: np.ndarray, is_last: np.ndarray, versions: np.ndarray | None = None
@@ -336,7 +336,7 @@ class Collected:
             self._write_block()
         return leaves, plain, buckets
 
-    def finish(self) -> tuple[Block, ...]:
+    def finish(self) -> tuple[EntryBlock, ...]:
         """Return all blocks, the last of which is written now."""
         if self._n_waiting:
             self._write_block()
@@ -356,7 +356,7 @@ class Collected:
         self._waiting.clear()
         self._n_waiting = 0
         n_dirty = np.bincount(dirty, minlength=self._n_buckets)
-        self._blocks.append(Block(written.path, written.position, counts, n_dirty, checksums, columns))
+        self._blocks.append(EntryBlock(written.path, written.position, counts, n_dirty, checksums, columns))
 
 
 def walk_split(
@@ -373,11 +373,7 @@ def walk_split(
     sources: those of the split's parts; name: of the file that is written, for this try alone.
     """
     buffer = chunk_buffer(plan)
-    loader = BodyLoader(
-        max_batch_bytes=plan.policy.settings.max_decompressed_batch_bytes,
-        secret=plan.run.secret,
-        keys_only=plan.policy.settings.compaction_strategy != "header",
-    )
+    loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
     by_offset, table_bytes = plan.policy.settings.by_offset, plan.run.limits.task_memory_bytes // 2
     table: KeyTable | Winners = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
     first_dirty_offset = first_dirty_offset if by_offset else 0  # all versions compete
