@@ -26,7 +26,7 @@ from lastkey.jobs.spark.engine import chosen_engine, each, local_cores
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat import names
 from lastkey.logformat.dump.files import DumpFile, list_files
-from lastkey.logformat.dump.findings import Findings
+from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.dump_files import (
     Dumped,
@@ -191,10 +191,10 @@ def _search(
     report: InspectReport,
     progress: Progress,
     write: Callable[[Any], object],
-) -> Findings:
+) -> DumpFindings:
     """Search in parallel; write what is found in the order of the files."""
     tasks = search_tasks(files, spec)
-    findings = Findings()
+    findings = DumpFindings()
     sizes = [sum(file.size for file in task.files) for task in tasks]
     progress.start("inspect", sum(sizes), BYTES)
     results = each(search_files, tasks, "inspect: search", options, report, progress, sizes=sizes)

@@ -11,10 +11,10 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from lastkey.logformat.google_file import GoogleUpload
-from lastkey.logformat.io_counts import Counted
+from lastkey.logformat.io_counts import RequestCounter
 
 
-class GoogleFolders(Counted):
+class GoogleFolders(RequestCounter):
     """pyarrow's file system of Google's store, but for its listings and the errors of writing; it counts requests."""
 
     def get_file_info(self, asked: Any) -> Any:

@@ -46,7 +46,7 @@ def count(**amounts: int) -> None:
             counts.update(amounts)
 
 
-class Counted:
+class RequestCounter:
     """A bucket's file system, or a file that it opened: it does the same, and counts requests."""
 
     def __init__(self, inner: Any) -> None:
@@ -62,7 +62,7 @@ class Counted:
             n = len(given[0]) if kind == "info" and isinstance(given[0], list) else 1
             count(**{"list" if is_list else kind: n})
             out = found(*given, **named)
-            return Counted(out) if kind == "open" else out
+            return RequestCounter(out) if kind == "open" else out
 
         return asked
 
@@ -70,7 +70,7 @@ class Counted:
         """Return whether the other file system leads to the same server."""
         return bool(self._inner.equals(other._inner))
 
-    def __enter__(self) -> Counted:
+    def __enter__(self) -> RequestCounter:
         return self
 
     def __exit__(self, *error: object) -> None:

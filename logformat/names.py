@@ -163,7 +163,7 @@ def is_cached_index(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class LogFile:
+class PartitionFile:
     """A file that is part of the log. `name` is its present name in the folder, suffix included."""
 
     name: str
@@ -174,9 +174,9 @@ class LogFile:
 class Resolution:
     """The files of a partition's folder by their role, the same that Kafka would give them at its start."""
 
-    segments: dict[int, dict[str, LogFile]] = field(default_factory=dict)  # base -> kind -> file, bases ascending
-    snapshots: dict[int, LogFile] = field(default_factory=dict)  # offset -> file, ascending
-    orphans: dict[int, LogFile] = field(default_factory=dict)  # base -> an index whose .log is missing, ascending
+    segments: dict[int, dict[str, PartitionFile]] = field(default_factory=dict)  # base -> kind -> file, bases ascending
+    snapshots: dict[int, PartitionFile] = field(default_factory=dict)  # offset -> file, ascending
+    orphans: dict[int, PartitionFile] = field(default_factory=dict)  # base -> an index whose .log is missing, ascending
     side_files: dict[str, int] = field(default_factory=dict)  # PARTITION_SIDE_FILES present -> size
     ignored: dict[str, str] = field(default_factory=dict)  # name -> why it is not part of the log
     notes: list[str] = field(default_factory=list)  # for the user: missing indexes, a swap that was finished here
@@ -239,13 +239,13 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
     going = {file.base for file in parsed.values() if file.kind == LOG and file.suffix == DELETED}
     for (base, kind), name in sorted(finals.items()):
         if kind == SNAPSHOT:
-            out.snapshots[base] = LogFile(name, sizes[name])
+            out.snapshots[base] = PartitionFile(name, sizes[name])
         elif (base, LOG) in finals:
-            out.segments.setdefault(base, {})[kind] = LogFile(name, sizes[name])
+            out.segments.setdefault(base, {})[kind] = PartitionFile(name, sizes[name])
         else:
             out.ignored[name] = "an index without its log"
             if base not in going:
-                out.orphans.setdefault(base, LogFile(name, sizes[name]))
+                out.orphans.setdefault(base, PartitionFile(name, sizes[name]))
     for base, segment in out.segments.items():
         missing = [segment_file(base, kind) for kind in (INDEX, TIME_INDEX) if kind not in segment]
         if missing:

@@ -16,7 +16,7 @@ _MOST_BYTES: Final = 64 << 20  # of a file, in parts that wait: one large batch 
 _THREADS: Final = 64  # of a process that fetch at the same time
 
 
-class _Part(NamedTuple):
+class _PendingRead(NamedTuple):
     start: int
     end: int
     data: Future[bytes]
@@ -33,13 +33,13 @@ class ReadAhead:
         """most: parts to read ahead. The first time it is one, then twice as many each time, in case nobody comes."""
         self._file, self._position = file, 0
         self._most, self._depth = most, 1
-        self._parts: list[_Part] = []
+        self._parts: list[_PendingRead] = []
 
     def will_read(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Begin to read the first of the (position, bytes) given, in the order in which they will be asked for. What
         was read ahead before and is not among them is lost.
         """
-        kept: list[_Part] = []
+        kept: list[_PendingRead] = []
         ahead = 0
         for (start, size), _ in zip(wanted if not is_limited() else (), range(self._depth), strict=False):
             at, end = start, start + size
@@ -128,17 +128,17 @@ class ReadAhead:
             self._forget()  # asked for anew, if somebody does
             raise
 
-    def _begin(self, start: int, end: int) -> _Part | None:
+    def _begin(self, start: int, end: int) -> _PendingRead | None:
         data: Future[bytes] = Future()
         try:
             _readers(os.getpid()).submit(_read, self._file, start, end, data)
         except RuntimeError:  # no more threads; one that there is may still find it in the queue
             if data.cancel():
                 return None  # it is read when it is asked for
-        return _Part(start, end, data)
+        return _PendingRead(start, end, data)
 
     @staticmethod
-    def _part_at(position: int, parts: Iterable[_Part]) -> _Part | None:
+    def _part_at(position: int, parts: Iterable[_PendingRead]) -> _PendingRead | None:
         return next((part for part in parts if part.start <= position < part.end), None)
 
     def _forget(self) -> None:
@@ -164,7 +164,7 @@ def following(position: int, end: int, size: int) -> Iterable[tuple[int, int]]:
     return ((start, min(size, end - start)) for start in range(position, end, size))
 
 
-def _drop(parts: Iterable[_Part]) -> None:
+def _drop(parts: Iterable[_PendingRead]) -> None:
     """End reads: a file must not be closed, or used otherwise, while a thread reads it."""
     wait([part.data for part in parts if not part.data.cancel()])
 

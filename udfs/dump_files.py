@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from lastkey.logformat import names
 from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files
-from lastkey.logformat.dump.findings import Findings
+from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.logformat.dump.log import NO_LIMIT, Decoder, LogOptions, RecordLimits, as_strings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
@@ -67,11 +67,11 @@ class SearchTask:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchedFile:
     """Result of a search in one file."""
 
     text: bytes | None  # None: too much to return
-    findings: Findings
+    findings: DumpFindings
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _shown(values: Any, name: str) -> Any:
     return pc.if_else(malformed, said, text)
 
 
-def dump(files: Iterable[DumpFile], spec: DumpSpec, write: Callable[[Any], object]) -> Findings:
+def dump(files: Iterable[DumpFile], spec: DumpSpec, write: Callable[[Any], object]) -> DumpFindings:
     """Write files as text, one after the other, and return what was found in them."""
     return dump_files(files, dump_options(spec), write)
 
@@ -164,12 +164,12 @@ def search_tasks(files: Sequence[DumpFile], spec: DumpSpec) -> list[SearchTask]:
     return [SearchTask(group, spec) for group in groups(files, lambda file: file.size, _TASK_BYTES)]
 
 
-def search_files(task: SearchTask) -> list[Searched]:
+def search_files(task: SearchTask) -> list[SearchedFile]:
     """Return what a search finds in each file of a task."""
     return [_search(file, task.spec) for file in task.files]
 
 
-def _search(file: DumpFile, spec: DumpSpec) -> Searched:
+def _search(file: DumpFile, spec: DumpSpec) -> SearchedFile:
     found = io.BytesIO()
 
     def write(text: Any) -> None:
@@ -177,7 +177,7 @@ def _search(file: DumpFile, spec: DumpSpec) -> Searched:
             found.write(text)
 
     findings = dump_files([file], dump_options(spec), write)
-    return Searched(found.getvalue() if found.tell() <= _MOST_FOUND else None, findings)
+    return SearchedFile(found.getvalue() if found.tell() <= _MOST_FOUND else None, findings)
 
 
 def dump_to_file(task: DumpTask) -> Dumped:

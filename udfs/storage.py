@@ -19,7 +19,7 @@ from lastkey.logformat import clouds, regular_files
 from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
 from lastkey.logformat.google_folders import GoogleFolders
-from lastkey.logformat.io_counts import Counted
+from lastkey.logformat.io_counts import RequestCounter
 from lastkey.logformat.io_limit import paid
 from lastkey.logformat.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
 from lastkey.logformat.regular_files import LogFile, odd_entries, open_input
@@ -103,7 +103,7 @@ def open_root(uri: str) -> Root:
     if filesystem.type_name == "gcs":
         filesystem = GoogleFolders(filesystem)
     elif is_bucket(canonical(uri)):
-        filesystem = Counted(filesystem)
+        filesystem = RequestCounter(filesystem)
     return Root(uri, filesystem, base.rstrip("/"))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lastkey.jobs import installation
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.audit.records import Asked, Gathered, gather, records_of
+from lastkey.jobs.audit.records import Gathered, ReadSettings, gather, records_of
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditOptions, AuditSource, check_audits
@@ -69,7 +69,7 @@ def run_audit(
             with workers.spark(f"audit {kind}") as spark:
                 connector.connect(spark, uri_for_spark(state.root))
         at = time.perf_counter()
-        asked = Asked(options.config, audit_secret(state), options.hide_keys, options.gaps)
+        asked = ReadSettings(options.config, audit_secret(state), options.hide_keys, options.gaps)
         found = gather(state, listed, asked, workers, progress)
         report.seconds["read"] = time.perf_counter() - at
         report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read

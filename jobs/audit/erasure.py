@@ -20,7 +20,7 @@ from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
 from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
 from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, appeared_since
-from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, hiding_key, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, hiding_key, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.erasure_search import Sought, search
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
@@ -100,7 +100,7 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
 # -- what is searched
 
 
-def _earlier(options: AuditErasureOptions, shown: Shown, progress: Progress) -> EarlierProof | None:
+def _earlier(options: AuditErasureOptions, shown: KeyNames, progress: Progress) -> EarlierProof | None:
     if options.since is None:
         if options.since_key is not None:
             raise UsageError(message="--since-key works only with --since")
@@ -201,7 +201,7 @@ def _no_archive(path: str, expected: str, found: str) -> Problem:
 # -- what was found
 
 
-def fill_report(report: AuditReport, sought: Sought, shown: Shown, n_shown: int) -> None:
+def fill_report(report: AuditReport, sought: Sought, shown: KeyNames, n_shown: int) -> None:
     """Put what was found into a report, with the first `n_shown` keys."""
     report.stretches_read = len(sought.places.files)
     report.bytes_read = sum(file.size for file in sought.places.files)
@@ -287,11 +287,11 @@ def _place_of(file: SearchFile) -> tuple[str, ...]:
     return file.root, partition, generation, file.state, KINDS[file.kind]
 
 
-def _name(keys: KeySet, shown: Shown, row: int) -> str:
+def _name(keys: KeySet, shown: KeyNames, row: int) -> str:
     return f"#{shown.names[row].as_py()[:16]}" if shown.hidden else shown_key(keys.keys[row].as_py())
 
 
-def _keep(spark: SparkSession, state: State, sought: Sought, shown: Shown, source: str) -> None:
+def _keep(spark: SparkSession, state: State, sought: Sought, shown: KeyNames, source: str) -> None:
     """Put the findings into `audit_erasure`, which never holds a key: an audit of an erasure must not add a copy. Tasks
     unpack them, for a row is fifty times as large as a packed finding.
     """

@@ -40,7 +40,7 @@ from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.audit.findings import SearchFile
-from lastkey.udfs.audit.list_files import Entry, Listing, list_files
+from lastkey.udfs.audit.list_files import FileListing, ListedFile, list_files
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
@@ -74,9 +74,9 @@ class Places:
     left_out: int = 0  # files of topics that were not asked for
     passed_over: list[SearchFile] = field(default_factory=list)  # searched by an earlier proof, and free of the keys
     problems: list[Problem] = field(default_factory=list)
-    listed: dict[str, list[Entry]] = field(default_factory=dict)  # by URI of the root
+    listed: dict[str, list[ListedFile]] = field(default_factory=dict)  # by URI of the root
 
-    def add_root(self, root: Root, listing: Listing) -> None:
+    def add_root(self, root: Root, listing: FileListing) -> None:
         """Note what was listed of a root."""
         self.listed[root.uri] = listing.files
         self.problems += listing.problems

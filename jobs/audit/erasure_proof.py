@@ -33,7 +33,7 @@ _UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and r
 
 
 @dataclass(frozen=True)
-class Shown:
+class KeyNames:
     """The keys as proofs name them."""
 
     names: Any  # pa.StringArray: the key in hex, or its HMAC-SHA256 in hex
@@ -51,12 +51,13 @@ def hiding_key(options: AuditErasureOptions) -> bytes | None:
     return None if options.hmac_key is None else read_key(options.hmac_key)
 
 
-def shown_keys(keys: KeySet, hiding: bytes | None) -> Shown:
+def shown_keys(keys: KeySet, hiding: bytes | None) -> KeyNames:
     """Return the names of keys: HMACs by the key `hiding`, or the keys themselves."""
     if hiding is None:
-        return Shown(pa.array((key.hex() for key in keys.keys.to_pylist()), pa.string()), False)
+        return KeyNames(pa.array((key.hex() for key in keys.keys.to_pylist()), pa.string()), False)
     # hashlib takes one value a call: this is the one loop over keys
-    return Shown(pa.array((hmac.digest(hiding, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string()), True)
+    names = (hmac.digest(hiding, k, "sha256").hex() for k in keys.keys.to_pylist())
+    return KeyNames(pa.array(names, pa.string()), True)
 
 
 def signer_of(options: AuditErasureOptions) -> Signer | None:
@@ -90,7 +91,7 @@ def checked_proof(asked: str, archives: Iterable[str | None], stores: Iterable[s
 def write_proof(
     path: Path,
     sought: Sought,
-    shown: Shown,
+    shown: KeyNames,
     signer: Signer | None,
     report: AuditReport,
     roots: Sequence[tuple[Root, str]],

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lastkey.jobs.audit.audit import Audit, places_of, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
-from lastkey.jobs.audit.go_on import Asked, GoOn, go_on
+from lastkey.jobs.audit.go_on import GoOn, GroupOffsets, go_on
 from lastkey.jobs.audit.offset_files import plan_of, read_offsets
 from lastkey.jobs.audit.pairs import Pair, first_unread, list_pair, unread
 from lastkey.jobs.audit.report import AuditReport
@@ -93,7 +93,7 @@ def _ask(
         raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
     in_a, in_b = unread(pair, audit.found)
     rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
-    asked = Asked(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)
+    asked = GroupOffsets(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)
     answers, known = go_on(audit.spark, rows, asked)
     wanted = {topic for topic, _ in committed} or pair.topics
     answers = [one for one in answers if one.topic in wanted]

@@ -22,7 +22,7 @@ _NO_TIME: Final = -1
 
 
 @dataclass(frozen=True)
-class Asked:
+class GroupOffsets:
     """Group's offsets in A, and what is known of the logs beside their records."""
 
     committed: Mapping[Key, int]
@@ -60,7 +60,7 @@ class GoOn:
         return self.topic, self.partition
 
 
-def go_on(spark: SparkSession, rows: DataFrame, asked: Asked) -> tuple[list[GoOn], DataFrame]:
+def go_on(spark: SparkSession, rows: DataFrame, asked: GroupOffsets) -> tuple[list[GoOn], DataFrame]:
     """Return the answer for each partition of A, and the records as `states` knows them, kept on disk until the caller
     calls `unpersist`. rows: of `two_sides`.
     """
@@ -106,7 +106,7 @@ def key_of(row: Mapping[str, Any]) -> Key:
     return row["topic"], row["partition"]
 
 
-def _first(key: Key, row: Mapping[str, Any], asked: Asked) -> GoOn:
+def _first(key: Key, row: Mapping[str, Any], asked: GroupOffsets) -> GoOn:
     """Return where to go on as far as identity alone tells."""
     names = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
     one = GoOn(*key, asked.committed.get(key), a_unread=key in asked.a_unread, **{n: row.get(n, 0) for n in names})

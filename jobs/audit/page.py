@@ -7,7 +7,7 @@ from typing import Final
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, moment
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.page import fragment_of, rendered, shown
-from lastkey.jobs.report.parts import Bars, Shown
+from lastkey.jobs.report.parts import Bars, PageReport
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot
 
 _LISTED: Final = 200  # problems and notes
@@ -16,7 +16,7 @@ _COLOURS: Final = (LIVE, DEAD, OTHER)
 _SHOWN: Final = {"count": plots.number, "bytes": plots.bytes_of, "ms": plots.span_of}
 
 
-def page_of(report: Shown, at_ms: int) -> str:
+def page_of(report: PageReport, at_ms: int) -> str:
     """Return the page."""
     problems = [str(problem) for problem in report.problems]
     return rendered(
@@ -34,7 +34,7 @@ def page_of(report: Shown, at_ms: int) -> str:
     )
 
 
-def fragment(report: Shown) -> str:
+def fragment(report: PageReport) -> str:
     """Return the report for a notebook."""
     return fragment_of(
         title=f"audit {report.kind}: {', '.join(report.sources)}",

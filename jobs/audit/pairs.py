@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
-from lastkey.jobs.audit.records import Gathered, Part
+from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditPairOptions, AuditSource
@@ -116,7 +116,7 @@ def unread(pair: Pair, found: Gathered) -> tuple[set[Key], set[Key]]:
 
 def first_unread(pair: Pair, found: Gathered, keys: Collection[Key]) -> dict[Key, int]:
     """Return, for partitions of B that could not be read in whole, an offset below which everything was read."""
-    parts: dict[Key, list[Part]] = {key: [] for key in keys}
+    parts: dict[Key, list[ReadRange]] = {key: [] for key in keys}
     for part in found.parts:
         if part.source == pair.b and part.read.topic in pair.names:
             key = pair.names[part.read.topic], part.read.partition
@@ -125,7 +125,7 @@ def first_unread(pair: Pair, found: Gathered, keys: Collection[Key]) -> dict[Key
     return {key: _first_unread(sorted(of, key=lambda part: part.start_offset)) for key, of in parts.items()}
 
 
-def _first_unread(parts: Sequence[Part]) -> int:
+def _first_unread(parts: Sequence[ReadRange]) -> int:
     end = 0  # a log that begins later may have lost its first segments
     for part in parts:
         if part.start_offset > end or part.read.problems != NO_PROBLEMS:

@@ -54,7 +54,7 @@ _VISIBLE: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class Part:
+class ReadRange:
     """Offsets [start_offset, end_offset) of a partition of a source, and the read that holds their records."""
 
     source: str
@@ -67,7 +67,7 @@ class Part:
 class Gathered:
     """Parts that the sources hold, and problems of what could not be read."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ReadRange] = field(default_factory=list)
     problems: dict[Place, list[Problem]] = field(default_factory=lambda: defaultdict(list))
     unlisted: list[Problem] = field(default_factory=list)  # folders whose partitions nobody knows
     n_partitions: dict[tuple[str, str], int] = field(default_factory=dict)  # by source and topic
@@ -86,7 +86,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadSettings:
     """Settings of an audit that decide how it reads."""
 
     config: Config
@@ -96,7 +96,7 @@ class Asked:
 
 
 @dataclass
-class _Plan:
+class _ReadPlan:
     """Work to do: stretches to read, by read_id; rows of the table that change or go; logs that tasks may look into."""
 
     new: dict[int, Stretch] = field(default_factory=dict)
@@ -107,9 +107,11 @@ class _Plan:
     known: dict[tuple[str, str], list[AuditRead]] = field(default_factory=lambda: defaultdict(list))  # others, and new
 
 
-def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Workers, progress: Progress) -> Gathered:
+def gather(
+    state: State, sources: Sequence[Source], asked: ReadSettings, workers: Workers, progress: Progress
+) -> Gathered:
     """Read what is new in the sources."""
-    plan, found = _Plan(reads=audit_reads(state)), Gathered()
+    plan, found = _ReadPlan(reads=audit_reads(state)), Gathered()
     lost = lost_files(state, {read.file for read in plan.reads if read.records})
     for read in plan.reads:
         if read.file in lost:
@@ -130,7 +132,7 @@ def gather(state: State, sources: Sequence[Source], asked: Asked, workers: Worke
     return found
 
 
-def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
+def _plan(plan: _ReadPlan, found: Gathered, source: Source, asked: ReadSettings) -> None:
     """Add what a source shows, and the stretches that have to be read for it."""
     counts = source.n_partitions
     found.n_partitions |= {(source.name, topic): n for topic, n in counts.items()}
@@ -148,7 +150,7 @@ def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
         for read in sorted(that_count(reads, listed), key=lambda read: (read.start_offset, -read.end_offset)):
             if read.start_offset <= begin < read.end_offset:
                 until = min(read.end_offset, end)
-                found.parts.append(Part(source.name, read, begin, until))
+                found.parts.append(ReadRange(source.name, read, begin, until))
                 begin, position = until, max(position, read.end_position)
                 if begin >= end:
                     break
@@ -156,11 +158,11 @@ def _plan(plan: _Plan, found: Gathered, source: Source, asked: Asked) -> None:
             rest = replace(piece, start=position, start_offset=begin)
             stretch = Stretch(secrets.randbits(62), rest, n_partitions, numbers[piece.topic, piece.partition])
             known.append(read := _read_of(stretch, listed, end, asked))  # another source that has it need not read it
-            found.parts.append(Part(source.name, read, begin, end))
+            found.parts.append(ReadRange(source.name, read, begin, end))
             plan.new[stretch.read_id] = stretch
 
 
-def _pieces(source: Source, asked: Asked, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
+def _pieces(source: Source, asked: ReadSettings, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
     """Yield the stretches of a source's logs that a consumer sees; note what cannot be read."""
     ranges = [
         Range(
@@ -186,13 +188,13 @@ def _offsets(piece: Piece) -> tuple[int, int]:
     return max(piece.start_offset, piece.base_offset), end
 
 
-def _is_alike(read: AuditRead, asked: Asked, n_partitions: int) -> bool:
+def _is_alike(read: AuditRead, asked: ReadSettings, n_partitions: int) -> bool:
     """Return whether a read holds keys and digests as this audit needs them."""
     same = read.keys_hidden == asked.hide_keys and read.secret_id == secret_id(asked.secret)
     return same and (not read.keys_hidden or read.n_partitions == n_partitions)
 
 
-def _read_of(stretch: Stretch, listed: Segment, end_offset: int, asked: Asked) -> AuditRead:
+def _read_of(stretch: Stretch, listed: Segment, end_offset: int, asked: ReadSettings) -> AuditRead:
     """Return the row of a stretch before it is read."""
     piece = stretch.piece
     return AuditRead(
@@ -202,7 +204,7 @@ def _read_of(stretch: Stretch, listed: Segment, end_offset: int, asked: Asked) -
     )  # fmt: skip
 
 
-def _read(state: State, plan: _Plan, asked: Asked, workers: Workers, progress: Progress) -> list[FileRead]:
+def _read(state: State, plan: _ReadPlan, asked: ReadSettings, workers: Workers, progress: Progress) -> list[FileRead]:
     """Read the new stretches in tasks."""
     folder = table_folder(AUDIT_RECORDS)
     tasks = [
@@ -218,7 +220,7 @@ def _read(state: State, plan: _Plan, asked: Asked, workers: Workers, progress: P
     return files
 
 
-def _commit(state: State, plan: _Plan, found: Gathered, files: Sequence[FileRead]) -> None:
+def _commit(state: State, plan: _ReadPlan, found: Gathered, files: Sequence[FileRead]) -> None:
     """Put what was read into the tables, and remove what does not count any more."""
     used: dict[int, AuditRead] = {}
     for read in sorted((part.read for part in found.parts), key=lambda read: -read.end_offset):
@@ -251,7 +253,7 @@ def _most_bytes(stretches: Sequence[Stretch], config: Config) -> int:
     return max(config.topic_settings(str(s.piece.topic)).max_decompressed_batch_bytes for s in stretches)
 
 
-def _counting(problems: Sequence[Problem], topic: str, asked: Asked) -> list[Problem]:
+def _counting(problems: Sequence[Problem], topic: str, asked: ReadSettings) -> list[Problem]:
     """Return the problems that count: gaps are always looked for, because what was read may serve either way."""
     accepts = (asked.gaps or asked.config.topic_settings(topic).gaps) == "accept"
     return [problem for problem in problems if not (accepts and problem.kind == "gap")]

@@ -195,7 +195,7 @@ def _attribute(setting: str) -> str:
 
 
 @dataclass(frozen=True)
-class Made:
+class ClusterState:
     """State of a cluster that `policies` took a settings file from; -1: not known."""
 
     time_ms: int = -1
@@ -210,7 +210,7 @@ class Config:
     topics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     job: JobSettings = field(default_factory=JobSettings)
     path: str = ""
-    made: Made | None = None
+    made: ClusterState | None = None
 
     def topic_settings(self, topic: str) -> TopicSettings:
         """Return the settings of one topic: defaults, then the globs that match it in the file's order, then its exact
@@ -314,7 +314,7 @@ def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
         topics[glob] = _check(content, TOPIC_CHECKS, path, f'[topics."{glob}"]')
     defaults = _check(tables.get("defaults", {}), TOPIC_CHECKS, path, "[defaults]")
     job = JobSettings(**_check(tables.get("job", {}), JOB_CHECKS, path, "[job]"))
-    made = Made(**_check(tables["made"], MADE_CHECKS, path, "[made]")) if "made" in tables else None
+    made = ClusterState(**_check(tables["made"], MADE_CHECKS, path, "[made]")) if "made" in tables else None
     config = Config(defaults, topics, job, path, made)
     for name in ("", *topics):  # find contradictions between settings now, not at the first topic that has one
         config.topic_settings(name)

@@ -36,7 +36,7 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.convert.convert_log import ConvertSettings, ConvertTask, Copy, convert_segments, sums
+from lastkey.udfs.convert.convert_log import ConvertSettings, ConvertTask, SmallFile, convert_segments, sums
 from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
@@ -54,7 +54,7 @@ class _Partition:
     partition: int
     folder: str  # below the output
     segments: Sequence[Segment]
-    copies: Sequence[Copy]
+    copies: Sequence[SmallFile]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class _Plan:
 
     source: str  # URI
     partitions: list[_Partition] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)  # beside the partitions
+    copies: list[SmallFile] = field(default_factory=list)  # beside the partitions
     files: list[tuple[str, bytes]] = field(default_factory=list)  # the same: path and bytes
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -133,13 +133,13 @@ def _of_archive(options: ConvertOptions, output: str) -> _Plan:
             plan.problems.append(one.problem)
         kept = [s.txn_index for s in one.segments if s.txn_index is not None]
         kept += [*one.snapshots.values(), *one.orphans.values(), *one.side_files.values()]
-        copies = [Copy(uri, path, posixpath.relpath(path, one.path)) for path in kept]
+        copies = [SmallFile(uri, path, posixpath.relpath(path, one.path)) for path in kept]
         plan.partitions.append(_Partition(one.topic, one.partition, one.path, one.segments, copies))
     for folder in sorted({posixpath.dirname(one.folder) for one in plan.partitions}):
         for name in (*names.OFFSET_CHECKPOINTS, names.META_PROPERTIES):
             path = posixpath.join(folder, name)
             if exists(archive.root, path):
-                plan.copies.append(Copy(uri, path, path))
+                plan.copies.append(SmallFile(uri, path, path))
     return plan
 
 
@@ -164,7 +164,7 @@ def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
             for kind in (names.INDEX, names.TIME_INDEX)
         }
         kept = [name for name in side_files[t.key] if name not in made_again]
-        copies = [Copy(store.uri, f"{t.folder}/{name}", name) for name in kept]
+        copies = [SmallFile(store.uri, f"{t.folder}/{name}", name) for name in kept]
         plan.partitions.append(_Partition(t.topic, t.partition, t.name, segments, copies))
     plan.files += checkpoints_of(targets, manifests)
     return plan

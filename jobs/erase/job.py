@@ -19,7 +19,7 @@ import numpy as np
 from lastkey.jobs import installation, vacuum
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit import erasure as audit
-from lastkey.jobs.audit.erasure_proof import Shown, checked_proof, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, shown_keys, signer_of, write_proof
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.erase_options import EraseOptions
@@ -160,7 +160,7 @@ def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
     return out
 
 
-def _row(options: EraseOptions, state: State, report: EraseReport, shown: Shown, at_ms: int) -> ErasureRow:
+def _row(options: EraseOptions, state: State, report: EraseReport, shown: KeyNames, at_ms: int) -> ErasureRow:
     erased, remains = report.erased, report.remains
     results = [] if erased is None else erased.results
     return ErasureRow(

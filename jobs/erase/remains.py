@@ -19,7 +19,7 @@ _CURRENT = "current"
 
 
 @dataclass(frozen=True, order=True)
-class Generation:
+class SearchedGeneration:
     """A generation, or what a dead run left. The files of a current one may have been written by earlier runs."""
 
     topic: str
@@ -49,7 +49,7 @@ class Held:
     keys: int = 0  # that are there, or may be
     sure: int = 0  # that are there
 
-    def problem(self, where: Generation, hint: str) -> Problem:
+    def problem(self, where: SearchedGeneration, hint: str) -> Problem:
         """Return it as a problem."""
         perhaps = self.keys - self.sure
         found = counted(self.keys, "key") + (f", {perhaps:,} of them perhaps" if perhaps else "")
@@ -65,14 +65,14 @@ class Remains:
     older: int = 0  # of older ones, and of what dead runs left
     elsewhere: int = 0  # of other files of the store
     archive: int = 0
-    generations: dict[Generation, Held] = field(default_factory=dict)  # current ones too
+    generations: dict[SearchedGeneration, Held] = field(default_factory=dict)  # current ones too
     others: dict[str, int] = field(default_factory=dict)  # path of another file of the store -> places in it
     segments: list[str] = field(default_factory=list)  # paths of the archive
 
     @classmethod
     def of(cls, sought: Sought, store: str, current: Mapping[Key, int]) -> Remains:
         """Return what a search found. current: the number of each partition's current generation."""
-        out, numbers = cls(), dict[Generation, int]()
+        out, numbers = cls(), dict[SearchedGeneration, int]()
         found = [np.empty(0, np.int64)]  # (number of the generation, row of the key, 1 for a key that may be there)
         for table, files in sought.tables():
             file_of, key, may = (np.asarray(table[name]) for name in ("file", "key", "may"))
@@ -94,7 +94,7 @@ class Remains:
                         number = current.get((file.topic, file.partition), number)
                     else:
                         out.older += n
-                    where = Generation(file.topic, file.partition, number, file.state)
+                    where = SearchedGeneration(file.topic, file.partition, number, file.state)
                     number_of[i] = numbers.setdefault(where, len(numbers))
                     out.generations.setdefault(where, Held()).paths.add(file.path)
             inside = number_of[file_of] >= 0

@@ -11,7 +11,7 @@ from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.erase.remains import Generation, Held, Remains
+from lastkey.jobs.erase.remains import Held, Remains, SearchedGeneration
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 from lastkey.jobs.vacuum import VacuumReport
 from lastkey.logformat.errors import NO_POSITION
@@ -106,14 +106,14 @@ class EraseReport(JobReport):
         """Return a problem for each current generation that still holds a key."""
         return [held.problem(at, self._advice(at)) for at, held in self.remains.generations.items() if at.is_current]
 
-    def _advice(self, at: Generation) -> str:
+    def _advice(self, at: SearchedGeneration) -> str:
         if self.check or not self.topics.takes(at.topic):
             return f"name the topic to erase them there: erase --topics {at.topic}"
         if self.erased is not None and any(r.problem and r.name() == at.name for r in self.erased.results):
             return "the partition was set aside: mend that, then erase again"
         return "erase again: they may have come meanwhile; if they stay, run verify --store"
 
-    def _how_to_delete(self, at: Generation, held: Held, kept: Sequence[Row], known: Sequence[Row]) -> str:
+    def _how_to_delete(self, at: SearchedGeneration, held: Held, kept: Sequence[Row], known: Sequence[Row]) -> str:
         """Return what vacuum says of an older generation. One that it keeps may be needed by another one.
 
         kept, known: of its partition, what vacuum keeps for its offsets, and all that vacuum knows.

@@ -18,7 +18,7 @@ from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.export import latest
 from lastkey.jobs.export.origin import listed_for_latest
-from lastkey.jobs.export.output import Output, taken
+from lastkey.jobs.export.output import ExportFolder, taken
 from lastkey.jobs.export.read import (
     MALFORMED,
     Extent,
@@ -59,7 +59,7 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     report = ExportReport(root.uri, options.format, options.latest)
     report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
     by_topic = {topic: list(group) for topic, group in groupby(partitions, lambda p: p.topic) if topic is not None}
-    output = Output(root, request_of(options))
+    output = ExportFolder(root, request_of(options))
     size = sum(s.size_bytes for p in partitions for s in p.segments)
     with taken(root), session_of("export", options, report, progress, brief=size < _FEW_BYTES) as whole:
         spark = session_for(whole, size)
@@ -137,7 +137,7 @@ def _export(
     decoders: dict[str, str | None],
     topic: str,
     partitions: Sequence[SourcePartition],
-    output: Output,
+    output: ExportFolder,
     report: ExportReport,
 ) -> ExportedTopic:
     """Write one topic."""

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.origin import HINT_LOST, Doubts, Origin, deleted_keys
-from lastkey.jobs.export.output import Output
+from lastkey.jobs.export.output import ExportFolder
 from lastkey.jobs.export.read import (
     MALFORMED,
     Extent,
@@ -53,7 +53,7 @@ _ROW: Final = "partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, va
 
 
 @dataclass
-class _Partition:
+class _PartitionRead:
     """Plan for one partition: offsets to read, and what is in the way."""
 
     source: SourcePartition
@@ -98,7 +98,7 @@ def update(
     topic: str,
     partitions: Sequence[SourcePartition],
     origin: Origin,
-    output: Output,
+    output: ExportFolder,
     report: ExportReport,
 ) -> ExportedTopic:
     """Bring the table of a topic up to date."""
@@ -157,8 +157,8 @@ def _deleted(
     options: ExportOptions,
     decoders: Mapping[str, str | None],
     topic: str,
-    parts: Mapping[int, _Partition],
-    output: Output,
+    parts: Mapping[int, _PartitionRead],
+    output: ExportFolder,
 ) -> DataFrame | None:
     """Return rows to delete, whose tombstones a compaction dropped before this run; None: it dropped none.
 
@@ -185,7 +185,7 @@ def _no_rows(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], f"{_ROW}, {TOMBSTONE} BOOLEAN")
 
 
-def missing_topics(output: Output, options: ExportOptions, there: Sequence[str]) -> Iterator[Problem]:
+def missing_topics(output: ExportFolder, options: ExportOptions, there: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem for each topic that has a table and is no longer in the archive."""
     for topic in sorted(output.folders() - set(there)):
         if options.topics.takes(topic):
@@ -196,10 +196,10 @@ def missing_topics(output: Output, options: ExportOptions, there: Sequence[str])
 
 def _planned(
     source: SourcePartition, stand: Stand, origin: Origin, options: ExportOptions, report: ExportReport
-) -> _Partition:
+) -> _PartitionRead:
     """Return what is new in a partition, up to its last stable offset."""
     topic, number = str(source.topic), source.partition or 0
-    part = _Partition(source, stand.offsets.get(number), generation=origin.generations.get((topic, number)))
+    part = _PartitionRead(source, stand.offsets.get(number), generation=origin.generations.get((topic, number)))
     ends, problem = ends_of_partition(source)
     if problem is not None:
         part.stop([problem])
@@ -253,7 +253,7 @@ def _note_cleaned(topic: str, stand: Stand, origin: Origin, report: ExportReport
 
 
 def _read(
-    spark: SparkSession, options: ExportOptions, topic: str, parts: Mapping[int, _Partition]
+    spark: SparkSession, options: ExportOptions, topic: str, parts: Mapping[int, _PartitionRead]
 ) -> tuple[DataFrame | None, Seen | None]:
     """Read what is new, and return the last record of each key, persisted; None: nothing is new, or may be read."""
     for reading in range(_READINGS):
@@ -278,7 +278,9 @@ def _read(
     return None, None
 
 
-def _end_before_open(spark: SparkSession, options: ExportOptions, topic: str, parts: Mapping[int, _Partition]) -> None:
+def _end_before_open(
+    spark: SparkSession, options: ExportOptions, topic: str, parts: Mapping[int, _PartitionRead]
+) -> None:
     """Let partitions that stop in front of damage end where the first transaction that is open there begins."""
     for part in parts.values():
         if part.cut is not None and part.end is not None:
@@ -303,7 +305,7 @@ def _commit(
     rows: DataFrame,
     decoders: Mapping[str, str | None],
     topic: str,
-    output: Output,
+    output: ExportFolder,
     stand: Stand,
     *,
     anew: bool,

@@ -30,7 +30,7 @@ LATEST: Final = "latest"
 
 
 @dataclass(frozen=True)
-class Output:
+class ExportFolder:
     """Folder of an export."""
 
     root: Root

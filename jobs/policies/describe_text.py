@@ -36,7 +36,7 @@ _MOST_LINES: Final = 200  # of a value: certificates and logins have some
 
 
 @dataclass(frozen=True)
-class Entry:
+class ConfigEntry:
     """A setting that was described; synonyms: (layer, name, value), the one that counts first."""
 
     name: str
@@ -66,7 +66,7 @@ def add_described(text: str, path: str, configs: ClusterConfigs) -> None:
             configs.notes.append(f"{path}: settings of {what} have no effect here")
 
 
-def add_topic(configs: ClusterConfigs, topic: str, entries: list[Entry], where: str, *, resolved: bool) -> None:
+def add_topic(configs: ClusterConfigs, topic: str, entries: list[ConfigEntry], where: str, *, resolved: bool) -> None:
     """Add a topic that was described; resolved: with the values that it has from elsewhere."""
     own = {e.name: e.value for e in entries if e.value is not None and e.synonyms and e.synonyms[0][0] == TOPIC_LAYER}
     configs.add(f"topic {topic}", where, configs.topics.setdefault(topic, {}), own)
@@ -74,7 +74,7 @@ def add_topic(configs: ClusterConfigs, topic: str, entries: list[Entry], where: 
         configs.resolved.setdefault(topic, {}).update({e.name: e.value for e in entries if e.value is not None})
 
 
-def add_broker(configs: ClusterConfigs, name: str, entries: list[Entry], where: str, *, complete: bool) -> None:
+def add_broker(configs: ClusterConfigs, name: str, entries: list[ConfigEntry], where: str, *, complete: bool) -> None:
     """Add a broker that was described; complete: with its static settings."""
     broker = configs.broker(name)
     layers: dict[str, dict[str, str]] = {}
@@ -89,10 +89,10 @@ def add_broker(configs: ClusterConfigs, name: str, entries: list[Entry], where: 
         broker.complete = True
 
 
-def _sections(text: str, path: str) -> Iterator[tuple[int, str, str, list[Entry]]]:
+def _sections(text: str, path: str) -> Iterator[tuple[int, str, str, list[ConfigEntry]]]:
     """Yield (line, form, what, entries) of each section."""
     number, form, what = 0, "", ""
-    entries: list[Entry] = []
+    entries: list[ConfigEntry] = []
     begun, begun_at = "", 0  # an entry whose end is on a later line
     for at, line in enumerate(text.splitlines(), 1):
         head = _HEAD.fullmatch(line)
@@ -122,10 +122,10 @@ def _expected(form: str) -> str:
     return "NAME=VALUE sensitive=... synonyms={...}" if form else '"Dynamic configs for topic NAME are:" or its like'
 
 
-def _entry(name: str, value: str, text: str, path: str, number: int) -> Entry:
+def _entry(name: str, value: str, text: str, path: str, number: int) -> ConfigEntry:
     found = list(_SYNONYM.finditer(text))
     if text and (not found or found[0].start()):
         raise DescribedError(path=path, position=number, expected="synonyms={LAYER:NAME=VALUE, ...}", found=repr(text))
     ends = [*(one.start() for one in found[1:]), len(text)][: len(found)]
     synonyms = tuple((one["layer"], one["name"], text[one.end() : end]) for one, end in zip(found, ends, strict=True))
-    return Entry(name, None if value == _NULL else value, synonyms)
+    return ConfigEntry(name, None if value == _NULL else value, synonyms)

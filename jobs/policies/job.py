@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.command.config import Made
+from lastkey.jobs.command.config import ClusterState
 from lastkey.jobs.command.options import PoliciesOptions
 from lastkey.jobs.command.parse import check_topics, read_given
 from lastkey.jobs.command.progress import Progress
@@ -33,7 +33,7 @@ from lastkey.jobs.policies.cluster_configs import SETTING_OF, Broker, ClusterCon
 from lastkey.jobs.policies.describe_text import add_described, is_described
 from lastkey.jobs.policies.errors import DamagedMetadataError, SourcesError
 from lastkey.jobs.policies.live_cluster import add_live
-from lastkey.jobs.policies.toml_text import Policy, policies_text, policy
+from lastkey.jobs.policies.toml_text import TopicTable, policies_text, policy
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.locations import locate
 from lastkey.logformat.names import is_topic
@@ -52,9 +52,9 @@ _EXPECTED: Final = (
 class PoliciesReport(JobReport):
     """Report of `policies`: the TOML itself, unless it went to a file."""
 
-    made: Made = field(default_factory=Made)
+    made: ClusterState = field(default_factory=ClusterState)
     sources: tuple[str, ...] = ()
-    policies: Mapping[str, Policy] = field(default_factory=dict)
+    policies: Mapping[str, TopicTable] = field(default_factory=dict)
     output: str | None = None
     text: str = ""
 
@@ -115,7 +115,7 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     return report
 
 
-def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, Made]:
+def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, ClusterState]:
     """Return what the sources say, and of which moment: the oldest, as any of them may be out of date from then on."""
     configs = ClusterConfigs()
     times: list[int] = []
@@ -147,7 +147,7 @@ def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, Made]:
         times.append(time.time_ns() // 1_000_000)
         add_live(options.bootstrap_server, options.command_config, configs)
     _add_static(properties, configs)
-    return configs, Made(min(times, default=-1), offset if len(times) == 1 else -1)
+    return configs, ClusterState(min(times, default=-1), offset if len(times) == 1 else -1)
 
 
 def _properties(text: str, path: str) -> dict[str, str]:

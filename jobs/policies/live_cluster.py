@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lastkey.jobs.live_cluster import ClusterError, CommandConfigError, admin_client, client_settings, words_of
 from lastkey.jobs.policies.cluster_configs import ClusterConfigs
-from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, Entry, add_broker, add_topic
+from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, ConfigEntry, add_broker, add_topic
 
 _SECONDS: Final = 30.0
 _TOPICS: Final = 200  # of one request
@@ -49,7 +49,7 @@ def _ask(client: Any, cluster: Any, bootstrap: str, configs: ClusterConfigs) -> 
             add_broker(configs, name, entries, bootstrap, complete=True)
 
 
-def _described(client: Any, cluster: Any, kind: Any, names: list[str]) -> Iterator[tuple[str, list[Entry]]]:
+def _described(client: Any, cluster: Any, kind: Any, names: list[str]) -> Iterator[tuple[str, list[ConfigEntry]]]:
     """Yield each resource with its settings. Layers come from sources: the client keeps one synonym of a name."""
     wanted = [client.ConfigResource(kind, name) for name in names]
     for resource, answer in cluster.describe_configs(wanted, request_timeout=_SECONDS).items():
@@ -62,8 +62,8 @@ def _described(client: Any, cluster: Any, kind: Any, names: list[str]) -> Iterat
         yield resource.name, [_entry(client, one) for one in settings.values()]
 
 
-def _entry(client: Any, one: Any) -> Entry:
+def _entry(client: Any, one: Any) -> ConfigEntry:
     layer = client.ConfigSource(one.source).name
     if layer == EVERY_LAYER:  # hidden where a broker has its own value, so it cannot stand for all brokers
         layer = BROKER_LAYER
-    return Entry(one.name, one.value, () if one.value is None else ((layer, one.name, one.value),))
+    return ConfigEntry(one.name, one.value, () if one.value is None else ((layer, one.name, one.value),))

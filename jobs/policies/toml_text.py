@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from lastkey.jobs import installation
-from lastkey.jobs.command.config import Made, TopicSettings, parse_config
+from lastkey.jobs.command.config import ClusterState, TopicSettings, parse_config
 from lastkey.jobs.policies.cluster_configs import NO_POLICY, POLICY, ClusterConfigs, Value, topic_values
 from lastkey.logformat.control_characters import visible
 
 
 @dataclass(frozen=True)
-class Policy:
+class TopicTable:
     """Table of one topic, and its own settings that are left out."""
 
     settings: dict[str, Value]
     left_out: tuple[str, ...] = ()
 
 
-def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> Policy:
+def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> TopicTable:
     """Return a topic's table: its policy, and what differs from our defaults. retention: with its limits."""
     values, own, ours = topic_values(configs, topic, retention=retention), configs.topics[topic], TopicSettings()
     settings = {
@@ -31,10 +31,12 @@ def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> Policy:
     }
     if settings[POLICY] == NO_POLICY:
         settings[POLICY] = "delete"  # without limits nothing goes: the same
-    return Policy(settings, tuple(sorted(own.keys() - values.keys())))
+    return TopicTable(settings, tuple(sorted(own.keys() - values.keys())))
 
 
-def policies_text(policies: Mapping[str, Policy], made: Made, sources: Iterable[str], notes: Iterable[str]) -> str:
+def policies_text(
+    policies: Mapping[str, TopicTable], made: ClusterState, sources: Iterable[str], notes: Iterable[str]
+) -> str:
     """Return policies as TOML. Raise BadSettingError or its like if our own parser refuses it."""
     topics = "1 topic" if len(policies) == 1 else f"{len(policies)} topics"
     lines = [

@@ -39,7 +39,7 @@ class Bars:
     unit: str = "count"  # count, bytes or ms
 
 
-class Shown(Protocol):
+class PageReport(Protocol):
     """Protocol of a report that becomes a page: figures, tables and plots under the names of its sources."""
 
     kind: str

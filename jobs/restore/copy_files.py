@@ -24,7 +24,7 @@ _FICLONE = 0x40049409  # ioctl of Linux: share the blocks of another file (btrfs
 
 
 @dataclass
-class Made:
+class CreatedFiles:
     """Files and folders that a run makes below a root, so that it can remove these and no others.
 
     They are noted before they are made, from any thread.

@@ -39,7 +39,7 @@ from lastkey.jobs.restore.choose_generations import (
     some_of,
 )
 from lastkey.jobs.restore.clean_first import clean_first
-from lastkey.jobs.restore.copy_files import Made, check_checksum, checksum_of, copy_log, copy_small, finish
+from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, checksum_of, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
@@ -92,7 +92,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report.notes += before_resets(tables, targets) if options.generation or options.as_of_ms is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
     progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
-    made = Made(output)
+    made = CreatedFiles(output)
     try:
         made.folder("")
         with locked([Path(output.base)]) if output.is_local else nullcontext():
@@ -175,7 +175,7 @@ def _restore_partition(
     side_files: Sequence[str],
     store: Root,
     archives: Mapping[str, Root],
-    made: Made,
+    made: CreatedFiles,
     formats: ConvertSettings,
     progress: Progress,
 ) -> RestoredPartition:
@@ -297,7 +297,9 @@ def checkpoints_of(
         yield name, write_offset_checkpoint(offsets)
 
 
-def _write_checkpoints(made: Made, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]) -> None:
+def _write_checkpoints(
+    made: CreatedFiles, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]
+) -> None:
     for name, data in checkpoints_of(targets, manifests):
         write_file(made.root, made.file(name), data)
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.

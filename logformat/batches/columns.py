@@ -41,7 +41,7 @@ _SEQUENCES: Final = 2**31
 
 
 @dataclass(frozen=True)
-class Place:
+class TopicPartition:
     """Topic and partition of the records, from their file's path."""
 
     topic: str | None = None
@@ -51,7 +51,7 @@ class Place:
 def record_batches(
     run: Run,
     schema: Any,
-    place: Place,
+    place: TopicPartition,
     *,
     start_offset: int = 0,
     end_offset: int = NO_END,
@@ -78,12 +78,12 @@ def record_batches(
         before = int(ends[row - 1]) if row else 0
         fit = int(np.searchsorted(ends, before + max_bytes, "right"))
         end = min(last, row + max_rows, max(fit, row + 1))
-        part = _Part(run, place, spans[row:end], body_row[row:end], offset[row:end], "headers" in schema.names)
+        part = _BatchRecords(run, place, spans[row:end], body_row[row:end], offset[row:end], "headers" in schema.names)
         yield pa.record_batch([part.column(name) for name in schema.names], schema=schema)
         row = end
 
 
-def header_batch(batches: NDArray[np.void], schema: Any, place: Place) -> Any:
+def header_batch(batches: NDArray[np.void], schema: Any, place: TopicPartition) -> Any:
     """Return layout.BATCH[n] as one pa.RecordBatch of `schema`, columns of BATCHES."""
     part = _Headers(batches, place)
     return pa.record_batch([part.column(name) for name in schema.names], schema=schema)
@@ -94,7 +94,7 @@ class _Headers:
     """Columns of batches. A column of records that repeats its batch's value is made in the same way."""
 
     batches: NDArray[np.void]
-    place: Place
+    place: TopicPartition
 
     def column(self, name: str) -> Any:
         make = _FROM_BATCH.get(name)
@@ -111,11 +111,11 @@ class _Headers:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _BatchRecords:
     """Records that go into one Arrow batch."""
 
     run: Run
-    place: Place
+    place: TopicPartition
     spans: NDArray[np.void]  # SPAN[n]
     body_row: NDArray[np.int64]  # int64[n]
     offset: NDArray[np.int64]  # int64[n]
@@ -243,19 +243,19 @@ _FROM_BATCH: Final[dict[str, Callable[[NDArray[np.void]], NDArray[Any]]]] = {
     },
 }  # fmt: skip
 
-_FROM_RECORD: Final[dict[str, Callable[[_Part], Any]]] = {
-    "key": _Part.key,
-    "value": _Part.value,
-    "headers": _Part.headers,
+_FROM_RECORD: Final[dict[str, Callable[[_BatchRecords], Any]]] = {
+    "key": _BatchRecords.key,
+    "value": _BatchRecords.value,
+    "headers": _BatchRecords.headers,
     "offset": lambda part: pa.array(part.offset),
-    "timestamp": _Part.timestamp,
+    "timestamp": _BatchRecords.timestamp,
     "timestamp_ms": lambda part: pa.array(part.timestamps),
-    "sequence": _Part.sequence,
-    "base_offset": _Part.base_offset,
+    "sequence": _BatchRecords.sequence,
+    "base_offset": _BatchRecords.base_offset,
 }
 
 
-def _common(part: _Part | _Headers, name: str, n: int) -> Any:
+def _common(part: _BatchRecords | _Headers, name: str, n: int) -> Any:
     if name == "topic":
         return pa.repeat(pa.scalar(part.place.topic, pa.string()), n)
     if name == "partition":

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.batches.bodies import SOFT_BYTES
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk
-from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, Place, header_batch, record_batches
+from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, TopicPartition, header_batch, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
@@ -58,7 +58,7 @@ def open_segment(
     return SegmentReader(
         located,
         path,
-        Place(topic, partition),
+        TopicPartition(topic, partition),
         sealed=sealed,
         check_crc=check_crc,
         max_batch_bytes=max_batch_bytes,
@@ -73,7 +73,7 @@ class SegmentReader:
         self,
         filesystem: Any,
         path: str,
-        place: Place,
+        place: TopicPartition,
         *,
         sealed: bool,
         check_crc: bool,

@@ -26,7 +26,7 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.dump import indexes as dump_indexes
 from lastkey.logformat.dump import lines as text
-from lastkey.logformat.dump.findings import Findings
+from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.logformat.dump.indexes import IndexFindings
 from lastkey.logformat.dump.log import LogFindings, LogOptions, log_lines
 from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
@@ -136,24 +136,24 @@ def kind_of(path: str) -> str | None:
 
 def dump(
     paths: Iterable[str | Path], options: DumpOptions, write: Callable[[Any], object], filesystem: Any = None
-) -> Findings:
+) -> DumpFindings:
     """Print files, and files in folders: list them by `list_files`, choose by `asked_for`, print by `dump_files`."""
     return dump_files(asked_for(list(list_files(paths, filesystem)), options), options, write)
 
 
-def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> Findings:
+def dump_files(files: Iterable[DumpFile], options: DumpOptions, write: Callable[[Any], object]) -> DumpFindings:
     """Print files with `write` (bytes or a memoryview, valid during the call), and return the findings for the end.
 
     A damaged file does not raise. With limits on records, logs without a match are not mentioned.
     """
-    findings = Findings()
+    findings = DumpFindings()
     for file in files:
         for lines in _headed(f"Dumping {file.shown}", _file(file, options, findings), options):
             write(_as_bytes(lines))
     return findings
 
 
-def _file(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+def _file(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Iterator[Any]:
     """Yield the lines of a file; damage, and any error that stops the reading, becomes a finding."""
     try:
         with readable(file.located):
@@ -167,7 +167,7 @@ def _as_bytes(lines: Any) -> memoryview:
     return bytes_of(pc.binary_join_element_wise(lines, "\n", "")) if len(lines) else memoryview(b"")
 
 
-def _file_lines(file: DumpFile, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+def _file_lines(file: DumpFile, options: DumpOptions, findings: DumpFindings) -> Iterator[Any]:
     kind, shown, path = kind_of(file.path), file.shown, file.located
     if kind in (names.LOG, _CHECKPOINT_SUFFIX):
         yield from _log_file(file, kind, options, findings)
@@ -225,7 +225,7 @@ def _log_bytes(file: DumpFile) -> int:
     return int(info.size or 0) if info.type == pafs.FileType.File else 0
 
 
-def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+def _log_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpFindings) -> Iterator[Any]:
     path, name = file.located, file.path.rpartition("/")[2]
     head = _log_head(path, kind)
     of = findings.logs[path] = LogFindings()
@@ -257,7 +257,7 @@ def _offset(path: str) -> int:
     return int(name)
 
 
-def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: Findings) -> Iterator[Any]:
+def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpFindings) -> Iterator[Any]:
     path, shown = file.located, file.shown
     base = _offset(path)
     data = _read(file, _log_bytes(file))

@@ -23,7 +23,7 @@ _LINES: Final = 1 << 16  # of findings, made at once
 
 
 @dataclass
-class Findings:
+class DumpFindings:
     """Findings of a whole dump, by path."""
 
     logs: dict[str, LogFindings] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Findings:
             for of in self.indexes.values()
         )
 
-    def add(self, other: Findings) -> None:
+    def add(self, other: DumpFindings) -> None:
         """Add the findings of other files."""
         self.logs |= other.logs
         self.indexes |= other.indexes

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
@@ -154,7 +154,7 @@ def _largest_timestamps(
                 filled = np.flatnonzero(run.bodies["n_records"] > 0)
                 if len(filled):
                     of_records = np.concatenate(
-                        [np.asarray(part.column(0)) for part in record_batches(run, _TIME, Place())]
+                        [np.asarray(part.column(0)) for part in record_batches(run, _TIME, TopicPartition())]
                     )
                     first = run.bodies["first_span"][filled]
                     largest[run.first + filled] = np.maximum.reduceat(of_records, first)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lastkey.logformat.batches import legacy
 from lastkey.logformat.batches.bodies import BadBatch, Run
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, Chunk, read_exactly
-from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.walk_kernels import checksums_fit
 from lastkey.logformat.dump.lines import (
@@ -231,14 +231,14 @@ def _run_lines(run: Run, chunk: Chunk, options: LogOptions, findings: LogFinding
         batches = batches[shown]
         checksums = None if checksums is None else (checksums[0][keep], checksums[1][keep])
     fit = _fit(chunk, batches)
-    parts = record_batches(run, _SHOWN, Place(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES, keep=keep)
+    parts = record_batches(run, _SHOWN, TopicPartition(), max_rows=_PART_ROWS, max_bytes=_PART_BYTES, keep=keep)
     first_batch = first = 0
     for records in parts:
         last = first + len(records)
         last_batch = len(batches) if last == len(row_of) else int(row_of[last - 1]) + 1
         if keep is None:
             findings.take(np.asarray(records.column("offset")))
-        part = _Part(
+        part = _DumpedBatches(
             records,
             row_of[first:last] - first_batch,
             batches[first_batch:last_batch],
@@ -266,12 +266,12 @@ def _run_lines(run: Run, chunk: Chunk, options: LogOptions, findings: LogFinding
 
 def _keep(run: Run, wanted: RecordLimits) -> NDArray[np.bool_]:
     """Return bool[records of the run], whether each record is wanted. Only the columns that decide are made."""
-    parts = record_batches(run, wanted.searched, Place(), max_rows=_PART_ROWS, max_bytes=_SEARCH_BYTES)
+    parts = record_batches(run, wanted.searched, TopicPartition(), max_rows=_PART_ROWS, max_bytes=_SEARCH_BYTES)
     return np.concatenate([np.empty(0, np.bool_), *(np.asarray(wanted.records(records)) for records in parts)])
 
 
 @dataclass(frozen=True)
-class _Part:
+class _DumpedBatches:
     """Batches and their records. The line of the first records' batch may have been shown before."""
 
     records: Any

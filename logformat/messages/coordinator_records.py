@@ -105,7 +105,7 @@ METADATA_RECORDS: Final = {
 
 
 @dataclass(frozen=True)
-class Shown:
+class DecodedText:
     """The text of a distinct key or value, or its problem, which is reported with a record's offset."""
 
     text: str | None = None
@@ -141,7 +141,7 @@ def _coordinator(records: dict[int, str], keys: Any, values: Any, offsets: NDArr
     value_codes, distinct_values = _distinct(values)
     pairs, pair_codes = np.unique(value_codes * _TYPES + types, return_inverse=True)
     shown_values = [
-        _value(distinct_values[value], number, records[number]) if number in records else Shown()
+        _value(distinct_values[value], number, records[number]) if number in records else DecodedText()
         for value, number in (divmod(pair, _TYPES) for pair in pairs.tolist())
     ]
     key_text, key_problem = _taken(shown_keys, key_codes)
@@ -158,40 +158,40 @@ def _coordinator(records: dict[int, str], keys: Any, values: Any, offsets: NDArr
     return key_text, payload
 
 
-def _key(data: bytes | None, records: dict[int, str]) -> Shown:
+def _key(data: bytes | None, records: dict[int, str]) -> DecodedText:
     if data is None:
         told = "Failed to decode message at offset {} using the specified decoder (message had a missing key)"
-        return Shown(problem=told)
+        return DecodedText(problem=told)
     if len(data) < _TYPE.size:
-        return Shown(problem=_error("Could not read version from key's buffer."))
+        return DecodedText(problem=_error("Could not read version from key's buffer."))
     (record_type,) = _TYPE.unpack_from(data)
     if record_type not in records:
-        return Shown(problem=f"Unknown record type {record_type} at offset {{}}, skipping.")
+        return DecodedText(problem=f"Unknown record type {record_type} at offset {{}}, skipping.")
     try:
         text, _ = reader(records[record_type] + "Key", 0)(data, _TYPE.size)
     except MessageError as error:
         told = f"Could not read record with version {record_type} from key's buffer due to: {error}."
-        return Shown(problem=_error(told))
-    return Shown(f'{{"type":"{record_type}","data":{text}}}', record_type=record_type)
+        return DecodedText(problem=_error(told))
+    return DecodedText(f'{{"type":"{record_type}","data":{text}}}', record_type=record_type)
 
 
-def _value(data: bytes | None, record_type: int, record: str) -> Shown:
+def _value(data: bytes | None, record_type: int, record: str) -> DecodedText:
     if data is None:
-        return Shown(_TOMBSTONE)
+        return DecodedText(_TOMBSTONE)
     name = record + "Value"
     if len(data) < _TYPE.size:
-        return Shown(problem=_error("Could not read version from value's buffer."))
+        return DecodedText(problem=_error("Could not read version from value's buffer."))
     (version,) = _TYPE.unpack_from(data)
     if version not in versions_of(name):
-        return Shown(problem=_error(f"Found an unknown record version {version} for {record_type} type"))
+        return DecodedText(problem=_error(f"Found an unknown record version {version} for {record_type} type"))
     is_consumers = name == "GroupMetadataValue" and _protocol_type(data, version) == _CONSUMER_PROTOCOL
     try:
         text, _ = reader(name, version, _EMBEDDED if is_consumers else ())(data, _TYPE.size)
     except MessageError as error:
-        return Shown(
+        return DecodedText(
             problem=_error(f"Could not read record with version {version} from value's buffer due to: {error}.")
         )
-    return Shown(f'{{"version":"{version}","data":{text}}}')
+    return DecodedText(f'{{"version":"{version}","data":{text}}}')
 
 
 def _protocol_type(data: bytes, version: int) -> bytes:
@@ -218,11 +218,11 @@ def _framed(
     return pa.nulls(len(values), pa.string()), text
 
 
-def _frame(data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], told: str) -> Shown:
+def _frame(data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], told: str) -> DecodedText:
     try:
-        return Shown(show(*framed_message(data, records)))
+        return DecodedText(show(*framed_message(data, records)))
     except MessageError as error:
-        return Shown(problem=told + _braces(str(error)))
+        return DecodedText(problem=told + _braces(str(error)))
 
 
 def framed_message(data: bytes | None, records: dict[int, str]) -> tuple[int, int, str]:
@@ -281,7 +281,7 @@ def _distinct(column: Any) -> tuple[NDArray[np.int64], list[bytes | None]]:
     return np.asarray(encoded.indices).astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _taken(shown: list[Shown], codes: NDArray[np.int64]) -> tuple[Any, Any]:
+def _taken(shown: list[DecodedText], codes: NDArray[np.int64]) -> tuple[Any, Any]:
     """Return (texts, problems) of the rows."""
     texts = pa.array([one.text for one in shown], pa.string())
     problems = pa.array([one.problem for one in shown], pa.string())

@@ -30,7 +30,7 @@ _ONE_BYTE: Final = 0x80  # below this a varint is one byte: all types that are k
 
 
 @dataclass(frozen=True)
-class Change:
+class MetadataChange:
     """A decoded record: its type by name, and its fields as Kafka names them."""
 
     kind: str
@@ -47,7 +47,7 @@ class ChangeError(ValueError):
         super().__init__(offset, expected, found)
 
 
-def metadata_changes(values: Any, offsets: Any, timestamps_ms: Any, unknown: Counter[int]) -> list[Change]:
+def metadata_changes(values: Any, offsets: Any, timestamps_ms: Any, unknown: Counter[int]) -> list[MetadataChange]:
     """Return the decoded CHANGES of data records, in their order; count record types that are not known in `unknown`.
 
     values: pa.BinaryArray; offsets, timestamps_ms: int64[n]. Types are found on columns; a Python loop decodes the
@@ -81,7 +81,7 @@ def _types(values: Any, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return data[starts + 1].astype(np.int64)
 
 
-def _change(value: bytes, offset: int, timestamp_ms: int) -> Change:
+def _change(value: bytes, offset: int, timestamp_ms: int) -> MetadataChange:
     try:
         kind, version, text = framed_message(value, _TYPES)
     except MessageError as error:
@@ -90,7 +90,7 @@ def _change(value: bytes, offset: int, timestamp_ms: int) -> Change:
     if version not in versions:
         expected = f"a {_TYPES[kind]}Record of version {versions.low} to {versions.high}"
         raise ChangeError(offset, expected, f"version {version}, of a newer Kafka than this Lastkey knows")
-    return Change(_TYPES[kind], offset, timestamp_ms, json.loads(text))
+    return MetadataChange(_TYPES[kind], offset, timestamp_ms, json.loads(text))
 
 
 def _bytes(value: bytes | None) -> str:

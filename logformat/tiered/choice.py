@@ -45,7 +45,7 @@ _HINT: Final = "keep the objects of the copy that the cluster reads, and move th
 
 
 @dataclass(frozen=True)
-class Extent:
+class CopyExtent:
     """A copy, and the offsets that it holds."""
 
     contents: Contents
@@ -64,10 +64,10 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CopyRange:
     """A copy as far as it counts."""
 
-    extent: Extent
+    extent: CopyExtent
     begin: int  # first offset that is taken from it
     stop: int  # first offset that is not any more
     position: int  # of `begin` in its log
@@ -80,17 +80,17 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenCopies:
     """The copies that make up a partition's log."""
 
-    pieces: tuple[Piece, ...]  # by offset
-    lineage: Extent | None  # the copy whose leader epochs count
+    pieces: tuple[CopyRange, ...]  # by offset
+    lineage: CopyExtent | None  # the copy whose leader epochs count
     left_out: tuple[Contents, ...]  # with a log that does not count, or not all of it
     orphans: tuple[Contents, ...]  # without a log, where no other copy has their first offset
     notes: tuple[str, ...]
 
 
-def choose(contents: Sequence[Contents]) -> Choice:
+def choose(contents: Sequence[Contents]) -> ChosenCopies:
     """Choose among the copies of a partition. Raise LogFormatError if an object cannot be read, or the choice cannot be
     made.
     """
@@ -115,10 +115,12 @@ def choose(contents: Sequence[Contents]) -> Choice:
         and names.INDEX in c.sizes
         and not any(start <= c.copy.start < stop for start, stop in held)
     ]
-    return Choice(tuple(pieces), lineage, left_out, tuple({c.copy.start: c for c in orphans}.values()), tuple(notes))
+    return ChosenCopies(
+        tuple(pieces), lineage, left_out, tuple({c.copy.start: c for c in orphans}.values()), tuple(notes)
+    )
 
 
-def _extent(contents: Contents) -> Extent:
+def _extent(contents: Contents) -> CopyExtent:
     epochs: tuple[tuple[int, int], ...] = ()
     if EPOCHS in contents.sizes:
         try:
@@ -128,10 +130,10 @@ def _extent(contents: Contents) -> Extent:
                 raise
     manifest = contents.manifest
     last = manifest.end_offset if manifest is not None else None
-    return Extent(contents, _last_offset(contents) if last is None else last, epochs)
+    return CopyExtent(contents, _last_offset(contents) if last is None else last, epochs)
 
 
-def _with_epochs(extents: Sequence[Extent]) -> list[Extent]:
+def _with_epochs(extents: Sequence[CopyExtent]) -> list[CopyExtent]:
     """Give copies that came without leader epochs those of their batches, where they overlap others."""
     by_start = sorted(extents, key=lambda e: e.start)
     overlapping = {id(e) for one, next_ in pairwise(by_start) if next_.start <= one.last for e in (one, next_)}
@@ -149,7 +151,7 @@ def _epochs(contents: Contents) -> tuple[tuple[int, int], ...]:
     return tuple(out) if all(epoch >= 0 for epoch, _ in out) else ()
 
 
-def _lineage(leaders: Sequence[Extent]) -> Extent:
+def _lineage(leaders: Sequence[CopyExtent]) -> CopyExtent:
     """Return the copy of the newest leader, `leaders[0]`. If its epochs are those of its batches alone, they go on
     below its first offset with those of the next leader that has lower ones, and so on.
     """
@@ -211,7 +213,7 @@ def _epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int | None:
     return max((epoch for epoch, start in epochs if start <= offset), default=None)
 
 
-def _valid_until(extent: Extent, lineage: Extent | None) -> int:
+def _valid_until(extent: CopyExtent, lineage: CopyExtent | None) -> int:
     """Return the last offset up to which the epochs of a copy are those of the lineage."""
     if lineage is None or not extent.epochs or extent is lineage:
         return extent.last
@@ -225,10 +227,10 @@ def _valid_until(extent: Extent, lineage: Extent | None) -> int:
     return extent.last
 
 
-def _chain(extents: Sequence[Extent], valid: dict[int, int]) -> Iterable[Piece]:
+def _chain(extents: Sequence[CopyExtent], valid: dict[int, int]) -> Iterable[CopyRange]:
     left = [e for e in extents if valid[id(e)] >= e.start]
     following = 0  # first offset that is not held yet
-    before: Piece | None = None
+    before: CopyRange | None = None
     while left := [e for e in left if valid[id(e)] >= following]:
         begin = min(max(e.start, following) for e in left)
         here = [e for e in left if e.start <= begin]
@@ -240,12 +242,12 @@ def _chain(extents: Sequence[Extent], valid: dict[int, int]) -> Iterable[Piece]:
         end, _ = _border(taken, stop) if stop <= taken.last else (size, 0)
         if position and before is not None and before.stop == begin:
             _check_continues(before, taken)
-        before = Piece(taken, begin, stop, position, end - position)
+        before = CopyRange(taken, begin, stop, position, end - position)
         yield before
         following = stop
 
 
-def _border(extent: Extent, offset: int) -> tuple[int, int]:
+def _border(extent: CopyExtent, offset: int) -> tuple[int, int]:
     """Return the position of the first batch that reaches an offset, and that of the batch before it. Raise kind
     "overlap" if no batch begins there.
     """
@@ -260,7 +262,7 @@ def _border(extent: Extent, offset: int) -> tuple[int, int]:
     return extent.contents.sizes[names.LOG], before
 
 
-def _check_continues(piece: Piece, after: Extent) -> None:
+def _check_continues(piece: CopyRange, after: CopyExtent) -> None:
     """Raise kind "overlap" unless a copy holds the last batch of the piece before it."""
     _, one = _border(piece.extent, piece.stop)
     _, other = _border(after, piece.stop)
@@ -275,14 +277,14 @@ def _header(contents: Contents, position: int) -> bytes:
         return bytes(file.read(BATCH_HEADER.itemsize))
 
 
-def _undecided(extent: Extent, other: Extent | None, expected: str, found: str) -> LogFormatError:
+def _undecided(extent: CopyExtent, other: CopyExtent | None, expected: str, found: str) -> LogFormatError:
     path = f"{extent.contents.copy.name}.{names.LOG}"
     beside = f", beside {other.contents.copy.name}.{names.LOG}" if other is not None else ""
     return LogFormatError("overlap", path, NO_POSITION, expected, f"{found}{beside}", hint=_HINT)
 
 
 def _notes(
-    contents: Sequence[Contents], pieces: Sequence[Piece], extents: Sequence[Extent], valid: dict[int, int]
+    contents: Sequence[Contents], pieces: Sequence[CopyRange], extents: Sequence[CopyExtent], valid: dict[int, int]
 ) -> Iterable[str]:
     taken = [p.extent for p in pieces]
 

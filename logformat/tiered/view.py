@@ -35,7 +35,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.locations import text_entries
 from lastkey.logformat.regular_files import open_input
 from lastkey.logformat.side_files import checkpoints, transaction_index
-from lastkey.logformat.tiered.choice import Choice, Piece, choose
+from lastkey.logformat.tiered.choice import ChosenCopies, CopyRange, choose
 from lastkey.logformat.tiered.contents import Contents
 from lastkey.logformat.tiered.objects import EPOCHS, Copy, RemotePartition, copies_of, holds_segments, remote_partition
 
@@ -62,7 +62,7 @@ class _Folder:
         self.partition, self.contents, self.plain = partition, contents, plain
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> ChosenCopies:
         return choose(self.contents)
 
     @cached_property
@@ -252,7 +252,7 @@ class _From(io.RawIOBase):
         super().close()
 
 
-def _aborts(piece: Piece) -> bytes:
+def _aborts(piece: CopyRange) -> bytes:
     """Return the transaction index of a copy that is cut: the aborts whose markers count."""
     contents = piece.extent.contents
     if names.TXN_INDEX not in contents.sizes:

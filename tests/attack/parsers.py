@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
-from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.batches.walk_kernels import checksums_fit
 from lastkey.logformat.errors import LogFormatError
@@ -92,7 +92,7 @@ def _records(data: bytes, path: str, *, check_crc: bool) -> Parsed:
                     seen.problems.append(run.error)
                     bad.add(int(chunk.batches["position"][run.row]))
                 else:
-                    tables += record_batches(run, _COLUMNS, Place(), max_rows=8)
+                    tables += record_batches(run, _COLUMNS, TopicPartition(), max_rows=8)
     except LogFormatError as error:
         seen.problems.append(error)
     rows = [row for table in tables for row in _rows(table)]

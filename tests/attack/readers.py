@@ -38,7 +38,7 @@ from lastkey.jobs.lookup.job import run as lookup
 from lastkey.jobs.reindex.job import run as reindex
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.report.job import run as write_report
-from lastkey.jobs.restore.copy_files import Made, copy_log, copy_small
+from lastkey.jobs.restore.copy_files import CreatedFiles, copy_log, copy_small
 from lastkey.jobs.verify.job import run as verify
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
@@ -344,7 +344,7 @@ def restore_copies(root: Path, work: Path) -> Seen:
     )
     target = work / "restored"
     shutil.rmtree(target, ignore_errors=True)
-    source, made = open_root(str(root)), Made(open_root(str(target)))
+    source, made = open_root(str(root)), CreatedFiles(open_root(str(target)))
     output = made.folder("t-0")
     try:
         for path, (size, checksum) in manifest.items():

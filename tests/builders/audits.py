@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from lastkey.jobs.audit.records import Asked, Gathered, gather
+from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.sources import archive_source
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import EVERY_TOPIC
@@ -27,7 +27,7 @@ class Alone(InTurn):
 
 def audit(archive: Path, audits: Path | str, gaps: str | None = None) -> Gathered:
     state = open_state(str(audits))
-    asked = Asked(Config(), audit_secret(state), gaps=gaps)
+    asked = ReadSettings(Config(), audit_secret(state), gaps=gaps)
     return gather(state, [archive_source(str(archive), EVERY_TOPIC)], asked, Alone(), Silent())  # type: ignore[arg-type]
 
 

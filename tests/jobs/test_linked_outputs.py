@@ -14,7 +14,7 @@ from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.whole_file import METRICS, NEW, check_file, whole_file
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, NotEmptyError, UsageError
-from lastkey.jobs.export.output import LATEST, MARK, UNFINISHED, Output
+from lastkey.jobs.export.output import LATEST, MARK, UNFINISHED, ExportFolder
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
 from tests.builders.steps import at_step
@@ -236,7 +236,7 @@ def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "file").write_bytes(b"theirs")
-    output = Output(open_root(str(tmp_path / "out")), {"format": "delta"})
+    output = ExportFolder(open_root(str(tmp_path / "out")), {"format": "delta"})
     (tmp_path / "out").mkdir()
     output.mark(state, {"t": {}})
     (tmp_path / "out" / "t").mkdir()
@@ -250,7 +250,7 @@ def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name
 
 
 def test_an_export_does_not_begin_beside_a_link_to_nothing(tmp_path: Path) -> None:
-    output = Output(open_root(str(tmp_path / "out")), {"format": "delta"})
+    output = ExportFolder(open_root(str(tmp_path / "out")), {"format": "delta"})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{MARK}.part").symlink_to(tmp_path / "nothing")
     for begin in (lambda: output.begin(["t"]), output.go_on):

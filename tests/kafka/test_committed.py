@@ -13,7 +13,7 @@ import pytest
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import Selection
 from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
-from lastkey.udfs.audit.share_state import BATCH, Change, delivered_ranges
+from lastkey.udfs.audit.share_state import BATCH, ShareStateRecord, delivered_ranges
 from tests.kafka_lab import Broker, list_offsets, make_logs
 from tests.kafka_lab.jvm import lab
 
@@ -84,7 +84,7 @@ def test_share_states_fold_as_kafkas_class_folds_them():
         folds.append(fold)
     theirs = lab().call("combine_share_batches", folds=folds)
     for fold, said in zip(folds, theirs, strict=True):
-        ranges = delivered_ranges([Change(start, np.array(batches, BATCH)) for start, batches in fold])
+        ranges = delivered_ranges([ShareStateRecord(start, np.array(batches, BATCH)) for start, batches in fold])
         ours = [offset for first, last in ranges for offset in range(first, last + 1)]
         delivered = sorted(o for first, last, state, _ in said if state in (2, 4) for o in range(first, last + 1))
         assert ours == delivered, fold

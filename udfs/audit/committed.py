@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, KINDS, SHARE_STATE, Commit, SharedTopic, decode
+from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS, KINDS, SHARE_STATE, OffsetCommit, SharedTopic, decode
 from lastkey.udfs.audit.last_records import last_records
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
@@ -55,7 +55,7 @@ class CommitsRead:
 
     topic: str
     partition: int
-    commits: tuple[Commit, ...] = ()
+    commits: tuple[OffsetCommit, ...] = ()
     group_types: Mapping[str, str] = field(default_factory=dict)
     shared: tuple[SharedTopic, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -142,7 +142,7 @@ def gather(reads: Sequence[CommitsRead]) -> Committed:
 
 
 Place = tuple[str, int]  # a coordinator's topic and partition
-Found = dict[tuple[str, str, int], tuple[Commit, Place]]
+Found = dict[tuple[str, str, int], tuple[OffsetCommit, Place]]
 
 
 def _found(by_topic: Mapping[str, Mapping[int, CommitsRead]], count: Mapping[str, int]) -> tuple[Found, list[str]]:
@@ -168,14 +168,14 @@ def _add_unread_shares(found: Found, shared: Sequence[SharedTopic], count: int, 
     """Add the share partitions that have no state here only because it could not be read."""
     for one in shared:
         for number in one.partitions:
-            commit = Commit(one.group, None, one.topic_id, number, None, readable=False)
+            commit = OffsetCommit(one.group, None, one.topic_id, number, None, readable=False)
             home = _home(SHARE_STATE, commit, count) if count else -1
             if not count or home in unread:
                 found.setdefault((one.group, one.topic_id, number), (commit, (SHARE_STATE, home)))
 
 
 def _row(
-    commit: Commit,
+    commit: OffsetCommit,
     where: Place,
     types: Mapping[str, str],
     names: Mapping[str, str],
@@ -229,7 +229,7 @@ def _unread(topic: str, there: Mapping[int, CommitsRead], count: int) -> dict[in
     return out
 
 
-def _home(topic: str, commit: Commit, count: int) -> int:
+def _home(topic: str, commit: OffsetCommit, count: int) -> int:
     if topic == CONSUMER_OFFSETS:
         return partition_for(commit.group, count)
     return partition_for(f"{commit.group}:{commit.topic_id}:{commit.partition}", count)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import BadBatch, Run
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk, only_zeros, read_exactly
-from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.layout import CONTROL_MASK
@@ -102,7 +102,7 @@ class LogSearch:
         if not keep.any():
             return
         high, tombstone, row = spans["key_high"][keep], spans["null_value"][keep], 0
-        for records in record_batches(run, _COLUMNS, Place(), start_offset=_FIRST, keep=keep):
+        for records in record_batches(run, _COLUMNS, TopicPartition(), start_offset=_FIRST, keep=keep):
             part = slice(row, row + len(records))
             rows = self.keys.rows(high[part], records.column("key"))
             held = pa.array(rows >= 0)

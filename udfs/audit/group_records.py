@@ -27,7 +27,7 @@ from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import versions_of
 from lastkey.udfs.audit.last_records import Kinds, record_types
-from lastkey.udfs.audit.share_state import BATCH, Change, Range, delivered_ranges, start_of
+from lastkey.udfs.audit.share_state import BATCH, Range, ShareStateRecord, delivered_ranges, start_of
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 SHARE_STATE: Final = "__share_group_state"
@@ -40,7 +40,7 @@ _LONGEST: Final = 2**30
 NO_TOPIC_ID: Final = "A" * 22
 
 
-class Commit(NamedTuple):
+class OffsetCommit(NamedTuple):
     """A committed offset of a group, or the state of a share partition."""
 
     group: str
@@ -70,7 +70,7 @@ class SharedTopic(NamedTuple):
 class Decoded:
     """Content of the records that count of one partition of a coordinator's topic."""
 
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[OffsetCommit] = field(default_factory=list)
     group_types: dict[str, str] = field(default_factory=dict)
     shared: list[SharedTopic] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -163,10 +163,12 @@ def _shared(group: str, of: dict[str, Any], state: str) -> SharedTopic:
     return SharedTopic(group, of["topicName"], of["topicId"], has_state)
 
 
-def _commit(key: dict[str, Any], offset: int, value: dict[str, Any] | None) -> Commit:
+def _commit(key: dict[str, Any], offset: int, value: dict[str, Any] | None) -> OffsetCommit:
     if value is None:
-        return Commit(key["group"], key["topic"], None, key["partition"], None, record_offset=offset, readable=False)
-    return Commit(
+        return OffsetCommit(
+            key["group"], key["topic"], None, key["partition"], None, record_offset=offset, readable=False
+        )
+    return OffsetCommit(
         key["group"],
         key["topic"],
         _topic_id(value.get("topicId", NO_TOPIC_ID)),
@@ -214,10 +216,10 @@ def _share_partition(
             said = _versioned(SHARE_RECORDS[code] + "Value", value)
         except MessageError as error:
             out.notes.append(f"{name}, offset {offset}: the value of {_shown(key)} cannot be read: {error}")
-            out.commits.append(Commit(*of_partition, None, record_offset=offset, readable=False))
+            out.commits.append(OffsetCommit(*of_partition, None, record_offset=offset, readable=False))
             return
         batches = [tuple(batch.values()) for batch in said["stateBatches"]]
-        changes.append(Change(said["startOffset"], np.array(batches, BATCH)))
+        changes.append(ShareStateRecord(said["startOffset"], np.array(batches, BATCH)))
     if not changes:
         return
     start = start_of(changes)
@@ -225,7 +227,9 @@ def _share_partition(
     begins = None if start == NONE else start
     written = said.get("writeTimestamp", NONE)
     out.commits.append(
-        Commit(*of_partition, begins, said["leaderEpoch"], "", written, delivered=ranges, record_offset=offsets[-1])
+        OffsetCommit(
+            *of_partition, begins, said["leaderEpoch"], "", written, delivered=ranges, record_offset=offsets[-1]
+        )
     )
 
 

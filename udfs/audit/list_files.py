@@ -13,7 +13,7 @@ from lastkey.udfs.storage import Root, folder_identity, is_link, no_files
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedFile:
     """A file as it was listed."""
 
     path: str  # below the root
@@ -22,14 +22,14 @@ class Entry:
 
 
 @dataclass
-class Listing:
+class FileListing:
     """All files of a root, by path."""
 
-    files: list[Entry] = field(default_factory=list)
+    files: list[ListedFile] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)  # folders, names and entries that hide what they hold
 
 
-def list_files(root: Root) -> Listing:
+def list_files(root: Root) -> FileListing:
     """List everything below a root. A local folder that several names lead to counts once, under its own name.
 
     Raises FileNotFoundError if the root is no folder, AccessError if its bucket cannot be used.
@@ -37,7 +37,7 @@ def list_files(root: Root) -> Listing:
     found = root.filesystem.get_file_info(root.full("") or "/")
     if found.type != pafs.FileType.Directory:
         raise FileNotFoundError(root.uri)
-    out = Listing()
+    out = FileListing()
     if root.is_local:
         _walk(root, out)
     else:
@@ -47,7 +47,7 @@ def list_files(root: Root) -> Listing:
     return out
 
 
-def _walk(root: Root, out: Listing) -> None:
+def _walk(root: Root, out: FileListing) -> None:
     seen: set[tuple[int, int] | None] = set()
     folders: list[str] = [""]
     links: list[str] = []
@@ -70,7 +70,7 @@ def _walk(root: Root, out: Listing) -> None:
             out.problems.append(Problem("unreadable", path, NO_POSITION, "a file or a folder", kind))
 
 
-def _text(root: Root, folder: str, listed: list[pafs.FileInfo], out: Listing) -> list[pafs.FileInfo]:
+def _text(root: Root, folder: str, listed: list[pafs.FileInfo], out: FileListing) -> list[pafs.FileInfo]:
     """Return the entries whose names are text; the others, which nothing here can open, are a problem."""
     entries, others = text_entries(listed)
     if others:
@@ -79,7 +79,7 @@ def _text(root: Root, folder: str, listed: list[pafs.FileInfo], out: Listing) ->
     return entries
 
 
-def _add(root: Root, listed: list[pafs.FileInfo], out: Listing) -> list[str]:
+def _add(root: Root, listed: list[pafs.FileInfo], out: FileListing) -> list[str]:
     """Add the files of a listing; return the paths of its folders."""
     start = len(root.full("")) + 1 if root.full("") else 0
     folders = []
@@ -88,5 +88,5 @@ def _add(root: Root, listed: list[pafs.FileInfo], out: Listing) -> list[str]:
         if info.type == pafs.FileType.Directory:
             folders.append(path)
         elif info.type == pafs.FileType.File:
-            out.files.append(Entry(path, int(info.size or 0), (info.mtime_ns or 0) // 1_000_000))
+            out.files.append(ListedFile(path, int(info.size or 0), (info.mtime_ns or 0) // 1_000_000))
     return folders

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
-from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import spans_of
@@ -149,7 +149,7 @@ def _rows(task: ReadTask, stretch: Stretch, found: StretchRead, run: Run, piece:
     sizes = (run.spans["end"] - run.spans["rest"]).astype(np.int32)
     found.last_position = int(run.batches["position"][run.bodies["n_records"] > 0][-1])
     row = int(np.searchsorted(offset, piece.start_offset))
-    place = Place(piece.topic, piece.partition)
+    place = TopicPartition(piece.topic, piece.partition)
     for batch in record_batches(run, _READ, place, start_offset=piece.start_offset, end_offset=piece.end_offset):
         part = slice(row, row + len(batch))
         keys, hashes = _keys(batch.column("key"), task, stretch)

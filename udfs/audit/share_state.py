@@ -26,19 +26,19 @@ NO_OFFSET: Final = -1
 Range = tuple[int, int]  # [first, last]
 
 
-class Change(NamedTuple):
+class ShareStateRecord(NamedTuple):
     """A snapshot, or an update behind it."""
 
     start_offset: int  # -1: as before; in a snapshot: not known yet
     batches: NDArray[np.void]  # BATCH[n]
 
 
-def start_of(changes: Sequence[Change]) -> int:
+def start_of(changes: Sequence[ShareStateRecord]) -> int:
     """Return the start offset after a snapshot and its updates; -1: not known yet."""
     return next((change.start_offset for change in reversed(changes) if change.start_offset != NO_OFFSET), NO_OFFSET)
 
 
-def delivered_ranges(changes: Sequence[Change]) -> list[Range]:
+def delivered_ranges(changes: Sequence[ShareStateRecord]) -> list[Range]:
     """Return the ranges of offsets that are delivered, rising and apart, after a snapshot and its updates.
 
     Offsets below the start offset are delivered too, and not among them.
@@ -54,7 +54,7 @@ def delivered_ranges(changes: Sequence[Change]) -> list[Range]:
     return list(zip(edges[turns[::2]].tolist(), (edges[turns[1::2]] - 1).tolist(), strict=True))
 
 
-def _cut(changes: Sequence[Change]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _cut(changes: Sequence[ShareStateRecord]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return (firsts, lasts, ranks), int64[n] each, of all batches above the start offset of every update that came
     with or after them. A snapshot's own batches are not cut by its start.
     """

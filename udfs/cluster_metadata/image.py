@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from lastkey.logformat.messages.metadata_changes import Change, ChangeError
+from lastkey.logformat.messages.metadata_changes import ChangeError, MetadataChange
 
 TOPIC: Final = 2  # types of what a ConfigRecord is about (ConfigResource.Type)
 BROKER: Final = 4
@@ -25,9 +25,9 @@ class Image:
     brokers: set[str] = field(default_factory=set)  # ids of all that are registered, running or not
     configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)  # (type, name) -> setting -> value
     names: dict[str, str] = field(default_factory=dict)  # id of each topic -> name
-    _pending: list[Change] | None = None  # of the transaction that is open
+    _pending: list[MetadataChange] | None = None  # of the transaction that is open
 
-    def apply(self, changes: Iterable[Change]) -> None:
+    def apply(self, changes: Iterable[MetadataChange]) -> None:
         """Take records in, in the log's order. Raise ChangeError for one that contradicts those before it."""
         for change in changes:
             if change.kind == "BeginTransaction":
@@ -52,7 +52,7 @@ class Image:
         """Return the settings of a topic or a broker."""
         return self.configs.get((kind, name), {})
 
-    def _take(self, change: Change) -> None:
+    def _take(self, change: MetadataChange) -> None:
         fields = change.fields
         if change.kind == "Topic":
             name, topic_id = fields["name"], fields["topicId"]
@@ -76,6 +76,6 @@ class Image:
             self.brokers.discard(str(fields["brokerId"]))
 
     @staticmethod
-    def _check(holds: bool, change: Change, expected: str, found: str) -> None:
+    def _check(holds: bool, change: MetadataChange, expected: str, found: str) -> None:
         if not holds:
             raise ChangeError(change.offset, expected, found)

@@ -28,7 +28,7 @@ from lastkey.logformat import names
 from lastkey.logformat.batches.segment import SegmentReader, open_segment
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
 from lastkey.logformat.messages.integers import MessageError
-from lastkey.logformat.messages.metadata_changes import Change, ChangeError, metadata_changes
+from lastkey.logformat.messages.metadata_changes import ChangeError, MetadataChange, metadata_changes
 from lastkey.logformat.messages.reader import reader
 from lastkey.udfs.cluster_metadata.image import Image
 
@@ -106,14 +106,14 @@ def read_metadata(files: Sequence[MetadataFile]) -> Metadata:
     return out
 
 
-def changes_from(files: Iterable[MetadataFile], offset: int, time_ms: int) -> tuple[int, list[Change]]:
+def changes_from(files: Iterable[MetadataFile], offset: int, time_ms: int) -> tuple[int, list[MetadataChange]]:
     """Return the first offset of the segments, and their changes from an offset on, if it is known, else after a time.
 
     Of segments before the offset nothing is read. Raise LogFormatError for damage in the others.
     """
     segments = sorted((file for file in files if not file.is_snapshot), key=lambda file: file.base)
     out, start = Metadata(), max(offset, segments[0].base if segments else 0)
-    changes: list[Change] = []
+    changes: list[MetadataChange] = []
     for file, next_base in _behind(segments, start):
         changes += _segment_changes(file, out, Counter(), start, next_base)
     return (segments[0].base if segments else -1), [c for c in changes if offset >= 0 or c.timestamp_ms > time_ms]
@@ -139,7 +139,7 @@ def _behind(segments: Sequence[MetadataFile], start: int) -> Iterator[tuple[Meta
 
 def _segment_changes(
     file: MetadataFile, out: Metadata, unknown: Counter[int], start: int, next_base: int | None
-) -> Iterator[Change]:
+) -> Iterator[MetadataChange]:
     """Yield the changes from `start` on; check that offsets leave out none, up to the next segment."""
     segment = file.open()
     expected = file.base
@@ -164,7 +164,7 @@ def _check_follow(file: MetadataFile, batches: NDArray[np.void], expected: int) 
     return int(batches["last_offset"][-1]) + 1
 
 
-def _snapshot_changes(file: MetadataFile, out: Metadata, unknown: Counter[int]) -> Iterator[Change]:
+def _snapshot_changes(file: MetadataFile, out: Metadata, unknown: Counter[int]) -> Iterator[MetadataChange]:
     """Yield all changes of a snapshot. Raise LogFormatError unless it begins with a header and ends with a footer."""
     segment = file.open()
     headers = segment.headers()
@@ -191,7 +191,7 @@ def _last_time(records: Any) -> int:
     return int(found[1]) if found else -1
 
 
-def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[Change]:
+def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[MetadataChange]:
     rows = np.flatnonzero(~np.asarray(records.column("control").to_numpy(zero_copy_only=False)))
     data = records.take(rows)
     try:
@@ -200,7 +200,7 @@ def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[Ch
         raise _at(file, error) from None
 
 
-def _apply(out: Metadata, file: MetadataFile, changes: Iterable[Change]) -> None:
+def _apply(out: Metadata, file: MetadataFile, changes: Iterable[MetadataChange]) -> None:
     try:
         out.image.apply(changes)
     except ChangeError as error:

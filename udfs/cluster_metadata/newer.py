@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.messages.metadata_changes import Change
+from lastkey.logformat.messages.metadata_changes import MetadataChange
 from lastkey.udfs.cluster_metadata.image import BROKER, TOPIC
 from lastkey.udfs.cluster_metadata.log_files import FOLDER, MetadataFile, changes_from, list_metadata
 
@@ -44,7 +44,7 @@ def _newer(files: list[MetadataFile], offset: int, time_ms: int) -> str | None:
     return None
 
 
-def _matters(change: Change) -> bool:
+def _matters(change: MetadataChange) -> bool:
     if change.kind == "Config":
         return change.fields["resourceType"] in (TOPIC, BROKER)
     return change.kind in ("Topic", "RemoveTopic")

@@ -141,7 +141,7 @@ def holds_magic_3(root: Root, path: str, size: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Copy:
+class SmallFile:
     """A small file to copy."""
 
     root: str  # URI
@@ -156,7 +156,7 @@ class ConvertTask:
     output_uri: str
     folder: str  # of the partition, below the output
     segments: tuple[Segment, ...]
-    copies: tuple[Copy, ...]
+    copies: tuple[SmallFile, ...]
     settings: ConvertSettings
 
 
@@ -228,7 +228,7 @@ def _convert(segment: Segment, output: Root, task: ConvertTask) -> ConvertedLog:
     return one
 
 
-def _copy(copy: Copy, output: Root, folder: str) -> None:
+def _copy(copy: SmallFile, output: Root, folder: str) -> None:
     source, to = open_root(copy.root), f"{folder}/{copy.to}" if folder else copy.to
     make_folder(output, to.rpartition("/")[0])
     with opened(source, copy.path) as file:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.batches.bodies import BadBatch, Run
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk
-from lastkey.logformat.batches.columns import MAX_ROWS, Place, header_batch, record_batches
+from lastkey.logformat.batches.columns import MAX_ROWS, TopicPartition, header_batch, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
 from lastkey.logformat.errors import LogFormatError
@@ -130,7 +130,7 @@ class _Reader:
         for batch in record_batches(
             run,
             self.schema,
-            Place(piece.topic, piece.partition),
+            TopicPartition(piece.topic, piece.partition),
             start_offset=piece.start_offset,
             end_offset=piece.end_offset,
             max_rows=self.spec.max_rows or MAX_ROWS,
@@ -142,7 +142,9 @@ class _Reader:
         """Return bool[n] for the n spans of the run: those with a wanted key and time. Only these get other columns."""
         limits = self.spec.wanted
         found = []
-        for records in record_batches(run, self.searched, Place(), max_rows=len(run.spans), max_bytes=_SEARCH_BYTES):
+        for records in record_batches(
+            run, self.searched, TopicPartition(), max_rows=len(run.spans), max_bytes=_SEARCH_BYTES
+        ):
             mask = np.ones(len(records), np.bool_)
             if limits.by_time:
                 time = np.asarray(records.column("timestamp_ms"))
@@ -188,5 +190,5 @@ def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray, previo
     chosen = batches[inside]
     step = spec.max_rows or _MAX_ROWS
     for first in range(0, len(chosen), step):
-        rows = header_batch(chosen[first : first + step], schema, Place(piece.topic, piece.partition))
+        rows = header_batch(chosen[first : first + step], schema, TopicPartition(piece.topic, piece.partition))
         yield aligned(rows, spec.schema, piece)

@@ -22,7 +22,7 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
-from lastkey.logformat.batches.columns import Place, record_batches
+from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
@@ -271,7 +271,9 @@ class Walk:
         found = [
             rows.column(0)[0].as_py()
             for run in self.reader.runs(chunk, wanted)
-            for rows in record_batches(run, columns, Place(None, None), start_offset=offset, end_offset=offset + 1)
+            for rows in record_batches(
+                run, columns, TopicPartition(None, None), start_offset=offset, end_offset=offset + 1
+            )
             if rows.num_rows
         ]
         return bytes(found[0])

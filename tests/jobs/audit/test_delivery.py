@@ -34,7 +34,7 @@ from lastkey.jobs.command.reporting import duration
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.audit.committed import CommitsRead, gather, partition_for
-from lastkey.udfs.audit.group_records import Commit
+from lastkey.udfs.audit.group_records import OffsetCommit
 from tests.builders.archives import Lab
 from tests.builders.damage import edit
 from tests.builders.groups import commit, commit_key, end, in_transaction, share_record, share_topics, write_log
@@ -206,9 +206,9 @@ def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
 def test_what_is_left_out_of_positions_is_named():
     """A share group's topic whose name no record says, and a group that reads nothing of what is audited."""
     commits = (
-        Commit("s", None, "id", 0, 5, record_offset=1),
-        Commit("g", "elsewhere", None, 0, 5, record_offset=1),
-        Commit("h", "orders", None, 0, 5, record_offset=2),
+        OffsetCommit("s", None, "id", 0, 5, record_offset=1),
+        OffsetCommit("g", "elsewhere", None, 0, 5, record_offset=1),
+        OffsetCommit("h", "orders", None, 0, 5, record_offset=2),
     )
     found = gather(
         [CommitsRead("__share_group_state", 0, commits[:1]), CommitsRead("__consumer_offsets", 0, commits[1:])]
@@ -225,7 +225,7 @@ def test_what_is_left_out_of_positions_is_named():
 
 def test_a_share_group_that_acknowledged_the_last_offset_there_can_be():
     most = 2**63 - 1
-    commits = (Commit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
+    commits = (OffsetCommit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
     found = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
     (row,) = positions_of(found, (), {"orders": 1}, {}).table.to_pylist()
     assert (row["tail"], row["ranges"]) == (most, [{"first": 7, "last": most}])

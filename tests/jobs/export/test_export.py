@@ -14,7 +14,7 @@ from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import NotEmptyError, UsageError
 from lastkey.jobs.export import job
-from lastkey.jobs.export.output import MARK, Output
+from lastkey.jobs.export.output import MARK, ExportFolder
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.storage import open_root
 from tests.builders.archives import COMPACT, Lab
@@ -195,7 +195,7 @@ def test_a_mark_that_names_other_folders_is_not_followed(archive, tmp_path):
     (out / MARK).write_text(json.dumps({"state": "unfinished", "request": {}, "topics": {"../other": {}}}))
     root = open_root(str(out))
     with pytest.raises(NotEmptyError):
-        Output(root, {}).begin(["t"])
+        ExportFolder(root, {}).begin(["t"])
     assert (other / "mine").exists()
 
 

@@ -27,7 +27,7 @@ from lastkey.jobs.errors import (
 )
 from lastkey.jobs.restore import copy_files
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.restore.copy_files import Made
+from lastkey.jobs.restore.copy_files import CreatedFiles
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from lastkey.udfs.storage import open_root
@@ -327,7 +327,7 @@ def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monk
     def again(made):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(restore.Made, "take_back", again)
+    monkeypatch.setattr(restore.CreatedFiles, "take_back", again)
     with pytest.raises(KeyboardInterrupt) as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
     assert files_of(out)
@@ -337,7 +337,7 @@ def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monk
 
 
 def test_nothing_more_is_written_once_a_restore_is_given_up(tmp_path):
-    made = Made(open_root(str(tmp_path)))
+    made = CreatedFiles(open_root(str(tmp_path)))
     assert made.file("a") == "a"
     made.given_up = True
     with pytest.raises(InterruptedError):

@@ -18,7 +18,7 @@ from lastkey.jobs.data_source.read_options import Selection
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.audit import last_records
 from lastkey.udfs.audit.committed import Committed, gather, partition_for, read_commits
-from lastkey.udfs.audit.share_state import BATCH, Change, delivered_ranges, start_of
+from lastkey.udfs.audit.share_state import BATCH, ShareStateRecord, delivered_ranges, start_of
 from tests.builders.damage import edit
 from tests.builders.groups import (
     COMMIT_MS,
@@ -296,7 +296,7 @@ def test_folds_of_batches_as_an_offset_at_a_time(drawn):
     one = SharePartition()
     for number, (start, batches) in enumerate(drawn):
         (one.update if number else one.snapshot)(start, batches)
-    changes = [Change(start, np.array(batches, BATCH)) for start, batches in drawn]
+    changes = [ShareStateRecord(start, np.array(batches, BATCH)) for start, batches in drawn]
     assert start_of(changes) == one.start
     assert [o for first, last in delivered_ranges(changes) for o in range(first, last + 1)] == one.delivered()
 
@@ -306,9 +306,9 @@ def test_a_hundred_thousand_batches_over_each_other_cost_little():
     batches = np.zeros(n, BATCH)
     batches["first"], batches["last"], batches["count"] = np.arange(n), 10**15 - np.arange(n), 1
     batches["state"] = np.where(np.arange(n) % 2, 2, 0)
-    assert delivered_ranges([Change(0, batches)]) == [(1, 10**15 - 1)]
+    assert delivered_ranges([ShareStateRecord(0, batches)]) == [(1, 10**15 - 1)]
     longest = np.array([(5, 2**63 - 1, 2, 1)], BATCH)  # no offset comes after its last
-    assert delivered_ranges([Change(0, longest)]) == [(5, 2**63 - 2)]
+    assert delivered_ranges([ShareStateRecord(0, longest)]) == [(5, 2**63 - 2)]
 
 
 @pytest.mark.parametrize(
