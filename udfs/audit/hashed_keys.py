@@ -13,7 +13,7 @@ from lastkey.logformat.primitives.binary_arrays import spans_of
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.audit.find_in_logs import LogSearch
 from lastkey.udfs.audit.findings import Found, SearchFile
-from lastkey.udfs.audit.hmac_kernels import hmac_values, states_of
+from lastkey.udfs.audit.hash_kernels import hmac_values, states_of
 
 HASH_BYTES: Final = 32
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.primitives.binary_arrays import spans_of
+from lastkey.udfs.audit.hash_kernels import hash_values
 from lastkey.udfs.audit.key_set_kernels import roll_all, search
-from lastkey.udfs.audit.record_kernels import hash_values
 from lastkey.udfs.yields.key_filter import filter_of, holds
 
 MOST_KEYS_BYTES: Final = 1 << 30  # of all keys together; Arrow's offsets end at 2^31

@@ -26,7 +26,7 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import spans_of
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
-from lastkey.udfs.audit.record_kernels import digest_spans, hash_values
+from lastkey.udfs.audit.hash_kernels import digest_spans, hash_values
 from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2

@@ -1,4 +1,4 @@
-"""HMAC-SHA256 of many values, as Python's own module has it."""
+"""Kernels of HMAC-SHA256 of many values: equal to what Python's own module gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lastkey.logformat.primitives.binary_arrays import spans_of
-from lastkey.udfs.audit.hmac_kernels import hmac_values, states_of
+from lastkey.udfs.audit.hash_kernels import hmac_values, states_of
 
 
 @pytest.mark.parametrize("size", [0, 16, 64, 65, 200])

@@ -1,4 +1,5 @@
-"""HMAC-SHA256 of many values, for which hashlib would take a Python call each (RFC 2104, FIPS 180-4).
+"""Kernels that hash many values: keyed digests of records and keys (SipHash), and HMAC-SHA256, for which hashlib would
+take a Python call each (RFC 2104, FIPS 180-4).
 
 An HMAC is two SHA-256, of which the first block depends on the key alone: `inner` and `outer` are the states after it.
 """
@@ -9,8 +10,44 @@ import hashlib
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lastkey.logformat.jit import inline, kernel
+from lastkey.logformat.primitives.siphash_kernels import siphash128
+
+
+@kernel
+def digest_spans(
+    raw: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    bodies: np.ndarray,
+    spans: np.ndarray,
+    k0: np.uint64,
+    k1: np.uint64,
+    low: NDArray[np.uint64],
+    high: NDArray[np.uint64],
+) -> None:
+    """Hash every record's bytes from the key on: key, value and headers, each with its length.
+
+    bodies: BODY[n]; spans: SPAN[m], those of the bodies in order; k0, k1: SipHash key; low, high: uint64[m], written.
+    """
+    for i in range(bodies.shape[0]):
+        body = bodies[i]
+        for row in range(body.first_span, body.first_span + body.n_records):
+            if body.in_scratch:
+                low[row], high[row] = siphash128(scratch, spans[row].rest, spans[row].end, k0, k1)
+            else:
+                low[row], high[row] = siphash128(raw, spans[row].rest, spans[row].end, k0, k1)
+
+
+@kernel
+def hash_values(
+    data: NDArray[np.uint8], at: NDArray[np.int64], k0: np.uint64, k1: np.uint64, out: NDArray[np.uint64]
+) -> None:
+    """Hash data[at[i]:at[i + 1]] into out[i] (uint64[n, 2], written: low and high half). at: int32 or int64 [n + 1]."""
+    for i in range(out.shape[0]):
+        out[i, 0], out[i, 1] = siphash128(data, at[i], at[i + 1], k0, k1)
+
 
 BLOCK: Final = 64
 
