@@ -77,7 +77,7 @@ def _content(lab: Lab) -> tuple[Any, ...]:
     of = {"generation": 0, "run_id": "", "back_to": 0, "back_to_run_id": None}
     (checkpoint,), (segments,), (state,) = checkpoints.values(), manifests.values(), lab.state().states().values()
     number = {"generation": 0, "run_id": ""}
-    return replace(checkpoint, **of), [replace(s, **number) for s in segments], replace(state, **number)
+    return replace(checkpoint, **of), segments, replace(state, **number)
 
 
 def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: Lab) -> None:
