@@ -92,21 +92,13 @@ def _archive_needed(
 ) -> list[Needed]:
     """Return the reasons why the archive as a whole is needed."""
     used = {key for key, segments in stored.manifests.items() if any(s.root == "archive" for s in segments)}
-    absent = [key for key in sorted(used - archive.partitions.keys()) if options.topics.takes(key[0])]
-    of_archive: dict[str, list[str]] = {
-        "unreadable": [p.path for p in archive.unreadable],
-        "missing": [partition_folder(*key) for key in absent],
-        "entries": archive.not_read,
-        "other_topics": sorted(archive.not_wanted),
-        "nothing": [] if report.answers else [archive.root.uri],
-    }
+    absent = [key for key in used - archive.partitions.keys() if options.topics.takes(key[0])]
     unless_compared = ["not_compared"] if options.skip_crc else []
-    kinds = (
-        (a.archived, kind)
+    first_reasons = [
+        (a.archived, next(iter([*(r.kind for r in a.reasons if r.kind != ANCHOR), *unless_compared]), None))
         for a in report.answers
-        for kind in [*(r.kind for r in a.reasons if r.kind != ANCHOR), *unless_compared][:1]
-    )
-    return needed(of_archive, kinds)
+    ]
+    return needed(archive, first_reasons, absent, sorted(archive.not_wanted))
 
 
 def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:

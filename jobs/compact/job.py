@@ -28,7 +28,7 @@ from lastkey.jobs.compact.due import is_reset, plan_partitions
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.plan import Erasures
 from lastkey.jobs.compact.report import CompactReport, ScheduleReport, lag_of
-from lastkey.jobs.compact.run import Listing, Outcome, Start, key_of
+from lastkey.jobs.compact.run import ListedArchive, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
 from lastkey.jobs.recorded import recorded
@@ -234,7 +234,7 @@ def _check_one_archive(options: CompactOptions, archive_uri: str, checkpoints: M
             )
 
 
-def _list_archive(options: CompactOptions, erasures: Erasures, archive_uri: str, store_uri: str) -> Listing:
+def _list_archive(options: CompactOptions, erasures: Erasures, archive_uri: str, store_uri: str) -> ListedArchive:
     """List the archive; keep the selected partitions whose cleanup policy leaves something to do."""
     archive = Archive(open_root(archive_uri)) if erasures.no_archive else listed(archive_uri, options.topics)
     settings = {topic: _settings(options, topic) for topic in sorted({t for t, _ in archive.partitions})}
@@ -254,11 +254,11 @@ def _list_archive(options: CompactOptions, erasures: Erasures, archive_uri: str,
     _check_something_is_selected(options, archive, not_compacted, unmatched)
     names = ", ".join(others)
     on_topics = [f"not compacted, because cleanup.policy is not compact: {names}"] if others else []
-    return Listing(archive, settings, not_compacted, notes, on_topics, [*unmatched, *outdated])
+    return ListedArchive(archive, settings, not_compacted, notes, on_topics, [*unmatched, *outdated])
 
 
 def _read_store(
-    options: CompactOptions, listing: Listing, erasures: Erasures, store_uri: str, ends_at: float | None
+    options: CompactOptions, listing: ListedArchive, erasures: Erasures, store_uri: str, ends_at: float | None
 ) -> Start:
     """Read the state of the store, check that it is one of this archive, and return the inputs of the run."""
     archive, state = listing.archive, open_state(store_uri)
@@ -303,7 +303,7 @@ def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
 
 
 def _missing(
-    options: CompactOptions, listing: Listing, state: State, checkpoints: Mapping[Key, Checkpoint]
+    options: CompactOptions, listing: ListedArchive, state: State, checkpoints: Mapping[Key, Checkpoint]
 ) -> dict[Key, list[Segment]]:
     """Return the archived segments that the generations of partitions use that are not in the archive: a disk may not
     be mounted, or the topic was deleted.
@@ -385,17 +385,13 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
 
 def _archive_needed(start: Start, outcome: Outcome) -> list[Needed]:
     """Return the reasons why the archive is still needed, the worst first."""
-    archive, results = start.archive, sorted(outcome.results, key=key_of)
-    of_archive: dict[str, list[str]] = {
-        "unreadable": [p.path for p in archive.unreadable],
-        "conflict": [start.state.root.uri] if outcome.conflict else [],
-        "missing": [partition_folder(*key) for key in sorted(start.missing)],
-        "entries": archive.not_read,
-        "other_topics": start.listing.not_compacted,
-        "nothing": [] if outcome.results else [archive.root.uri],
-    }
-    kinds = ((archive.partitions[key_of(r)], _first_reason(start, outcome.committed, r)) for r in results)
-    return needed(of_archive, ((archived, kind) for archived, kind in kinds if kind is not None))
+    archive = start.archive
+    first_reasons = [
+        (archive.partitions[key_of(r)], _first_reason(start, outcome.committed, r))
+        for r in sorted(outcome.results, key=key_of)
+    ]
+    conflict = start.state.root.uri if outcome.conflict else ""
+    return needed(archive, first_reasons, start.missing, start.listing.not_compacted, conflict)
 
 
 def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult) -> str | None:

@@ -21,11 +21,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from lastkey.jobs.archive.listing import ArchivedPartition
+from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import labelled
 from lastkey.jobs.compact.plan import gaps_of, input_from_generation
 from lastkey.jobs.store.rows import Checkpoint, Commit
+from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.plan import PartitionInput
@@ -83,17 +84,29 @@ class Needed:
 
 
 def needed(
-    of_archive: Mapping[str, Sequence[str]], of_partitions: Iterable[tuple[ArchivedPartition, str]]
+    archive: Archive,
+    first_reasons: Sequence[tuple[ArchivedPartition, str | None]],
+    missing: Iterable[Key],
+    other_topics: Sequence[str],
+    conflict: str = "",
 ) -> list[Needed]:
     """Return the reasons why an archive as a whole is needed, the worst first.
 
-    of_archive: names of entries, topics or partitions by kind of reason. of_partitions: each partition that is needed,
-    with the kind of its first reason that is no anchor.
+    first_reasons: each partition with the kind of its first reason that is no anchor; None: it has none. missing:
+    partitions that the archive lacks and the store uses. conflict: the store, if another run committed first.
     """
-    names = {kind: list(found) for kind, found in of_archive.items()}
-    for archived, kind in of_partitions:
-        paths = archived.not_read if kind == "entries" else []
-        names.setdefault(kind, []).extend(paths or [partition_folder(*archived.key)])
+    names = {
+        "unreadable": [problem.path for problem in archive.unreadable],
+        "conflict": [conflict] if conflict else [],
+        "missing": [partition_folder(*key) for key in sorted(missing)],
+        "entries": list(archive.not_read),
+        "other_topics": list(other_topics),
+        "nothing": [] if first_reasons else [archive.root.uri],
+    }
+    for archived, kind in first_reasons:
+        if kind is not None:
+            paths = archived.not_read if kind == "entries" else []
+            names.setdefault(kind, []).extend(paths or [partition_folder(*archived.key)])
     return [Needed(kind, tuple(names[kind])) for kind in WHY if names.get(kind)]
 
 

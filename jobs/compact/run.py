@@ -19,7 +19,7 @@ from lastkey.udfs.compact.plan import PartitionInput, PartitionResult
 
 
 @dataclass(frozen=True)
-class Listing:
+class ListedArchive:
     """Partitions of an archive that a run takes, and what its report says of the rest of the archive."""
 
     archive: Archive
@@ -36,7 +36,7 @@ class Start:
 
     run_id: str
     options: CompactOptions
-    listing: Listing
+    listing: ListedArchive
     state: State
     checkpoints: Mapping[Key, Checkpoint]
     manifests: Mapping[Key, Sequence[Segment]]

@@ -93,7 +93,7 @@ def _last_attempts(start: Start) -> dict[Key, tuple[int, int]]:
 def _work_through(
     workers: Workers, start: Start, todo: list[PartitionPlan], outcome: Outcome, progress: Progress, stop: Stop
 ) -> None:
-    begun, choice, commit_seconds = list[PartitionPlan](), Choice(), 0.0
+    begun, choice, commit_seconds = list[PartitionPlan](), Ways(), 0.0
     pool = ThreadPoolExecutor(1)
     committing: Future[float] | None = None
     try:
@@ -168,7 +168,7 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan], out
                     )
 
 
-def _in_order(choice: Choice, plans: Sequence[PartitionPlan]) -> Choice:
+def _in_order(choice: Ways, plans: Sequence[PartitionPlan]) -> Ways:
     """Return the same choice, each way in the order of the plans: what time is left goes to those that wait longest."""
     ranks = {plan.run.folder: rank for rank, plan in enumerate(plans)}
     one_task, several = (
@@ -177,7 +177,7 @@ def _in_order(choice: Choice, plans: Sequence[PartitionPlan]) -> Choice:
     return replace(choice, one_task=one_task, several=several)
 
 
-def _at_work(choice: Choice, outcome: Outcome, cores: int) -> set[Key]:
+def _at_work(choice: Ways, outcome: Outcome, cores: int) -> set[Key]:
     """Return the partitions of a wave that were at work when time was over: the first without a result, for workers
     begin them in order. They had their turn, and those that did not come before them next time; else one that never
     gets done in time would keep all others from their turn.
@@ -229,7 +229,7 @@ class _Partitions(CountedBytes):
         return [result for _, result in sorted(self._results.copy().items())]
 
 
-def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) -> list[PartitionResult]:
+def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) -> list[PartitionResult]:
     """Run the tasks of both ways at once, so that those of one fill the gaps between the stages of the other. If the
     run is asked to end, return the results there are.
     """
@@ -286,7 +286,7 @@ def _in_tasks(workers: Workers, choice: Choice, progress: Progress, stop: Stop) 
 
 
 @dataclass(frozen=True)
-class Choice:
+class Ways:
     """Partitions of a wave by the way they are taken, the largest first."""
 
     one_task: tuple[PartitionPlan, ...] = ()
@@ -294,20 +294,20 @@ class Choice:
     because: str = CORES_IDLE
 
 
-def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Choice:
+def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
     """Choose how each partition is taken. The plans are of one run: the setting and dry run are the same for all."""
     by_size = tuple(sorted(plans, key=lambda plan: plan.log_bytes)[::-1])
     split = by_size[0].run.limits.split_by
     if split == "none" or by_size[0].run.dry_run:  # several tasks would meet in the store, and a dry run may not
-        return Choice(by_size, ())
+        return Ways(by_size, ())
     # few bytes are read, or no keys held
     alone = [plan.policy.partial or plan.policy.erasing is not None for plan in by_size]
     partial = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if is_alone)
     rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
     if split != "auto":
-        return Choice(partial, rest, ASKED)
+        return Ways(partial, rest, ASKED)
     n = several_of([plan.log_bytes for plan in rest], workers.cores, workers.stages_bytes)
-    return Choice((*rest[n:], *partial), rest[:n])
+    return Ways((*rest[n:], *partial), rest[:n])
 
 
 def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:
