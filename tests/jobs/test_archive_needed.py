@@ -191,8 +191,7 @@ def test_a_store_that_never_said_what_it_read_needs_all(lab, capsys):
     old = dataclasses.replace(row, archived_files=None, **new, **back)
     (lab.store / old.own_folder).mkdir()
     (lab.store / old.own_folder / "manifest.json").write_text("{}")
-    again = [dataclasses.replace(s, **new) for s in segments]
-    writing.commit_wave(state, [Commit(old, again, dataclasses.replace(run, **told, **back))])
+    writing.commit_wave(state, [Commit(old, segments, dataclasses.replace(run, **told, **back))])
     found = asked(lab, capsys)
     assert ("unread" in found["kinds"], found["needed_from"]) == (True, 0)
 

@@ -107,10 +107,7 @@ def _second(lab: Lab) -> Path:
     new = old.with_name(f"2-{other}")
     shutil.copytree(old, new)
     commit = manifests.read_manifest(lab.state().root, f"segments/t-0/{old.name}")
-    moved = [
-        replace(s, run_id=other, path=s.path.replace(old.name, new.name)) if s.root == "store" else
-        replace(s, run_id=other) for s in commit.segments
-    ]  # fmt: skip
+    moved = [replace(s, path=s.path.replace(old.name, new.name)) if s.root == "store" else s for s in commit.segments]
     again = replace(
         commit, checkpoint=replace(commit.checkpoint, run_id=other), run=replace(commit.run, run_id=other),
         segments=moved,

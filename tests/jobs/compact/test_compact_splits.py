@@ -47,10 +47,7 @@ def files(lab, checkpoints):
 
 def rows(manifests):
     """Return the manifests without what names their run."""
-    return {
-        key: [replace(s, run_id="", path=s.path.rpartition("/")[2]) for s in segments]
-        for key, segments in manifests.items()
-    }
+    return {key: [replace(s, path=s.path.rpartition("/")[2]) for s in segments] for key, segments in manifests.items()}
 
 
 def folders(lab):
