@@ -253,14 +253,12 @@ def _kept(
     if not options.dry_run:  # so that each committed folder says so before the table can be lost
         say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
-    lately = set(_replaced_lately(committed, young_ms))
     above = {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
     told = read_manifests(state.root, [f.path for f in committed if MANIFEST in f.names])
     times = {folder: each.run.started_ms for folder, each in told.items()}
-    by_rule = _by_rule(committed, times, options)
     doomed = _erased(folders, told, current) if options.erased else set()
-    by_rule = {run: rule for run, rule in by_rule.items() if run not in doomed}
-    lately -= doomed
+    by_rule = {run: rule for run, rule in _by_rule(committed, times, options).items() if run not in doomed}
+    lately = set(_replaced_lately(committed, young_ms)) - doomed
     live = decided.keys() | lately | above | by_rule.keys()
     young = {f.run for f in folders if f.newest_ms > young_ms} - doomed
     foreign = {f.run for f in folders if not f.whole}
@@ -269,16 +267,7 @@ def _kept(
     asked = [f for f in folders if f.run not in stay or names.LEADER_EPOCH_CHECKPOINT not in f.names]
     rest = [f.path for f in asked if MANIFEST in f.names and f.path not in told]
     found = told | read_manifests(state.root, rest)
-    never_read: dict[Run, Ranges] = {}
-    unreadable: dict[Key, str] = {}
-    for folder in asked:
-        made, was_committed = found.get(folder.path), COMMITTED in folder.names
-        if folder.run in stay or (options.give_up is not None and options.give_up.takes(folder.key[0])):
-            continue
-        if made is None and was_committed:
-            unreadable[folder.key] = folder.path
-        elif made and (ranges := unread(made, current.get(folder.key), committed=was_committed)):
-            never_read[folder.run] = ranges
+    never_read, unreadable = _never_read([f for f in asked if f.run not in stay], found, current, options)
     needed, stay = live | never_read.keys(), stay | never_read.keys()
     backs = decided | {f.run: found[f.path].checkpoint for f in asked if f.path in found}
     needed |= {(r[0], row.back_to, row.back_to_run_id or "") for r, row in backs.items() if r in stay and row.back_to}
@@ -303,11 +292,8 @@ def _kept(
         ("a manifest of its partition cannot be read", {run for run in there if run[0] in unreadable}),
     )
     report.generations = [
-        {
-            "topic": f.key[0],
-            "partition": f.key[1],
-            "generation": f.generation,
-            "run_id": f.run_id,
+        _generation(f.run)
+        | {
             "started_ms": times.get(f.path),
             "because": [*([by_rule[f.run]] if f.run in by_rule else []), *(text for text, of in why if f.run in of)],
         }
@@ -315,6 +301,25 @@ def _kept(
     ]
     named = [row for segments in rows.values() for row in segments if row.root == "store"]
     return runs, {path for row in named for path in (row.path, *kept_for_yield(row))}
+
+
+def _never_read(
+    folders: Iterable[RunFolder], found: Mapping[str, Commit], current: Mapping[Key, Checkpoint], options: VacuumOptions
+) -> tuple[dict[Run, Ranges], dict[Key, str]]:
+    """Return the offsets of generations that no current one's chain has read, unless the user gives them up, and
+    partitions with a committed folder whose manifest cannot be read.
+    """
+    never_read: dict[Run, Ranges] = {}
+    unreadable: dict[Key, str] = {}
+    for folder in folders:
+        made, was_committed = found.get(folder.path), COMMITTED in folder.names
+        if options.give_up is not None and options.give_up.takes(folder.key[0]):
+            continue
+        if made is None and was_committed:
+            unreadable[folder.key] = folder.path
+        elif made and (ranges := unread(made, current.get(folder.key), committed=was_committed)):
+            never_read[folder.run] = ranges
+    return never_read, unreadable
 
 
 def _erased(folders: Sequence[RunFolder], told: Mapping[str, Commit], current: Mapping[Key, Checkpoint]) -> set[Run]:
@@ -351,13 +356,13 @@ def _run_of(line: Mapping[str, Any]) -> Run:
     return (line["topic"], line["partition"]), line["generation"], line["run_id"]
 
 
-def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:
+def _generation(run: Run) -> dict[str, Any]:
     (topic, partition), generation, run_id = run
-    return {
-        "topic": topic,
-        "partition": partition,
-        "generation": generation,
-        "run_id": run_id,
+    return {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
+
+
+def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:
+    return _generation(run) | {
         "bytes": sum(row.size_bytes for row in segments if row.root == "store"),
         "offsets": [[first, until - 1] for first, until in ranges],
     }

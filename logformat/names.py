@@ -209,31 +209,10 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
         else:
             out.ignored[name] = "unfinished" if name.endswith(UNFINISHED) else "not a file of a log"
 
-    cleaned = [file.base for file in parsed.values() if file.suffix == CLEANED]
-    lowest_cleaned = min(cleaned, default=MAX_OFFSET + 1)
-    swap: dict[str, SegmentFile] = {}
-    plain: dict[str, SegmentFile] = {}
-    for name, file in parsed.items():
-        if file.suffix == DELETED:
-            out.ignored[name] = "already replaced or expired"
-        elif file.suffix == CLEANED:
-            out.ignored[name] = "unfinished output of the cleaner"
-        elif file.suffix == SWAP and file.base >= lowest_cleaned:
-            out.ignored[name] = f"swap not begun: a .cleaned file at {lowest_cleaned} remains"
-        else:
-            (swap if file.suffix == SWAP else plain)[name] = file
-
-    low, high = _swapped_range(swap, next_offset)
-    finals = {(file.base, file.kind): name for name, file in swap.items()}
-    for name, file in plain.items():
-        if low <= file.base < high:
-            out.ignored[name] = f"replaced by the .swap files of offsets {low} to {high - 1}"
-        elif (file.base, file.kind) in finals:
-            out.ignored[name] = f"replaced by {finals[file.base, file.kind]}"
-        else:
-            finals[file.base, file.kind] = name
-    if swap:
-        out.notes.append(f"{len(swap)} .swap files count as final: a swap was interrupted")
+    finals, replaced, n_swap = _final_files(parsed, next_offset)
+    out.ignored |= replaced
+    if n_swap:
+        out.notes.append(f"{n_swap} .swap files count as final: a swap was interrupted")
 
     # A broker renames the .log first, then its indexes: a crash in between leaves these behind.
     going = {file.base for file in parsed.values() if file.kind == LOG and file.suffix == DELETED}
@@ -251,6 +230,36 @@ def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset)
         if missing:
             out.notes.append(f"{REBUILT}: {', '.join(missing)}")
     return out
+
+
+def _final_files(
+    parsed: Mapping[str, SegmentFile], next_offset: NextOffset
+) -> tuple[dict[tuple[int, str], str], dict[str, str], int]:
+    """Return ((base, kind) -> the file that takes this name, other files -> why they go, number of .swap files)."""
+    cleaned = [file.base for file in parsed.values() if file.suffix == CLEANED]
+    lowest_cleaned = min(cleaned, default=MAX_OFFSET + 1)
+    swap: dict[str, SegmentFile] = {}
+    plain: dict[str, SegmentFile] = {}
+    ignored: dict[str, str] = {}
+    for name, file in parsed.items():
+        if file.suffix == DELETED:
+            ignored[name] = "already replaced or expired"
+        elif file.suffix == CLEANED:
+            ignored[name] = "unfinished output of the cleaner"
+        elif file.suffix == SWAP and file.base >= lowest_cleaned:
+            ignored[name] = f"swap not begun: a .cleaned file at {lowest_cleaned} remains"
+        else:
+            (swap if file.suffix == SWAP else plain)[name] = file
+    low, high = _swapped_range(swap, next_offset)
+    finals = {(file.base, file.kind): name for name, file in swap.items()}
+    for name, file in plain.items():
+        if low <= file.base < high:
+            ignored[name] = f"replaced by the .swap files of offsets {low} to {high - 1}"
+        elif (file.base, file.kind) in finals:
+            ignored[name] = f"replaced by {finals[file.base, file.kind]}"
+        else:
+            finals[file.base, file.kind] = name
+    return finals, ignored, len(swap)
 
 
 def _swapped_range(swap: Mapping[str, SegmentFile], next_offset: NextOffset) -> tuple[int, int]:

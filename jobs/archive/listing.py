@@ -286,9 +286,8 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
             else:
                 here.append(folder)
         elif folder in _NO_NAMES:
-            damage = LogFormatError(
-                "unreadable", below, NO_POSITION, "object keys without . or .. between slashes", repr(folder)
-            )
+            expected = "object keys without . or .. between slashes"
+            damage = LogFormatError("unreadable", below, NO_POSITION, expected, repr(folder))
             archive.unreadable.append(Problem.of(damage))
             archive.notes.append(f"{damage}; left out")
         elif parsed is None and folder.endswith(names.UNFINISHED):

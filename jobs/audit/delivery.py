@@ -168,22 +168,7 @@ def _fill(
     trend = _trend(groups, earlier)
     report.details |= {"worst": worst, "trend": trend, "keys_hidden": options.hide_keys}
     latest = sorted(worst, key=lambda row: (-(row["age_ms"] or 0), -row["lag_versions"]))[: options.most]
-    undelivered = total["undelivered"]
-    report.cards = [
-        Card(
-            "groups",
-            count(len({row["group"] for row in groups})),
-            f"{counted(len({row['topic'] for row in groups}), 'topic')} read by them",
-        ),
-        Card("keys", count(total["keys"]), "counted for each group"),
-        Card(
-            "undelivered", count(undelivered), "keys whose last update was not delivered", "bad" if undelivered else ""
-        ),
-        Card("none delivered", count(total["never"]), "of them: no version that is left was delivered"),
-        Card("tombstones", count(total["undelivered_tombstones"]), "of them: the last update deletes the key"),
-        Card("unknown", count(total["unknown"]), "what was delivered could not be read"),
-        Card("versions", count(total["versions_behind"]), "wait to be delivered"),
-    ]
+    report.cards = _cards(groups, total)
     report.tables = [
         Table(
             "Groups",
@@ -206,23 +191,34 @@ def _fill(
             (1, 2),
         ),
     ]  # fmt: skip
+    report.bars = _bars(latest)
+
+
+def _cards(groups: Sequence[Mapping[str, Any]], total: Mapping[str, int]) -> list[Card]:
+    """Return the figures of the page."""
+    n_groups, n_topics = (len({row[name] for row in groups}) for name in ("group", "topic"))
+    bad = "bad" if total["undelivered"] else ""
+    return [
+        Card("groups", count(n_groups), f"{counted(n_topics, 'topic')} read by them"),
+        Card("keys", count(total["keys"]), "counted for each group"),
+        Card("undelivered", count(total["undelivered"]), "keys whose last update was not delivered", bad),
+        Card("none delivered", count(total["never"]), "of them: no version that is left was delivered"),
+        Card("tombstones", count(total["undelivered_tombstones"]), "of them: the last update deletes the key"),
+        Card("unknown", count(total["unknown"]), "what was delivered could not be read"),
+        Card("versions", count(total["versions_behind"]), "wait to be delivered"),
+    ]
+
+
+def _bars(latest: Sequence[Mapping[str, Any]]) -> list[Bars]:
+    """Return the plots of the keys that have waited longest."""
     labels = [f"{_name(row['group'])} {row['topic']}-{row['partition']} {row['key']}" for row in latest]
-    report.bars = [
-        Bars(
-            "waits",
-            "Keys that have waited longest",
-            "from the oldest version that was not delivered to the newest record of the partition",
-            labels,
-            [("waits", [row["age_ms"] or 0 for row in latest])],
-            "ms",
-        ),
-        Bars(
-            "versions",
-            "Versions that wait, of the same keys",
-            "versions of the key behind its delivered one",
-            labels,
-            [("versions", [row["lag_versions"] for row in latest])],
-        ),
+    waits = [("waits", [row["age_ms"] or 0 for row in latest])]
+    versions = [("versions", [row["lag_versions"] for row in latest])]
+    about = "from the oldest version that was not delivered to the newest record of the partition"
+    behind = "versions of the key behind its delivered one"
+    return [
+        Bars("waits", "Keys that have waited longest", about, labels, waits, "ms"),
+        Bars("versions", "Versions that wait, of the same keys", behind, labels, versions),
     ]
 
 

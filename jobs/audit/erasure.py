@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.archive.listing import archive_root
@@ -206,19 +207,7 @@ def fill_report(report: AuditReport, sought: Sought, shown: KeyNames, n_shown: i
     report.stretches_read = len(sought.places.files)
     report.bytes_read = sum(file.size for file in sought.places.files)
     n = len(sought.keys)
-    found, may = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    tombstones, rows = np.zeros(n, np.int64), dict[tuple[str, ...], list[int]]()
-    for table, files in sought.tables():
-        key, is_may = np.asarray(table["key"]), np.asarray(table["may"])
-        found += np.bincount(key[~is_may], minlength=n)
-        may += np.bincount(key[is_may], minlength=n)
-        tombstones += np.bincount(key[np.asarray(table["tombstone"].fill_null(False))], minlength=n)
-        number = np.asarray(table["file"])
-        in_file = np.bincount(number[~is_may], minlength=len(files)), np.bincount(number[is_may], minlength=len(files))
-        for file, *amounts in zip(files, *in_file, strict=True):
-            if sum(amounts):
-                row = rows.setdefault(_place_of(file), [0, 0, 0])
-                row[:] = [row[0] + 1, *(int(old + new) for old, new in zip(row[1:], amounts, strict=True))]
+    (found, may, tombstones), rows = _counts(sought)
     held, maybe = found > 0, (found == 0) & (may > 0)
     places = sought.places
     report.findings = int(found.sum() + may.sum())
@@ -245,25 +234,7 @@ def fill_report(report: AuditReport, sought: Sought, shown: KeyNames, n_shown: i
         "keys_hidden": shown.hidden,
         "without_keys": dict(places.without_keys),
     }
-    summary = report.summary
-    report.cards = [
-        Card("keys", count(n), "looked for"),
-        Card(
-            "still there",
-            count(summary["keys_found"]),
-            counted(summary["found"], "time"),
-            "bad" if summary["found"] else "",
-        ),
-        Card("perhaps there", count(summary["keys_maybe"]), f"{counted(summary['may'], 'time')}: by filters or bytes"),
-        Card("searched", counted(len(places.files), "file"), size(report.bytes_read)),
-        *(
-            [Card("searched before", counted(len(places.passed_over), "file"), size(summary["bytes_passed_over"]))]
-            if places.passed_over
-            else []
-        ),
-        Card("without keys", counted(places.without_keys.total(), "file"), "indexes, manifests and their like"),
-        Card("not read", count(len(sought.problems)), "places: nothing is absent there"),
-    ]
+    report.cards = _cards(report.summary)
     text = [(*map(str, row[:5]), *(f"{cell:,}" for cell in row[5:])) for row in told]
     report.tables = [
         Table("Where keys still are", (*header, "files", "found", "may"), [list(row) for row in text], (1, 2, 3, 4)),
@@ -279,6 +250,43 @@ def fill_report(report: AuditReport, sought: Sought, shown: KeyNames, n_shown: i
             "may: a filter takes one key in about 1,000 for one that it holds, and bytes may stand there as part of "
             "something else"
         )
+
+
+def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], list[int]]]:
+    """Return how often each key was found, may be there and was found as a tombstone (int64[3, n]), and by place the
+    number of files, of keys found in them and of keys that may be there.
+    """
+    n = len(sought.keys)
+    found, may, tombstones = of_keys = np.zeros((3, n), np.int64)
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for table, files in sought.tables():
+        key, is_may = np.asarray(table["key"]), np.asarray(table["may"])
+        found += np.bincount(key[~is_may], minlength=n)
+        may += np.bincount(key[is_may], minlength=n)
+        tombstones += np.bincount(key[np.asarray(table["tombstone"].fill_null(False))], minlength=n)
+        number = np.asarray(table["file"])
+        in_file = np.bincount(number[~is_may], minlength=len(files)), np.bincount(number[is_may], minlength=len(files))
+        for file, *amounts in zip(files, *in_file, strict=True):
+            if sum(amounts):
+                row = rows.setdefault(_place_of(file), [0, 0, 0])
+                row[:] = [row[0] + 1, *(int(old + new) for old, new in zip(row[1:], amounts, strict=True))]
+    return of_keys, rows
+
+
+def _cards(summary: dict[str, Any]) -> list[Card]:
+    """Return the figures of the page."""
+    bad = "bad" if summary["found"] else ""
+    may = f"{counted(summary['may'], 'time')}: by filters or bytes"
+    before = counted(summary["files_passed_over"], "file"), size(summary["bytes_passed_over"])
+    return [
+        Card("keys", count(summary["keys"]), "looked for"),
+        Card("still there", count(summary["keys_found"]), counted(summary["found"], "time"), bad),
+        Card("perhaps there", count(summary["keys_maybe"]), may),
+        Card("searched", counted(summary["files_searched"], "file"), size(summary["bytes_searched"])),
+        *([Card("searched before", *before)] if summary["files_passed_over"] else []),
+        Card("without keys", counted(summary["files_without_keys"], "file"), "indexes, manifests and their like"),
+        Card("not read", count(summary["not_read"]), "places: nothing is absent there"),
+    ]
 
 
 def _place_of(file: SearchFile) -> tuple[str, ...]:

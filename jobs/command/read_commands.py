@@ -58,11 +58,7 @@ def add_reading(group: click.Group, run: Callable[..., None]) -> None:
     @click.argument("archives", metavar="ARCHIVE...", nargs=-1, required=True)
     @click.option("--output", metavar="FILE", required=True, help="Write the page to this file; it needs no other.")
     @click.option(
-        "--store",
-        "stores",
-        metavar="STORE",
-        multiple=True,
-        help="Show its generations, and its history; repeatable.",
+        "--store", "stores", metavar="STORE", multiple=True, help="Show its generations, and its history; repeatable."
     )
     @planning_options
     @gaps_option

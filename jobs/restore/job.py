@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +44,7 @@ from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, checks
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
 from lastkey.jobs.store.generations import Generation, manifests_of, open_store
+from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.access_error import in_one_line
@@ -59,6 +61,17 @@ from lastkey.udfs.storage import Root, normal_uri, open_root, read_file, same_ki
 _THREADS = 2 * (os.cpu_count() or 1)
 
 
+@dataclass(frozen=True)
+class RestorePlan:
+    """Generations to restore, and the files that they use."""
+
+    store: Root
+    archives: Mapping[str, Root]  # by their URIs when the generations were written
+    targets: Sequence[Generation]
+    manifests: Mapping[Key, Sequence[Segment]]
+    side_files: Mapping[Key, Sequence[str]]
+
+
 @tells_io
 def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     """Restore the current generation, or `options.generation`, of every partition that the topics name."""
@@ -66,17 +79,9 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     output = open_root(normal_uri(options.output))
     check_empty(output)
     tables = open_store(options.store)
-    store = tables.root
-    check_apart(Place("--output", output.uri), Place("the store", store.uri))
+    check_apart(Place("--output", output.uri), Place("the store", tables.root.uri))
     report = RestoreReport(output.uri)
-    if options.as_of_ms is None:
-        targets = choose(tables, options.topics, options.generation)
-    else:
-        targets = choose_as_of(tables, options.topics, options.as_of_ms, report.notes)
-    for target in targets:
-        if target.log_start_offset > target.next_offset:
-            shown = f"{target.name}, generation {target.generation}"
-            raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
+    targets = _targets(tables, options, report.notes)
     manifests = manifests_of(tables, targets)
     archives = _archives(options, targets)
     listed = list_apart(output, archives, options)
@@ -88,64 +93,86 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         targets = choose(tables, options.topics, None)
         manifests = manifests_of(tables, targets)
         archives |= _archives(options, targets)
-    side_files = check_files(tables, store, archives, targets, manifests)
+    side_files = check_files(tables, tables.root, archives, targets, manifests)
     report.notes += before_resets(tables, targets) if options.generation or options.as_of_ms is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
-    progress.start("restore", sum(s.size_bytes for rows in manifests.values() for s in rows), "B")
-    made = CreatedFiles(output)
-    try:
-        made.folder("")
-        with locked([Path(output.base)]) if output.is_local else nullcontext():
-            check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
-            with limited(options.config.job.max_bytes_per_second), ThreadPoolExecutor(_THREADS) as pool:
-                jobs = [
-                    pool.submit(
-                        _restore_partition,
-                        t,
-                        manifests[t.key],
-                        side_files[t.key],
-                        store,
-                        archives,
-                        made,
-                        convert_settings(options.config, t.topic, 2),
-                        progress,
-                    )
-                    for t in targets
-                ]
-                try:
-                    report.partitions = [result_of(job) for job in jobs]
-                except BaseException:
-                    made.given_up = True  # each thread finishes the file that it copies
-                    pool.shutdown(cancel_futures=True)
-                    raise
-            _write_checkpoints(made, targets, manifests)
-    except BaseException as error:  # interrupted as well: half a log directory must not look like one
-        try:
-            left = made.take_back()
-        except BaseException as again:
-            again.add_note(f"{output.uri} still holds part of the output: remove it, and run again")
-            raise
-        if left:
-            error.add_note(f"left in {output.uri}: {some_of(left)}")
-        if not isinstance(error, Exception):
-            error.add_note("this run removed what it wrote; run again")
-        known: JobError | None = None
-        if is_full(error):
-            known = RestoreFullError(path=output.uri, found="disk full")
-        elif isinstance(error, FileNotFoundError):  # such as an older generation's, by a vacuum
-            expected = "the files that it held when this run began"
-            known = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
-        if known is None:
-            raise
-        for note in getattr(error, "__notes__", ()):
-            known.add_note(note)
-        raise known from error
+    plan = RestorePlan(tables.root, archives, targets, manifests, side_files)
+    report.partitions = _restore(plan, output, options.config, progress)
     report.notes += advice(report.partitions)
     report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)
     report.notes += tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
+
+
+def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[Generation]:
+    """Return the generations to restore. Raise LogStartError if the log of one ends below its start."""
+    if options.as_of_ms is None:
+        targets = choose(tables, options.topics, options.generation)
+    else:
+        targets = choose_as_of(tables, options.topics, options.as_of_ms, notes)
+    for target in targets:
+        if target.log_start_offset > target.next_offset:
+            shown = f"{target.name}, generation {target.generation}"
+            raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
+    return targets
+
+
+def _restore(plan: RestorePlan, output: Root, config: Config, progress: Progress) -> list[RestoredPartition]:
+    """Write the whole log directory. If that fails, or is interrupted, remove what was written."""
+    progress.start("restore", sum(s.size_bytes for rows in plan.manifests.values() for s in rows), "B")
+    made = CreatedFiles(output)
+    try:
+        made.folder("")
+        with locked([Path(output.base)]) if output.is_local else nullcontext():
+            check_empty(output)  # again: planning takes a while, and a failed run removes files by their names
+            with limited(config.job.max_bytes_per_second), ThreadPoolExecutor(_THREADS) as pool:
+                jobs = [
+                    pool.submit(_restore_partition, t, plan, made, convert_settings(config, t.topic, 2), progress)
+                    for t in plan.targets
+                ]
+                try:
+                    partitions = [result_of(job) for job in jobs]
+                except BaseException:
+                    made.given_up = True  # each thread finishes the file that it copies
+                    pool.shutdown(cancel_futures=True)
+                    raise
+            _write_checkpoints(made, plan)
+    except BaseException as error:  # interrupted as well: half a log directory must not look like one
+        _take_back(made, error)
+        if (known := _known_failure(error, output, plan.store)) is None:
+            raise
+        raise known from error
+    return partitions
+
+
+def _take_back(made: CreatedFiles, error: BaseException) -> None:
+    """Remove what a run wrote that failed with this error, and add to the error what is left."""
+    try:
+        left = made.take_back()
+    except BaseException as again:
+        again.add_note(f"{made.root.uri} still holds part of the output: remove it, and run again")
+        raise
+    if left:
+        error.add_note(f"left in {made.root.uri}: {some_of(left)}")
+    if not isinstance(error, Exception):
+        error.add_note("this run removed what it wrote; run again")
+
+
+def _known_failure(error: BaseException, output: Root, store: Root) -> JobError | None:
+    """Return the error that tells users of a full disk or of files that are gone, with its notes; None: another one."""
+    known: JobError
+    if is_full(error):
+        known = RestoreFullError(path=output.uri, found="disk full")
+    elif isinstance(error, FileNotFoundError):  # such as an older generation's, by a vacuum
+        expected = "the files that it held when this run began"
+        known = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
+    else:
+        return None
+    for note in getattr(error, "__notes__", ()):
+        known.add_note(note)
+    return known
 
 
 def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:
@@ -170,16 +197,10 @@ def _archives(options: RestoreOptions, targets: Sequence[Generation]) -> dict[st
 
 
 def _restore_partition(
-    target: Generation,
-    segments: Sequence[Segment],
-    side_files: Sequence[str],
-    store: Root,
-    archives: Mapping[str, Root],
-    made: CreatedFiles,
-    formats: ConvertSettings,
-    progress: Progress,
+    target: Generation, plan: RestorePlan, made: CreatedFiles, formats: ConvertSettings, progress: Progress
 ) -> RestoredPartition:
     """Copy a generation's files. A broker reads magic 2 alone, so a log with batches of magic 3 becomes another one."""
+    segments = plan.manifests[target.key]
     cleaned = [s for s in segments if s.base_offset < target.first_dirty_offset]
     until = cleaned_until(segments, target.first_dirty_offset)
     out = RestoredPartition(
@@ -198,41 +219,50 @@ def _restore_partition(
     sizes: dict[int, int] = {}
     with timed(target.name):
         for segment in segments:
-            source = store if segment.root == "store" else archives[target.archive_uri]
-            to = f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}"
-            made.file(to)
-            newer, reflinked = _holds_magic_3(segment), False
-            if not newer:
-                reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
-            if newer is None:  # the headers tell; those of the copy, where each look at the source costs a request
-                looked_at = (source, segment.path) if source.is_local else (output, to)
-                newer = holds_magic_3(*looked_at, segment.size_bytes)
-            if newer:
-                one = _in_magic_2(source, segment, output, to, formats)
-                indexes[segment.base_offset] = {names.INDEX: one.offset_index, names.TIME_INDEX: one.time_index}
+            source = plan.store if segment.root == "store" else plan.archives[target.archive_uri]
+            to = made.file(f"{target.name}/{names.segment_file(segment.base_offset, names.LOG)}")
+            reflinked, converted = _restore_log(source, segment, output, to, formats)
+            if converted is not None:
+                files = {names.INDEX: converted.offset_index, names.TIME_INDEX: converted.time_index}
+                indexes[segment.base_offset] = files
             finish(output, to, segment.mtime_ms)
-            out.reflinked += reflinked and not newer
-            out.converted += newer
+            out.reflinked += reflinked
+            out.converted += converted is not None
             out.segments += 1
             out.from_archive += segment.root == "archive"
-            sizes[segment.base_offset] = one.size if newer else segment.size_bytes
-            out.bytes += sizes[segment.base_offset]
+            sizes[segment.base_offset] = segment.size_bytes if converted is None else converted.size
             progress.advance(segment.size_bytes)
+    out.bytes = sum(sizes.values())
     checksums = side_checksums(s.side_files for s in segments)
-    for name in side_files:
-        to = f"{target.name}/{name}"
+    for name in plan.side_files[target.key]:
+        to = made.file(f"{target.name}/{name}")
         file = names.parse_segment_file(name)
         rebuilt = indexes.get(file.base, {}).get(file.kind) if file is not None else None
         if rebuilt is None:
-            out.bytes += copy_small(store, f"{target.folder}/{name}", output, made.file(to), checksums.get(name))
+            out.bytes += copy_small(plan.store, f"{target.folder}/{name}", output, to, checksums.get(name))
         else:
-            write_file(output, made.file(to), rebuilt)
+            write_file(output, to, rebuilt)
             out.bytes += len(rebuilt)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
     finish(output, target.name, None)
-    out.has_topic_id = names.PARTITION_METADATA in side_files
+    out.has_topic_id = names.PARTITION_METADATA in plan.side_files[target.key]
     _add_ends(out, sizes, output, target.name, formats.max_batch_bytes)
     return out
+
+
+def _restore_log(
+    source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings
+) -> tuple[bool, ConvertedLog | None]:
+    """Copy a segment's log, or convert it if it has batches of magic 3. Return whether the copy is a reflink, and the
+    converted log.
+    """
+    newer, reflinked = _holds_magic_3(segment), False
+    if not newer:
+        reflinked = copy_log(source, segment.path, output, to, segment.size_bytes, segment.checksum)
+    if newer is None:  # the headers tell; those of the copy, where each look at the source costs a request
+        looked_at = (source, segment.path) if source.is_local else (output, to)
+        newer = holds_magic_3(*looked_at, segment.size_bytes)
+    return (False, _in_magic_2(source, segment, output, to, formats)) if newer else (reflinked, None)
 
 
 def _add_ends(
@@ -297,10 +327,8 @@ def checkpoints_of(
         yield name, write_offset_checkpoint(offsets)
 
 
-def _write_checkpoints(
-    made: CreatedFiles, targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]
-) -> None:
-    for name, data in checkpoints_of(targets, manifests):
+def _write_checkpoints(made: CreatedFiles, plan: RestorePlan) -> None:
+    for name, data in checkpoints_of(plan.targets, plan.manifests):
         write_file(made.root, made.file(name), data)
     # Last: with this file a broker trusts everything above; without it, it checks every segment itself.
     write_file(made.root, made.file(names.CLEAN_SHUTDOWN), write_clean_shutdown())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,49 +72,15 @@ def plan_generation(
     erases = settings.get("erases", False)
     if erases:
         settings |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
-    name = names.partition_folder(run.topic, run.partition)
-    folder = run.folder
-
-    def ours(base: int, kind: str) -> str:
-        return f"{folder}/{names.segment_file(base, kind)}"
-
-    segments = tuple(
-        replace(
-            s,
-            root=store.uri if s.root == "store" else archive_uri,
-            index=ours(s.base_offset, names.INDEX),
-            time_index=ours(s.base_offset, names.TIME_INDEX),
-            txn_index=ours(s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
-            side_root=store.uri,
-        )
-        for s in manifest
-    )
-    bases = [s.base_offset for s in manifest if s.base_offset > run.log_start_offset]
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
-    side = CheckPlan(
-        topic=run.topic,
-        partition=run.partition,
-        name=name,
-        store_uri=store.uri,
-        segments=segments,
-        snapshots=tuple(SideFile(store.uri, ours(base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]),
-        leader_epochs=SideFile(store.uri, f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
-        metadata=SideFile(store.uri, f"{folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
-        archived_epochs=tuple(archived.leader_epochs or ()) if archived is not None else (),
-        log_start_offset=run.log_start_offset,
-        generation=True,
-        index_interval_bytes=settings["index_interval_bytes"],
-        max_index_bytes=settings["segment_index_bytes"],
-        max_batch_bytes=settings["max_decompressed_batch_bytes"],
-        chunk_bytes=chunk_bytes,
-    )
+    segments = _located(run, manifest, store.uri, archive_uri)
     start_before = _start_before(run, previous if before is not None else None, current)
     gone, parent = _parent(run, before, start_before, archived, store.uri, archive_uri, manifest)
     parent_known = run.parent_run_id is None or run.anew or before is not None
     return GenerationPlan(
-        side=side,
+        side=_plan_side_files(run, segments, archived, settings, store.uri, chunk_bytes),
         manifest=tuple(manifest),
-        folder=folder,
+        folder=run.folder,
         log_start_offset=run.log_start_offset,
         next_offset=run.next_offset,
         last_batch=LastBatch(run.last_batch_base_offset, run.last_batch_leader_epoch, run.last_batch_crc),
@@ -141,6 +107,56 @@ def plan_generation(
         parent_problem=_unlisted(archive, archived, gone, read_by(current)),
         parent_stays_from=max(start_before, *_taken_until(archived)) if parent_known else MAX_OFFSET,
         task_memory_bytes=task_memory_bytes,
+    )
+
+
+def _located(run: RunRow, manifest: Iterable[Segment], store_uri: str, archive_uri: str) -> tuple[Segment, ...]:
+    """Return a generation's segments with their roots, and the paths of their side files in the generation's folder."""
+    return tuple(
+        replace(
+            s,
+            root=store_uri if s.root == "store" else archive_uri,
+            index=_side_path(run, s.base_offset, names.INDEX),
+            time_index=_side_path(run, s.base_offset, names.TIME_INDEX),
+            txn_index=_side_path(run, s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
+            side_root=store_uri,
+        )
+        for s in manifest
+    )
+
+
+def _side_path(run: RunRow, base: int, kind: str) -> str:
+    return f"{run.folder}/{names.segment_file(base, kind)}"
+
+
+def _plan_side_files(
+    run: RunRow,
+    segments: tuple[Segment, ...],
+    archived: ArchivedPartition | None,
+    settings: Mapping[str, Any],
+    store_uri: str,
+    chunk_bytes: int,
+) -> CheckPlan:
+    """Return the checks of a generation's side files."""
+    bases = [s.base_offset for s in segments if s.base_offset > run.log_start_offset]
+    return CheckPlan(
+        topic=run.topic,
+        partition=run.partition,
+        name=names.partition_folder(run.topic, run.partition),
+        store_uri=store_uri,
+        segments=segments,
+        snapshots=tuple(
+            SideFile(store_uri, _side_path(run, base, names.SNAPSHOT), base) for base in [*bases, run.next_offset]
+        ),
+        leader_epochs=SideFile(store_uri, f"{run.folder}/{names.LEADER_EPOCH_CHECKPOINT}", 0),
+        metadata=SideFile(store_uri, f"{run.folder}/{names.PARTITION_METADATA}", 0) if run.topic_id else None,
+        archived_epochs=tuple(archived.leader_epochs or ()) if archived is not None else (),
+        log_start_offset=run.log_start_offset,
+        generation=True,
+        index_interval_bytes=settings["index_interval_bytes"],
+        max_index_bytes=settings["segment_index_bytes"],
+        max_batch_bytes=settings["max_decompressed_batch_bytes"],
+        chunk_bytes=chunk_bytes,
     )
 
 
