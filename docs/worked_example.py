@@ -156,7 +156,7 @@ def _second(passes: Passes) -> str:
 def example(passes: Passes) -> str:
     """Return the section of the page."""
     total = [sum(len(b.data) for path in passes.logs[:-1] for b in batches(path))]
-    total.append(sum(s.size_bytes for s in passes.first.result.segments[:-1]))
+    total.append(sum(s.size_bytes for s in passes.first.result.log.segments[:-1]))
     parts = [
         "**The log.** A partition has three segments. The last one is active, so no pass touches it. `bob=-` is a"
         " tombstone.",

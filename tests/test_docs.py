@@ -26,7 +26,7 @@ from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store import rows as state_rows
 from lastkey.jobs.store.paths import TABLES
-from lastkey.udfs.compact.plan import PartitionResult
+from lastkey.udfs.compact.plan import PartitionResult, Work
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.storage import open_root
 from tests.builders.trees import files_in
@@ -236,7 +236,7 @@ def _fields(text: str) -> set[str]:
 
 
 def test_json_fields_of_compact():
-    result = PartitionResult("t", 0, "cleaned", counters=dict.fromkeys(COUNTER_NAMES, 0))
+    result = PartitionResult("t", 0, "cleaned", work=Work(counters=dict.fromkeys(COUNTER_NAMES, 0)))
     made = CompactReport("A", "S", "r", 0, False, [result]).to_json()
     table = _section(COMMANDS_PAGE, "## JSON")
     top = re.search(r"^\| compact \| (.*?) \|$", table, re.MULTILINE)[1]

@@ -117,7 +117,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.verdicts": set(),
     "udfs.compact.cleaner": {"logformat.layout", "logformat.names", "udfs.compact.verdicts"},
     "udfs.compact.retention": {"udfs.compact.cleaner"},
-    "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.retention"},
+    "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.cleaner", "udfs.compact.retention"},
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
     "udfs.compact.clean": _LOGS

@@ -37,10 +37,10 @@ def commit_of(start: Start, r: PartitionResult, *, anew: bool, engine: str) -> C
     made_of = None if anew else before
     checkpoint = _checkpoint(start, r, archived, before, made_of)
     log_start = made_of.log_start_offset if made_of else archived.segments[0].base_offset
-    read = read_with(made_of, checkpoint, r.segments, max(log_start, archived.log_start_checkpoint or 0))
+    read = read_with(made_of, checkpoint, r.log.segments, max(log_start, archived.log_start_checkpoint or 0))
     return Commit(
         checkpoint=replace(checkpoint, read=read),
-        segments=list(r.segments),
+        segments=list(r.log.segments),
         run=_run_row(start, r, checkpoint, before, anew=anew, engine=engine),
         partition_state=state_of(r, checkpoint.generation, start.run_id, start.options.now_ms),
     )
@@ -50,27 +50,27 @@ def _checkpoint(
     start: Start, r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, made_of: Checkpoint | None
 ) -> Checkpoint:
     """Return the checkpoint of a new generation. made_of: the generation before; None: it takes nothing over."""
-    anew, run_id = made_of is not before, run_id_of(r.folder)
+    anew, run_id = made_of is not before, run_id_of(r.log.folder)
     return Checkpoint(
         topic=r.topic,
         partition=r.partition,
         generation=(before.generation if before else 0) + 1,
         run_id=run_id,
-        first_dirty_offset=r.first_dirty_offset,
-        log_start_offset=r.log_start_offset,
-        next_offset=r.next_offset,
-        log_end_timestamp_ms=r.log_end_timestamp_ms,
+        first_dirty_offset=r.log.first_dirty_offset,
+        log_start_offset=r.log.log_start_offset,
+        next_offset=r.log.next_offset,
+        log_end_timestamp_ms=r.log.log_end_timestamp_ms,
         now_ms=start.options.now_ms,
-        gaps=json.dumps([astuple(gap) for gap in r.gaps]) if r.gaps else None,
+        gaps=json.dumps([astuple(gap) for gap in r.log.gaps]) if r.log.gaps else None,
         chain=made_of.chain if made_of else run_id,
         archived_files=_files_read(r, archived, made_of),
-        erased=start.erasures.bounds_after(before, archived, r.next_offset, anew=anew),
+        erased=start.erasures.bounds_after(before, archived, r.log.next_offset, anew=anew),
         topic_id=topic_id_of(archived, before, anew=anew),
         cluster_id=archived.cluster_id or (made_of.cluster_id if made_of else None),
         archive_uri=start.archive.root.uri,
-        last_batch_base_offset=r.last_batch.base_offset,
-        last_batch_leader_epoch=r.last_batch.leader_epoch,
-        last_batch_crc=r.last_batch.crc,
+        last_batch_base_offset=r.log.last_batch.base_offset,
+        last_batch_leader_epoch=r.log.last_batch.leader_epoch,
+        last_batch_crc=r.log.last_batch.crc,
         **_expired(r, made_of),
     )
 
@@ -79,29 +79,29 @@ def _run_row(
     start: Start, r: PartitionResult, made: Checkpoint, before: Checkpoint | None, *, anew: bool, engine: str
 ) -> RunRow:
     """Return the row of the run that made a generation."""
-    counters: dict[str, Any] = {name: n for name, n in r.counters.items() if name in RunRow.__dataclass_fields__}
+    counters: dict[str, Any] = {name: n for name, n in r.work.counters.items() if name in RunRow.__dataclass_fields__}
     same: dict[str, Any] = {name: getattr(made, name) for name in _OF_BOTH}
-    flags = [name for name, is_set in (("erases", r.erases), ("sealed", start.options.sealed)) if is_set]
+    flags = [name for name, is_set in (("erases", r.log.erases), ("sealed", start.options.sealed)) if is_set]
     settings = asdict(clean_settings(start.listing.settings[r.topic]))
     return RunRow(
         generation_before=made.generation - 1,
         generation_after=made.generation,
         parent_run_id=before.run_id if before else None,
         started_ms=time.time_ns() // 1_000_000,
-        first_dirty_offset=r.first_dirty_before,
-        end_offset=r.first_dirty_offset,
+        first_dirty_offset=r.cleanable.first_dirty_offset,
+        end_offset=r.log.first_dirty_offset,
         settings=json.dumps(settings | dict.fromkeys(flags, True)),
-        bytes_read=r.bytes_read,
-        bytes_before=r.bytes_before,
-        bytes_after=r.bytes_after,
-        bytes_written=r.bytes_written,
-        seconds=json.dumps(r.seconds),
-        splits=r.splits,
+        bytes_read=r.work.bytes_read,
+        bytes_before=r.work.bytes_before,
+        bytes_after=r.work.bytes_after,
+        bytes_written=r.work.bytes_written,
+        seconds=json.dumps(r.work.seconds),
+        splits=r.work.splits,
         versions=json.dumps(_versions()),
         engine=engine,
         anew=anew and before is not None,
-        compacted=r.compacted,
-        expired=json.dumps([astuple(one) for one in r.expired]) if r.expired else None,
+        compacted=r.log.compacted,
+        expired=json.dumps([astuple(one) for one in r.log.expired]) if r.log.expired else None,
         erased_offsets=json.dumps(r.erased_offsets, separators=(",", ":")) if r.erased_offsets else None,
         **same,
         **counters,
@@ -110,7 +110,7 @@ def _run_row(
 
 def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None) -> str | None:
     """Return the column `archived_files`: what this run has read, and its chain before, of what the archive lists."""
-    read = {one.base_offset: one for one in (*(before.files_read if before else ()), *r.archived_files)}
+    read = {one.base_offset: one for one in (*(before.files_read if before else ()), *r.log.archived_files)}
     there = [read[s.base_offset] for s in archived.segments if s.base_offset in read]
     return json.dumps([astuple(one) for one in there], separators=(",", ":")) if there else None
 
@@ -118,10 +118,10 @@ def _files_read(r: PartitionResult, archived: ArchivedPartition, before: Checkpo
 def _expired(r: PartitionResult, before: Checkpoint | None) -> dict[str, Any]:
     """Return the fields of a checkpoint with the range that retention has deleted, in this run and before."""
     known = (before.expired_from, before.expired_until) if before is not None else (0, 0)
-    if not r.expired:
+    if not r.log.expired:
         return {"expired_from": known[0], "expired_until": known[1]}
-    first = known[0] if known[1] else r.expired[0].first
-    return {"expired_from": first, "expired_until": r.log_start_offset}
+    first = known[0] if known[1] else r.log.expired[0].first
+    return {"expired_from": first, "expired_until": r.log.log_start_offset}
 
 
 @functools.cache  # reading them takes 3 ms, as long as a small partition
@@ -145,13 +145,13 @@ def _version(package: str) -> str:
 def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> PartitionState:
     """Return the state of a partition after the run. `generation`: the current one, -1 if there is none."""
     problem = r.problem
-    clean, dirty, ratio = r.clean_bytes, r.dirty_bytes, r.dirty_ratio
-    if r.status == "cleaned" and not r.compacted:  # only retention deleted segments: what was dirty is still dirty
-        clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
-        dirty = min(dirty, sum(s.size_bytes for s in r.segments) - clean)
+    clean, dirty, ratio = r.cleanable.clean_bytes, r.cleanable.cleanable_bytes, r.cleanable.ratio
+    if r.status == "cleaned" and not r.log.compacted:  # only retention deleted segments: what was dirty is still dirty
+        clean = sum(s.size_bytes for s in r.log.segments if s.base_offset < r.log.first_dirty_offset)
+        dirty = min(dirty, sum(s.size_bytes for s in r.log.segments) - clean)
         ratio = dirty / (clean + dirty) if dirty else 0.0
     elif r.status == "cleaned":  # and committed: what was dirty is clean now
-        clean = sum(s.size_bytes for s in r.segments if s.base_offset < r.first_dirty_offset)
+        clean = sum(s.size_bytes for s in r.log.segments if s.base_offset < r.log.first_dirty_offset)
         dirty, ratio = 0, 0.0
     return PartitionState(
         topic=r.topic,
@@ -165,7 +165,7 @@ def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> P
         dirty_ratio=ratio,
         clean_bytes=clean,
         dirty_bytes=dirty,
-        first_dirty_offset=r.first_dirty_offset,
+        first_dirty_offset=r.log.first_dirty_offset,
         generation=generation,
         run_id=run_id,
         now_ms=now_ms,

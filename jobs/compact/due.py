@@ -28,7 +28,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.one_task.passes import older_segments, policy_of
-from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext
+from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext, Work
 from lastkey.udfs.compact.scan.due import dirt_held_back, known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, links_in
@@ -85,7 +85,7 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
     if options.only_schedule:
         whole = [plan for plan in plans if not plan.policy.partial]
         plans = [plan for plan in plans if plan.policy.partial]
-        results += [PartitionResult(*key_of(p.input), "scheduled", bytes_before=p.log_bytes) for p in whole]
+        results += [PartitionResult(*key_of(p.input), "scheduled", work=Work(bytes_before=p.log_bytes)) for p in whole]
     return plans, results
 
 

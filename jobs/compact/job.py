@@ -406,7 +406,7 @@ def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult
     """Return what this run has found out about a partition, for the rule that says which segments are needed."""
     key = key_of(r)
     row = committed.get(key) or start.checkpoints.get(key)
-    segments = r.segments if key in committed else start.manifests.get(key, ())
+    segments = r.log.segments if key in committed else start.manifests.get(key, ())
 
     def older() -> Sequence[Kept]:
         chain = start.state.histories({r.topic}).get(key)
@@ -422,5 +422,5 @@ def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult
         uncleanable=str(r.problem) if r.problem is not None else "",
         sealed=start.options.sealed,
         older=older,
-        compared={file.base_offset for file in r.archived_files},
+        compared={file.base_offset for file in r.log.archived_files},
     )

@@ -89,18 +89,18 @@ class CompactReport(JobReport):
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run: sums over the partitions that it committed."""
         made = [r for r in self.results if key_of(r) in self.generations]
-        before, after = sum(r.bytes_before for r in made), sum(r.bytes_after for r in made)
+        before, after = sum(r.work.bytes_before for r in made), sum(r.work.bytes_after for r in made)
         states = (r.problem.state if r.problem else self._status(r) for r in self.results)
         return super().figures() | {
             "committed_partitions": len(made),
             "due_partitions": self.n_due(),
-            "read_bytes": sum(r.bytes_read for r in made),
-            "written_bytes": sum(r.bytes_written for r in made),
+            "read_bytes": sum(r.work.bytes_read for r in made),
+            "written_bytes": sum(r.work.bytes_written for r in made),
             "before_bytes": before,
             "after_bytes": after,
             "saved_bytes": before - after,
-            "read_records": sum(r.counters.get("records_read", 0) for r in made),
-            "kept_records": sum(r.counters.get("records_kept", 0) for r in made),
+            "read_records": sum(r.work.counters.get("records_read", 0) for r in made),
+            "kept_records": sum(r.work.counters.get("records_kept", 0) for r in made),
             "partitions": counts(states),
             "lag": self.lag,
         }
@@ -139,34 +139,36 @@ class CompactReport(JobReport):
             "anew": key_of(r) in self.anew,
             "problem": asdict(r.problem) if r.problem else None,
             "held_back": [one.to_json() for one in r.held_back],
-            "first_dirty_offset_before": r.first_dirty_before,
-            "first_dirty_offset": r.first_dirty_offset,
-            "log_start_offset": r.log_start_offset,
-            "next_offset": r.next_offset,
-            "dirty_ratio": round(r.dirty_ratio, 6),
-            "clean_bytes": r.clean_bytes,
-            "dirty_bytes": r.dirty_bytes,
-            "bytes_before": r.bytes_before,
-            "bytes_after": r.bytes_after,
-            "bytes_after_is_estimate": self.dry_run and r.counters.get("batches_rebuilt", 0) > 0 and _compressed(r),
-            "bytes_read": r.bytes_read,
-            "bytes_written": r.bytes_written,
-            "recompressed_bytes": r.recompressed_bytes,
-            "segments_before": r.segments_before,
-            "segments_after": len(r.segments),
-            "gaps": [[gap.first, gap.last] for gap in r.gaps],
-            "expired": [asdict(one) for one in r.expired],
-            **r.counters,
-            "splits": r.splits,
-            "several_because": r.several_because or None,
+            "first_dirty_offset_before": r.cleanable.first_dirty_offset,
+            "first_dirty_offset": r.log.first_dirty_offset,
+            "log_start_offset": r.log.log_start_offset,
+            "next_offset": r.log.next_offset,
+            "dirty_ratio": round(r.cleanable.ratio, 6),
+            "clean_bytes": r.cleanable.clean_bytes,
+            "dirty_bytes": r.cleanable.cleanable_bytes,
+            "bytes_before": r.work.bytes_before,
+            "bytes_after": r.work.bytes_after,
+            "bytes_after_is_estimate": self.dry_run
+            and r.work.counters.get("batches_rebuilt", 0) > 0
+            and _compressed(r),
+            "bytes_read": r.work.bytes_read,
+            "bytes_written": r.work.bytes_written,
+            "recompressed_bytes": r.work.recompressed_bytes,
+            "segments_before": r.log.segments_before,
+            "segments_after": len(r.log.segments),
+            "gaps": [[gap.first, gap.last] for gap in r.log.gaps],
+            "expired": [asdict(one) for one in r.log.expired],
+            **r.work.counters,
+            "splits": r.work.splits,
+            "several_because": r.work.several_because or None,
             "schedule": [asdict(s) for s in r.schedule],
-            "peak_memory_bytes": r.peak_memory_bytes,
-            "seconds": {name: round(value, 4) for name, value in r.seconds.items()},
+            "peak_memory_bytes": r.work.peak_memory_bytes,
+            "seconds": {name: round(value, 4) for name, value in r.work.seconds.items()},
             "bytes": {  # of each phase; written segments are read back
-                "scan": r.bytes_before,
-                "clean": r.bytes_read - r.bytes_before,
-                "write": r.bytes_written,
-                "read_back": 0 if self.dry_run else r.bytes_written,
+                "scan": r.work.bytes_before,
+                "clean": r.work.bytes_read - r.work.bytes_before,
+                "write": r.work.bytes_written,
+                "read_back": 0 if self.dry_run else r.work.bytes_written,
             },
             "notes": list(r.notes),
         }
@@ -181,7 +183,7 @@ class CompactReport(JobReport):
         out = self._table()
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
         dropped = {
-            reason: sum(r.counters.get(f"dropped_{key}", 0) for r in cleaned)
+            reason: sum(r.work.counters.get(f"dropped_{key}", 0) for r in cleaned)
             for key, reason in (
                 ("superseded", "superseded"),
                 ("tombstones", "expired tombstones"),
@@ -197,11 +199,11 @@ class CompactReport(JobReport):
             verb = "would be dropped" if self.dry_run else "dropped"
             out.append(f"records {verb}: {counts or 'none'}")
             out.append(
-                f"read {size(sum(r.bytes_read for r in cleaned))}, "
-                f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.bytes_written for r in cleaned))}"
+                f"read {size(sum(r.work.bytes_read for r in cleaned))}, "
+                f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.work.bytes_written for r in cleaned))}"
             )
-        out += labelled("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.expired))
-        several = (f"{r.name()}: {r.splits}, {r.several_because}" for r in cleaned if r.several_because)
+        out += labelled("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.log.expired))
+        several = (f"{r.name()}: {r.work.splits}, {r.work.several_because}" for r in cleaned if r.work.several_because)
         out += labelled("in several splits", several)
         out += labelled("set aside", (_aside(r) for r in self.results if r.problem is not None))
         for topic, partition in sorted(self.anew & self.generations.keys()):
@@ -211,7 +213,7 @@ class CompactReport(JobReport):
                 f"started over: {topic}-{partition}: generation {generation}, from the archive alone"
                 + (f"; {before}" if generation > 1 else "")
             )
-        if erased := [r.name() for r in cleaned if r.erases]:
+        if erased := [r.name() for r in cleaned if r.log.erases]:
             out.append(f"erased, not compacted; the next run compacts: {some_of(erased)}")
         if self.expired_nothing:
             topics = ", ".join(self.expired_nothing)
@@ -232,12 +234,12 @@ class CompactReport(JobReport):
     def summary(self) -> str:
         """Return how the run ended, in one line: the last of the text, whatever happened."""
         states = [self._status(r) for r in self.results]
-        verb = "erased from" if any(r.erases for r in self.results) else "compacted"
+        verb = "erased from" if any(r.log.erases for r in self.results) else "compacted"
         done = f"would be {verb}" if self.dry_run else "committed"
         words = {"cleaned": done, "not_due": "not due", "set_aside": "set aside"}
         told = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
-        sizes = f"{size(sum(r.bytes_before for r in cleaned))} -> {size(sum(r.bytes_after for r in cleaned))}"
+        sizes = f"{size(sum(r.work.bytes_before for r in cleaned))} -> {size(sum(r.work.bytes_after for r in cleaned))}"
         parts = [f"{counted(len(states), 'partition')}: {', '.join(told)}" if states else "no partition"]
         parts += [sizes] if cleaned else []
         parts += [] if self.dry_run else [f"archive {'still' if self.archive_needed else 'no longer'} needed"]
@@ -251,7 +253,7 @@ class CompactReport(JobReport):
         lines = [_line(r, self._status(r), self.dry_run) for r in rows]
         out = [before_after_table(lines, counts if len(self.results) > 1 else "")] if rows else []
         if rest and not self.show_all:
-            most = max(r.dirty_ratio for r in rest)
+            most = max(r.cleanable.ratio for r in rest)
             hidden = f"not due: {counted(len(rest), 'partition')}, at most {100 * most:.0f} % dirty; --all lists them"
             out.append(hidden)
         out += labelled("not due", _held_back(rest, every=self.show_all))
@@ -286,34 +288,34 @@ def _held_back(results: Iterable[PartitionResult], *, every: bool) -> list[str]:
 
 
 def _expired(r: PartitionResult) -> str:
-    return f"{r.name()}: {by_rule(r.expired)}; the log starts at offset {r.log_start_offset:,} now"
+    return f"{r.name()}: {by_rule(r.log.expired)}; the log starts at offset {r.log.log_start_offset:,} now"
 
 
 def _compressed(r: PartitionResult) -> bool:
-    return any(codec != "none" for s in r.segments for codec in s.codecs.split(",") if codec)
+    return any(codec != "none" for s in r.log.segments for codec in s.codecs.split(",") if codec)
 
 
 def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     state = {"cleaned": "clean", "not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
     if status != "cleaned":
-        note = f"{100 * r.dirty_ratio:.0f} % dirty" if status == "not_due" else ""
+        note = f"{100 * r.cleanable.ratio:.0f} % dirty" if status == "not_due" else ""
         return PartitionLine(r.topic, r.partition, state.get(status, status), note=note)
-    dropped = sum(r.counters[k] for k in r.counters if k.startswith("dropped_"))
-    kept = r.counters["records_kept"] if r.compacted else sum(s.records for s in r.segments)
-    expired = sum(one.records for one in r.expired)
-    if r.compacted:
+    dropped = sum(r.work.counters[k] for k in r.work.counters if k.startswith("dropped_"))
+    kept = r.work.counters["records_kept"] if r.log.compacted else sum(s.records for s in r.log.segments)
+    expired = sum(one.records for one in r.log.expired)
+    if r.log.compacted:
         kept = max(kept - expired, 0)  # the oldest segments expire, and these were cleaned too
-    done = "erased" if r.erases else "clean" if r.compacted else "expired" if expired or dropped else "kept"
+    done = "erased" if r.log.erases else "clean" if r.log.compacted else "expired" if expired or dropped else "kept"
     return PartitionLine(
         r.topic,
         r.partition,
         _DONE[done] if dry_run else done,
         records_before=kept + dropped + expired,
         records_after=kept,
-        bytes_before=r.bytes_before,
-        bytes_after=r.bytes_after,
-        segments_before=r.segments_before,
-        segments_after=len(r.segments),
+        bytes_before=r.work.bytes_before,
+        bytes_after=r.work.bytes_after,
+        segments_before=r.log.segments_before,
+        segments_after=len(r.log.segments),
         estimate=dry_run and _compressed(r),
     )
 
@@ -359,8 +361,8 @@ def _schedule_partition(r: PartitionResult) -> dict[str, Any]:
         "status": r.status,
         "run": ("yield" if r.schedule else "full") if r.status == "scheduled" else None,
         "problem": asdict(r.problem) if r.problem else None,
-        "log_bytes": r.bytes_before,
-        "new_bytes": r.dirty_bytes,
+        "log_bytes": r.work.bytes_before,
+        "new_bytes": r.cleanable.cleanable_bytes,
         "rewritten_bytes": read,
         "expected_bytes_written": written,
         "expected_bytes_freed": freed,
@@ -378,12 +380,13 @@ def _rewrites(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
 
 def _schedule_summary(r: PartitionResult) -> str:
     if not r.schedule:
-        return f"cleans everything, {size(r.bytes_before)}, unless its log shows that nothing is due"
+        return f"cleans everything, {size(r.work.bytes_before)}, unless its log shows that nothing is due"
     read, written, freed = _rewrites(r.schedule)
     n = sum(s.reason != "kept" for s in r.schedule)
     return (
-        f"cleans {size(r.dirty_bytes)} that are new, and rewrites {n:,} of {counted(len(r.schedule), 'segment')}: "
-        f"{size(read)} to read, about {size(written)} to write, {size(freed)} to free"
+        f"cleans {size(r.cleanable.cleanable_bytes)} that are new, and rewrites {n:,} of "
+        f"{counted(len(r.schedule), 'segment')}: {size(read)} to read, about {size(written)} to write, "
+        f"{size(freed)} to free"
     )
 
 
@@ -399,7 +402,7 @@ def lag_of(start: Start, outcome: Outcome) -> dict[str, int]:
     where the last segment begins, whichever is more.
     """
     cleaned = {key: row.first_dirty_offset for key, row in {**start.checkpoints, **outcome.committed}.items()}
-    ends = {key_of(r): r.next_offset for r in outcome.results}
+    ends = {key_of(r): r.log.next_offset for r in outcome.results}
     lag, oldest = {"partitions": 0, "bytes": 0, "offsets": 0}, []
     for key, archived in start.archive.partitions.items():
         if not archived.segments:

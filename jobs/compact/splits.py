@@ -25,7 +25,7 @@ from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, com
 from lastkey.udfs.compact.one_task.passes import Clock, expire_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, place
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, chunk_buffer
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_identity, scan_one
 from lastkey.udfs.compact.split.splits import Split, make_splits, number_of_splits
@@ -49,7 +49,8 @@ def one_partition(plan: PartitionPlan) -> PartitionResult:
     result = compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
     if result.status != "too_large" or not plan.run.dry_run:
         return result
-    return replace(compact_in_splits(InTurn(), plan, Counted(Silent())), several_because=KEYS)
+    result = compact_in_splits(InTurn(), plan, Counted(Silent()))
+    return replace(result, work=replace(result.work, several_because=KEYS))
 
 
 def compact_in_splits(
@@ -68,9 +69,11 @@ def compact_in_splits(
     if isinstance(done, Exception):
         raise done
     if isinstance(done, PartitionResult):
-        return done if done.status == "not_due" else replace(done, seconds=clock.seconds)
+        return done if done.status == "not_due" else replace(done, work=replace(done.work, seconds=clock.seconds))
     remove_folder(plan)
-    return PartitionResult(plan.input.topic, plan.input.partition, "set_aside", problem=done, seconds=clock.seconds)
+    return PartitionResult(
+        plan.input.topic, plan.input.partition, "set_aside", problem=done, work=Work(seconds=clock.seconds)
+    )
 
 
 def _compact_if_due(
@@ -164,4 +167,4 @@ def _compact(
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned)
     out = result_of(plan, analysis, generation, tally)
-    return replace(out, splits=max(len(splits), 1), peak_memory_bytes=peak)
+    return replace(out, work=replace(out.work, splits=max(len(splits), 1), peak_memory_bytes=peak))

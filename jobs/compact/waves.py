@@ -42,7 +42,7 @@ from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.output.generation import remove_folder_at
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step
 
@@ -156,7 +156,7 @@ def _give_up(workers: Workers, start: Start, plans: Sequence[PartitionPlan], out
     workers.cancel([])
     ended, store = workers.await_end(), start.state.root
     for key in sorted({key_of(plan.input) for plan in plans} - {key_of(r) for r in outcome.results}):
-        outcome.results.append(PartitionResult(*key, "stopped", next_offset=-1))
+        outcome.results.append(PartitionResult(*key, "stopped", log=CleanedLog(next_offset=-1)))
         if start.options.dry_run:
             continue
         for path, (_, run_id) in folders_of(store, *key):
@@ -192,8 +192,8 @@ def _next_wave(
     todo: list[PartitionPlan], job: JobSettings, results: Sequence[PartitionResult]
 ) -> tuple[list[PartitionPlan], list[PartitionPlan]]:
     """Split off as many partitions as the settings allow: in number, and in bytes by the speed of the waves so far."""
-    done = sum(r.bytes_before for r in results)
-    spent = sum(sum(r.seconds.values()) for r in results)
+    done = sum(r.work.bytes_before for r in results)
+    spent = sum(sum(r.work.seconds.values()) for r in results)
     wave: list[PartitionPlan] = []
     held = 0
     for plan in todo[: job.wave_partitions]:
@@ -221,8 +221,10 @@ class _Partitions(CountedBytes):
                 return
             self._results[item] = result
             super().ended(item)
-            kept = result.counters.get("records_kept", 0)
-            self._workers.count(bytes_read=result.bytes_read, bytes_written=result.bytes_written, records_kept=kept)
+            kept = result.work.counters.get("records_kept", 0)
+            self._workers.count(
+                bytes_read=result.work.bytes_read, bytes_written=result.work.bytes_written, records_kept=kept
+            )
 
     def results(self) -> list[PartitionResult]:
         """Return the results in the order of the partitions."""
@@ -246,7 +248,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
                 result = compact_in_splits(workers, plan, part, partial(settle_by_window, spark))
         else:
             result = compact_in_splits(workers, plan, part)
-        partitions.ended(item, replace(result, several_because=because))
+        partitions.ended(item, replace(result, work=replace(result.work, several_because=because)))
 
     def one_task() -> None:
         done = workers.run(one_partition, choice.one_task, "compact: a partition in each task", partitions)

@@ -147,10 +147,10 @@ def records_of_outcome(seen: Seen) -> Cleaned | str:
     if result.status != "cleaned":
         return result.status
     rows: list[Row] = []
-    for number, segment in enumerate(result.segments):
+    for number, segment in enumerate(result.log.segments):
         if segment.cleaned:
             rows += rows_of(decoded(seen.outcome.path(number).read_bytes()))
-    return rows, [(s.base_offset, s.size_bytes) for s in result.segments if not (s.cleaned and s.size_bytes)]
+    return rows, [(s.base_offset, s.size_bytes) for s in result.log.segments if not (s.cleaned and s.size_bytes)]
 
 
 def decoded(data: bytes) -> list[Batch]:

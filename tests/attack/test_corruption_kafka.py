@@ -107,7 +107,7 @@ def _by_kafka(files: dict[str, bytes], work: Path) -> str:
     for folder in (theirs, restored):
         shutil.rmtree(folder, ignore_errors=True)
     put(files, theirs)
-    end, jvm = ours.result.first_dirty_offset, lab()
+    end, jvm = ours.result.log.first_dirty_offset, lab()
     try:
         clean([CleanSpec(theirs / "t-0", NOW_MS, first_dirty_offset=CHECKPOINT, index_interval_bytes=1)])
         expected = _cleaned(theirs / "t-0", end)

@@ -163,10 +163,10 @@ def _left_by(seen: Seen) -> Left:
 
 
 def _left(result: PartitionResult, store: Path) -> Left:
-    files = files_of(store / result.folder) if result.status == "cleaned" else {}
+    files = files_of(store / result.log.folder) if result.status == "cleaned" else {}
     for name in ("manifest.json", "committed"):  # the job writes them, not the task
         files.pop(name, None)
-    return result.status, [(s.root, s.base_offset, s.size_bytes) for s in result.segments], files
+    return result.status, [(s.root, s.base_offset, s.size_bytes) for s in result.log.segments], files
 
 
 def _emptied(folder: Path) -> Path:

@@ -191,7 +191,7 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
             return f"pass {number}: missing beside a lost marker: {sorted(missing)[:3]}" if missing else None
         if found != expected:
             return f"pass {number} ({result.result.status}): {unlike(expected, found)}"
-        until = result.result.first_dirty_offset
+        until = result.result.log.first_dirty_offset
         if until != end:
             return f"pass {number} ({result.result.status}): clean up to {until}, and Kafka's up to {end}"
         if result.result.status != "cleaned":  # equal, then: side files of the one that was recovered

@@ -80,17 +80,17 @@ def against_kafka(archive: Path, work: Path, codec: str, repeat: int) -> None:
         result, wall, cpu = ours(archive, work)
         ratios.append(theirs / wall)
         seconds.append(wall)
-        phases = ", ".join(f"{name} {value:.2f}" for name, value in result.seconds.items())
+        phases = ", ".join(f"{name} {value:.2f}" for name, value in result.work.seconds.items())
         said = f"kafka {theirs:.2f} s, ours {wall:.2f} s ({phases}; cpu {cpu:.2f}), ratio {theirs / wall:.2f}"
         print(f"{codec} {i + 1}: {said}", flush=True)
-    read = result.counters["records_read"]
+    read = result.work.counters["records_read"]
     print(
         f"{codec}: median ratio {statistics.median(ratios):.2f}, ours {statistics.median(seconds):.2f} s; "
-        f"read {result.bytes_read / _MB:.0f} MB, written {result.bytes_written / _MB:.0f} MB "
-        f"(log {result.bytes_before / _MB:.0f} -> {result.bytes_after / _MB:.0f} MB); "
+        f"read {result.work.bytes_read / _MB:.0f} MB, written {result.work.bytes_written / _MB:.0f} MB "
+        f"(log {result.work.bytes_before / _MB:.0f} -> {result.work.bytes_after / _MB:.0f} MB); "
         f"{read / statistics.median(seconds) / 1e6:.2f} M records/s, "
-        f"{result.bytes_before / statistics.median(seconds) / _MB:.0f} MB/s of log; "
-        f"peak memory {result.peak_memory_bytes / _MB:.0f} MB"
+        f"{result.work.bytes_before / statistics.median(seconds) / _MB:.0f} MB/s of log; "
+        f"peak memory {result.work.peak_memory_bytes / _MB:.0f} MB"
     )
 
 

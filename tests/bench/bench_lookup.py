@@ -43,7 +43,7 @@ def measure(codec: str, folder: Path) -> None:
         path.read_bytes()
     with open_partition(folder) as log:
         entries = sum(Path(files.index).stat().st_size // 8 for files in log.segments if files.index)
-        size = max(files.size for files in log.segments)
+        size = max(files.size_bytes for files in log.segments)
         print(f"{codec}: segment of {size:,} bytes, {entries:,} index entries, offsets up to {log.latest:,}")
         by_offset(log, entries)
         by_time(log)

@@ -87,9 +87,9 @@ def run_job(log: Log, store: Path, night: int, settings: dict[str, Any]) -> tupl
     [result] = job.run(options, Silent()).results
     assert result.problem is None, result.problem
     if result.status == "not_due":
-        return 0, result.clean_bytes + result.dirty_bytes
-    written_back = sum(s.size_bytes for s in result.segments if s.cleaned)
-    return result.bytes_read + result.bytes_written + written_back, result.bytes_after
+        return 0, result.cleanable.clean_bytes + result.cleanable.cleanable_bytes
+    written_back = sum(s.size_bytes for s in result.log.segments if s.cleaned)
+    return result.work.bytes_read + result.work.bytes_written + written_back, result.work.bytes_after
 
 
 def begun(root: Path, keys: int, value_bytes: int, settings: dict[str, Any]) -> tuple[Log, int, dict[str, Any]]:

@@ -128,7 +128,7 @@ class Partition:
 
     def cleaned_bytes(self, result: PartitionResult) -> bytes:
         """Return what the compaction kept, without the active segment."""
-        return b"".join((self.store / s.path).read_bytes() for s in result.segments if s.root == "store")
+        return b"".join((self.store / s.path).read_bytes() for s in result.log.segments if s.root == "store")
 
 
 def edit(path: Path, position: int, data: bytes) -> None:

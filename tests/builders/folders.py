@@ -103,7 +103,7 @@ class Outcome:
     plan: PartitionPlan
 
     def path(self, number: int) -> Path:
-        segment = self.result.segments[number]
+        segment = self.result.log.segments[number]
         read = {s.path: s.root for s in self.plan.input.segments}
         return Path(read[segment.path] if segment.root == "archive" else self.plan.run.store_uri) / segment.path
 
@@ -112,18 +112,18 @@ class Outcome:
         return (
             Path(self.plan.run.store_uri)
             / self.plan.run.folder
-            / segment_file(self.result.segments[number].base_offset, kind)
+            / segment_file(self.result.log.segments[number].base_offset, kind)
         )
 
     def segments(self) -> list[Segment]:
         return [
             Segment(s.base_offset, tuple(decode_log(self.path(i).read_bytes()[: s.size_bytes])), s.mtime_ms)
-            for i, s in enumerate(self.result.segments)
+            for i, s in enumerate(self.result.log.segments)
         ]
 
     def aborted(self) -> tuple[AbortedTxn, ...]:
         out: list[AbortedTxn] = []
-        for i in range(len(self.result.segments)):
+        for i in range(len(self.result.log.segments)):
             path = self.side_file(i, "txnindex")
             if path.exists():
                 out += [AbortedTxn(*e[1:]) for e in _TXN_ENTRY.iter_unpack(path.read_bytes())]
@@ -139,7 +139,7 @@ class Outcome:
         folder = root / "t-0"
         folder.mkdir(parents=True)
         out = Archived(root)
-        for i, s in enumerate(self.result.segments):
+        for i, s in enumerate(self.result.log.segments):
             path = f"t-0/{segment_file(s.base_offset, 'log')}"
             (root / path).write_bytes(self.path(i).read_bytes()[: s.size_bytes])
             os.utime(root / path, ns=(s.mtime_ms * 1_000_000,) * 2)

@@ -97,12 +97,12 @@ def _too_many_keys(*_: Any) -> CleanedSplit:
 def assert_same(one: Outcome, several: Outcome) -> None:
     """Assert that both made the same files, the same manifest and the same counters."""
     assert several.files() == one.files()
-    assert several.result.counters == one.result.counters
+    assert several.result.work.counters == one.result.work.counters
     folder = several.plan.run.folder
-    moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.segments]
-    assert moved == list(one.result.segments)
-    assert several.result.bytes_after == one.result.bytes_after
-    assert several.result.recompressed_bytes == one.result.recompressed_bytes
+    moved = [replace(s, path=s.path.replace(f"{folder}/", "out/")) for s in several.result.log.segments]
+    assert moved == list(one.result.log.segments)
+    assert several.result.work.bytes_after == one.result.work.bytes_after
+    assert several.result.work.recompressed_bytes == one.result.work.recompressed_bytes
     left = {p.name for p in Path(several.plan.run.store_uri).iterdir() if p.name.startswith(folder)}
     assert left == {folder}
 

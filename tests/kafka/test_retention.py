@@ -138,8 +138,8 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
                 assert bases == [s.base_offset for s in segments], asked
                 continue
             went += 1
-            assert [s.base_offset for s in done.result.segments] == bases, asked
-            assert done.result.log_start_offset == start, asked
+            assert [s.base_offset for s in done.result.log.segments] == bases, asked
+            assert done.result.log.log_start_offset == start, asked
         assert went >= 5
 
 
@@ -162,9 +162,9 @@ def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Pat
                 assert theirs_left == bases, asked
                 continue
             went += 1
-            left = [s.base_offset for s in done.segments]
+            left = [s.base_offset for s in done.log.segments]
             assert left == [base for base in theirs_left if base <= left[-1]], asked  # what is above is not read
-            assert done.log_start_offset == start, asked
+            assert done.log.log_start_offset == start, asked
         assert went >= 3
 
 
@@ -186,13 +186,13 @@ def test_policy_compact_and_delete(cases: dict[str, Case], name: str, tmp_path: 
             if asked.log_start:
                 continue  # cleaning begins there
             start, bases = theirs(left, asked, "compact,delete", plan.run.now_ms, tmp_path)
-            if bases[0] > cleaned.result.segments[-1].base_offset:
+            if bases[0] > cleaned.result.log.segments[-1].base_offset:
                 continue  # of the broker the active segment went too, which only a sealed archive lets go
             done = ours(plan, asked, compacts=True, folder=str(i), sealed=False)
-            assert [s.base_offset for s in done.result.segments] == bases, asked
-            assert done.result.log_start_offset == start, asked
-            files = [(s.base_offset, s.checksum) for s in cleaned.result.segments if s.base_offset in bases]
-            assert [(s.base_offset, s.checksum) for s in done.result.segments] == files, asked
+            assert [s.base_offset for s in done.result.log.segments] == bases, asked
+            assert done.result.log.log_start_offset == start, asked
+            files = [(s.base_offset, s.checksum) for s in cleaned.result.log.segments if s.base_offset in bases]
+            assert [(s.base_offset, s.checksum) for s in done.result.log.segments] == files, asked
             compared += 1
         assert compared >= 3
 

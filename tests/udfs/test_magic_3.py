@@ -33,7 +33,7 @@ def segments_of(outcome: Outcome) -> list[tuple[int, list[object], bytes]]:
     """Return base, batches and transaction index of each segment, in magic 2."""
     assert outcome.result.problem is None
     out = []
-    for i, segment in enumerate(outcome.result.segments):
+    for i, segment in enumerate(outcome.result.log.segments):
         data = outcome.path(i).read_bytes()
         assert len(data) == segment.size_bytes
         txns = outcome.side_file(i, "txnindex")
@@ -66,7 +66,7 @@ def test_a_compaction_leaves_the_same_whatever_the_formats(cases: dict[str, Case
 def written(outcome: Outcome) -> list[bytes]:
     """Return the batches of the segments that the run wrote."""
     out = []
-    for i, segment in enumerate(outcome.result.segments):
+    for i, segment in enumerate(outcome.result.log.segments):
         if segment.root != "store":
             continue
         data, at = outcome.path(i).read_bytes(), 0

@@ -9,6 +9,7 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
 from lastkey.logformat.listing import Segment
+from lastkey.udfs.compact.cleaner import CleanableRange
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
@@ -261,31 +262,28 @@ Status = Literal["cleaned", "scheduled", "not_due", "set_aside", "too_large", "s
 
 
 @dataclass(frozen=True)
-class PartitionResult:
-    """Result of one partition's compaction."""
+class CleanedLog:
+    """The log of a partition as a run leaves it; of a dry run, as a run would."""
 
-    topic: str
-    partition: int
-    status: Status
-    folder: str = ""
-    problem: Problem | None = None
-    notes: tuple[str, ...] = ()
-    first_dirty_before: int = 0
-    first_dirty_offset: int = 0  # first dirty offset of the new generation
+    folder: str = ""  # of the new generation; "": none was made
+    first_dirty_offset: int = 0  # of the new generation
     log_start_offset: int = 0
     next_offset: int = 0
     last_batch: LastBatch = LastBatch()
     log_end_timestamp_ms: int = -1
-    dirty_ratio: float = 0.0
-    clean_bytes: int = 0
-    dirty_bytes: int = 0
     segments: tuple[Segment, ...] = ()
+    segments_before: int = 0
     gaps: tuple[Gap, ...] = ()  # gaps that the new generation passes over
     compacted: bool = True  # False: retention alone removed segments, or the run erased
     erases: bool = False  # records of erased keys went, and nothing else
-    erased_offsets: tuple[tuple[int, int], ...] = ()  # first and last of each range of theirs; the first MOST_RANGES
     expired: tuple[Expired, ...] = ()  # whole segments that retention removed
-    segments_before: int = 0
+    archived_files: tuple[ReadFile, ...] = ()  # of the archive, as far as this run has read whole ones
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a run on one partition, in figures."""
+
     counters: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
     bytes_written: int = 0
@@ -293,12 +291,26 @@ class PartitionResult:
     bytes_after: int = 0
     recompressed_bytes: int = 0  # part of bytes_after; an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
-    archived_files: tuple[ReadFile, ...] = ()  # of the archive, as far as this run has read whole ones
-    schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
-    held_back: tuple[HeldBack, ...] = ()  # the rules by which nothing is due
     splits: int = 1
     several_because: str = ""  # why several tasks did the work; "": one task did
     peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PartitionResult:
+    """Result of one partition's compaction."""
+
+    topic: str
+    partition: int
+    status: Status
+    problem: Problem | None = None
+    notes: tuple[str, ...] = ()
+    cleanable: CleanableRange = CleanableRange(0, 0, 0, 0)
+    log: CleanedLog = CleanedLog()
+    work: Work = field(default_factory=Work)
+    erased_offsets: tuple[tuple[int, int], ...] = ()  # first and last of each range of theirs; the first MOST_RANGES
+    schedule: tuple[ScheduledSegment, ...] = ()  # of a run by yield
+    held_back: tuple[HeldBack, ...] = ()  # the rules by which nothing is due
 
     def name(self) -> str:
         """Return `<topic>-<partition>`."""

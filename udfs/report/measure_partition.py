@@ -446,11 +446,11 @@ def _as_the_cleaner_sees_it(
         profile = PartitionProfile(plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=r.notes)
         return None, replace(
             profile,
-            first_dirty_offset=r.first_dirty_before,
-            first_uncleanable_offset=r.first_dirty_before,
-            dirty_ratio=r.dirty_ratio,
-            clean_bytes=r.clean_bytes,
-            dirty_bytes=r.dirty_bytes,
+            first_dirty_offset=r.cleanable.first_dirty_offset,
+            first_uncleanable_offset=r.cleanable.first_dirty_offset,
+            dirty_ratio=r.cleanable.ratio,
+            clean_bytes=r.cleanable.clean_bytes,
+            dirty_bytes=r.cleanable.cleanable_bytes,
         )
     found = analysis.cleanable
     profile = PartitionProfile(

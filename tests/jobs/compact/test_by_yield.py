@@ -283,8 +283,8 @@ def test_a_run_reads_facts_and_new_data_only(tmp_path: Path) -> None:
     nights.run()
     nights.grow("k1=2")
     result = nights.run().results[0]
-    assert result.bytes_read < 0.2 * result.bytes_before, result
-    assert result.bytes_written < 0.1 * result.bytes_before, result
+    assert result.work.bytes_read < 0.2 * result.work.bytes_before, result
+    assert result.work.bytes_written < 0.1 * result.work.bytes_before, result
     nights.checked()
 
 
@@ -310,7 +310,7 @@ def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(tmp_path: P
     nights.settings |= {"segment.bytes": 1000}
     for night in range(4):
         nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
-    assert (nights.run().results[0].splits > 1) == (split_by == "blocks")
+    assert (nights.run().results[0].work.splits > 1) == (split_by == "blocks")
     rows = [row for row in nights.rows() if row.size_bytes]
     assert len(rows) > 3
     assert all(row.facts_bytes for row in rows)

@@ -102,19 +102,21 @@ def test_a_dry_run_writes_nothing_and_says_what_the_run_then_does(first):
     estimated = {f"{row['topic']}-{row['partition']}" for row in rows if row["bytes_after_is_estimate"]}
     for said, done in zip(dry.results, report.results, strict=True):
         assert (said.status, said.problem) == (done.status, done.problem), said.name()
-        assert (said.notes, said.first_dirty_offset, said.next_offset) == (
-            done.notes, done.first_dirty_offset, done.next_offset,
+        assert (said.notes, said.log.first_dirty_offset, said.log.next_offset) == (
+            done.notes, done.log.first_dirty_offset, done.log.next_offset,
         )  # fmt: skip
-        assert said.counters == done.counters, said.name()
-        assert (said.dirty_ratio, said.clean_bytes, said.dirty_bytes) == (
-            done.dirty_ratio, done.clean_bytes, done.dirty_bytes,
+        assert said.work.counters == done.work.counters, said.name()
+        assert (said.cleanable.ratio, said.cleanable.clean_bytes, said.cleanable.cleanable_bytes) == (
+            done.cleanable.ratio, done.cleanable.clean_bytes, done.cleanable.cleanable_bytes,
         )  # fmt: skip
-        assert [(s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in said.segments] == [
-            (s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in done.segments
+        assert [(s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in said.log.segments] == [
+            (s.base_offset, s.next_offset, s.records, s.batches, s.tombstones) for s in done.log.segments
         ]
-        assert (said.bytes_before, said.bytes_read) == (done.bytes_before, done.bytes_read)
+        assert (said.work.bytes_before, said.work.bytes_read) == (done.work.bytes_before, done.work.bytes_read)
         # so little that all of it is recompressed
-        assert (said.bytes_after, said.bytes_written) == (done.bytes_after, done.bytes_written), said.name()
+        assert (said.work.bytes_after, said.work.bytes_written) == (done.work.bytes_after, done.work.bytes_written), (
+            said.name()
+        )
     assert estimated == {r.name() for r in report.results if r.recompressed_bytes}
     assert "dry run: nothing was written" in dry.to_text()
 
@@ -191,8 +193,8 @@ def test_records_without_a_key(first):
     assert (found["nulls"].status, problem.kind) == ("set_aside", "null_key")
     assert problem.found == "7 records without one"
     assert not (lab.store / "segments" / "nulls-0").exists()  # nothing is left of what was begun
-    assert found["keep"].counters["dropped_null_key"] == 0
-    assert found["drop"].counters["dropped_null_key"] == 7
+    assert found["keep"].work.counters["dropped_null_key"] == 0
+    assert found["drop"].work.counters["dropped_null_key"] == 7
     assert ("nulls", 0) not in first.checkpoints
     kept = [r.offset for b in lab.batches(manifests["keep", 0]) for r in b.records]
     assert kept == [*range(7), 17, 18, 19, 20]  # all without a key, and the last of each key below the active segment
@@ -204,9 +206,9 @@ def test_dirty_ratio_volume_and_lag_decide_whether_a_partition_is_due(first):
     """One and the same partition: half dirty, of too little volume, and past max.compaction.lag.ms."""
     found = by_topic(first.report)
     assert found["waits"].status == "not_due"
-    assert 0.2 < found["waits"].dirty_ratio < 0.5
+    assert 0.2 < found["waits"].cleanable.ratio < 0.5
     assert found["small"].status == "not_due"
-    assert found["small"].dirty_ratio == 1.0
+    assert found["small"].cleanable.ratio == 1.0
     assert found["old"].status == "cleaned"
 
 
@@ -245,7 +247,7 @@ def test_the_archive_is_needed_until_nothing_of_it_is_used(cases, now_ms, lab):
     put(only_input(cases["two-parts"]), lab.archive / "other-0")
     report = lab.run(now_ms, sealed=True, topics=TopicFilter(("t",)))
     assert report.exit_code == 0
-    assert {s.root for s in report.results[0].segments} == {"store"}
+    assert {s.root for s in report.results[0].log.segments} == {"store"}
     assert (report.archive_needed, report.not_compacted) == ([Needed("other_topics", ("other",))], ["other"])
     assert "the archive is still needed: topics that were not selected: other" in report.to_text()
     kept = lab.run(now_ms, sealed=True, settings={"defaults": COMPACT, "topics": {"o*": {"cleanup.policy": "delete"}}})

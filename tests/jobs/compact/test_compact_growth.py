@@ -234,7 +234,7 @@ def test_two_steps_leave_the_same_as_one(grown, topic):
     key, whole = (topic, 0), (f"w{topic}", 0)
     assert begun.found[topic].status == second.found[topic].status == "cleaned", begun.found[topic].problem
     assert (begun.checkpoints[key].generation, second.checkpoints[key].generation) == (1, 2)
-    assert second.found[topic].first_dirty_before == begun.checkpoints[key].first_dirty_offset
+    assert second.found[topic].cleanable.first_dirty_offset == begun.checkpoints[key].first_dirty_offset
     assert begun.checkpoints[key].first_dirty_offset > 0
     one, two = second.checkpoints[whole], second.checkpoints[key]
     assert (one.next_offset, one.first_dirty_offset, one.log_start_offset) == (
@@ -277,7 +277,7 @@ def test_a_generation_that_ends_inside_a_segment(grown):
         assert {s.root for s in sealed.manifests[topic, 0]} == {"store"}
         named = {int(log.stem) for log in files_in(lab.archive / "disk" / f"{topic}-0")}
         assert border not in named
-        assert second.found[topic].first_dirty_before == border
+        assert second.found[topic].cleanable.first_dirty_offset == border
     # a transaction was open at the end: its segment was not cleaned, and is the archive's still
     assert sealed.checkpoints["s-txn", 0].first_dirty_offset < sealed.checkpoints["s-txn", 0].next_offset
     assert sealed.manifests["s-txn", 0][-1].root == "archive"
@@ -338,7 +338,7 @@ def test_only_what_the_high_watermark_covers(grown, cases):
         assert second.found[topic].status == "cleaned", second.found[topic].problem
         want = second.checkpoints["wh-idem", 0]
         got = second.checkpoints[topic, 0]
-        assert (got.next_offset, got.first_dirty_offset) == (want.next_offset, want.first_dirty_offset)
+        assert (got.log.next_offset, got.log.first_dirty_offset) == (want.log.next_offset, want.log.first_dirty_offset)
         cleaned = [[s for s in second.manifests[t, 0] if s.cleaned] for t in (topic, "wh-idem")]
         assert contents(lab.batches(cleaned[0])) == contents(lab.batches(cleaned[1]))
 
@@ -432,7 +432,7 @@ def test_force_cleans_again_by_the_clock(spark, cases, now_ms, tmp_path):
         got = lab.batches([s for s in last[name, 0] if s.cleaned])
         assert contents(got) == contents(want)
         assert [(b.base_offset, b.last_offset) for b in got] == [(b.base_offset, b.last_offset) for b in want]
-    assert by_topic(report)["none-tomb"].counters["dropped_tombstones"] > 0
+    assert by_topic(report)["none-tomb"].work.counters["dropped_tombstones"] > 0
 
 
 def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, monkeypatch):
@@ -447,6 +447,6 @@ def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, mon
     monkeypatch.setattr("lastkey.jobs.spark.session.start_context", none)
     began = time.perf_counter()
     report = lab.run(now_ms)
-    assert [(r.status, r.bytes_read) for r in report.results] == [("not_due", 0)]
+    assert [(r.status, r.work.bytes_read) for r in report.results] == [("not_due", 0)]
     assert tree_without_runs(lab.store) == before  # not even how the partition stands is said again
     assert time.perf_counter() - began < 60

@@ -67,8 +67,8 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
     several = many.run(now_ms, settings={**one.settings, "job": job})
     assert whole.exit_code == several.exit_code == 0
     for a, b in zip(whole.results, several.results, strict=True):
-        assert (a.splits, b.splits > 1) == (1, True), a.name()
-        assert a.counters == b.counters, a.name()
+        assert (a.work.splits, b.work.splits > 1) == (1, True), a.name()
+        assert a.work.counters == b.work.counters, a.name()
         same = ("bytes_before", "bytes_after", "bytes_written", "recompressed_bytes", "notes", "first_dirty_offset")
         assert [getattr(a, name) for name in same] == [getattr(b, name) for name in same], a.name()
     (at_once, manifest), (in_splits, manifest_of_splits) = one.state().current(), many.state().current()
@@ -77,7 +77,7 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if ours[name] != theirs[name]] == []
     assert any(name.endswith(".txnindex") for _, _, name in ours)
-    assert len(manifest["few-keys", 0]) < whole.results[0].segments_before  # empty groups gave their base away
+    assert len(manifest["few-keys", 0]) < whole.results[0].log.segments_before  # empty groups gave their base away
     # nothing but the generations' folders is left
     assert folders(one) == sorted(f"{t}-{p}/1-{row.run_id}" for (t, p), row in at_once.items())
     assert folders(many) == sorted(f"{t}-{p}/1-{row.run_id}" for (t, p), row in in_splits.items())
@@ -90,11 +90,11 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
     whole = one.run(later, **given)
     several = many.run(later, **given, settings={**one.settings, "job": job})
     for a, b, c in zip(whole.results, several.results, dry.results, strict=True):
-        assert a.counters == b.counters == c.counters, a.name()
-        assert [(s.base_offset, s.records, s.batches) for s in a.segments] == [
-            (s.base_offset, s.records, s.batches) for s in c.segments
+        assert a.work.counters == b.work.counters == c.work.counters, a.name()
+        assert [(s.base_offset, s.records, s.batches) for s in a.log.segments] == [
+            (s.base_offset, s.records, s.batches) for s in c.log.segments
         ]
-    assert sum(r.counters["dropped_tombstones"] for r in several.results) > 0
+    assert sum(r.work.counters["dropped_tombstones"] for r in several.results) > 0
     (at_once, manifest), (in_splits, manifest_of_splits) = one.state().current(), many.state().current()
     assert rows(manifest) == rows(manifest_of_splits)
     ours, theirs = files(one, at_once), files(many, in_splits)
@@ -164,9 +164,9 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
     report = small.run(now_ms)
     assert seen == ["cleaned", "too_large"]
     assert [r.status for r in report.results] == ["cleaned"]
-    assert {r.several_because for r in (*dry.results, *report.results)} == {"keys beyond the memory of a task"}
-    assert dry.results[0].counters == report.results[0].counters
-    assert [s.size_bytes for s in dry.results[0].segments] == [s.size_bytes for s in report.results[0].segments]
+    assert {r.work.several_because for r in (*dry.results, *report.results)} == {"keys beyond the memory of a task"}
+    assert dry.results[0].work.counters == report.results[0].work.counters
+    assert [s.size_bytes for s in dry.results[0].log.segments] == [s.size_bytes for s in report.results[0].log.segments]
     large.run(now_ms)
     assert seen == ["cleaned", "too_large", "cleaned"]
     (small_at, a), (large_at, b) = small.state().current(), large.state().current()

@@ -30,7 +30,7 @@ def test_it_says_what_one_task_says(
     by = replace(plan.policy.settings, compaction_strategy=strategy)
     plan = changed(plan, dry_run=True, settings=by, limits=replace(plan.run.limits, split_bytes=1, chunk_bytes=4096))
     one, several = compact(plan).result, compact_in_splits(InTurn(), plan, Counted(Silent()))
-    assert (several.status, several.splits > 1) == ("cleaned", True)
+    assert (several.status, several.work.splits > 1) == ("cleaned", True)
     assert said(several) == said(one)
     assert not (tmp_path / "store").exists()
     assert list(temporary.iterdir()) == []
@@ -38,5 +38,5 @@ def test_it_says_what_one_task_says(
 
 def said(result: PartitionResult) -> tuple[object, ...]:
     """Return what a dry run says, without sizes that it estimates."""
-    segments = [replace(s, size_bytes=0) for s in result.segments]
-    return result.status, result.counters, segments, result.notes
+    segments = [replace(s, size_bytes=0) for s in result.log.segments]
+    return result.status, result.work.counters, segments, result.notes

@@ -111,7 +111,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
     want = last_records(before) | last_records(archived(lab))
     assert kept == {key: record for key, record in want.items() if record[1] is not None or key in kept}
     third = lab.run(now_ms, sealed=True, force=True)  # accepted once: no gap any more, and not forgotten
-    assert third.exit_code == 0 and third.results[0].gaps == after.results[0].gaps
+    assert third.exit_code == 0 and third.results[0].log.gaps == after.results[0].log.gaps
 
 
 @pytest.mark.parametrize("name", ["log-start-offset-checkpoint", "cleaner-offset-checkpoint"])

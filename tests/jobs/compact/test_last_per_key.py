@@ -55,7 +55,7 @@ def test_blocks_leave_what_the_window_says(spark: SparkSession, tmp_path: Path, 
     job = {"split.by": split, "split.bytes": 1, "chunk.bytes": 1 << 16}
     lab = Lab(spark, tmp_path, {"defaults": COMPACT, "job": job})
     report = lab.run(START_MS + 1000, sealed=True)
-    assert [(r.status, r.splits > 4, r.several_because) for r in report.results] == [
+    assert [(r.status, r.work.splits > 4, r.work.several_because) for r in report.results] == [
         ("cleaned", True, "as the setting split.by says")
     ] * 2
     expected = last_per_key(spark.read.format("kafka_log").load(str(lab.archive)))

@@ -104,8 +104,8 @@ def test_the_report_counts_expired_records(runs):
     first = by_topic(runs.reports[0])["plain"]
     base = min(runs.records)
     n = sum(r.timestamp < runs.oldest[0] for r in runs.records[base])
-    assert first.counters["dropped_expired"] == n > 0
-    assert not first.compacted and first.expired == ()
+    assert first.work.counters["dropped_expired"] == n > 0
+    assert not first.log.compacted and first.log.expired == ()
     assert "older than retention.ms" in runs.reports[0].to_text()
     [said] = [p for p in runs.reports[0].to_json()["partitions"] if p["topic"] == "plain"]
     assert said["dropped_expired"] == n
@@ -212,7 +212,7 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     by_mistake = settings("threads", now_ms, oldest + 1)
     by_mistake["topics"]["both"] |= {"retention.exact": False, "min.cleanable.dirty.ratio": 1.0}
     report = lab.run(now_ms, settings=by_mistake)
-    assert [one.segments for one in by_topic(report)["both"].expired] == [1]
+    assert [one.segments for one in by_topic(report)["both"].log.expired] == [1]
     [run] = lab.state().histories()["both", 0]
     assert not run.compacted
     assert verified(lab)[0] == 0
@@ -249,6 +249,6 @@ def test_verify_of_an_undated_record_that_went_with_its_cleaned_segment(spark, n
         (folder / f"{base:020d}.log").write_bytes(data_batch(base, records).data)
         os.utime(folder / f"{base:020d}.log", (oldest // 1000 - 60,) * 2)
     report = lab.run(now_ms, settings=settings("threads", now_ms, oldest))
-    assert [one.reason for one in by_topic(report)["both"].expired] == ["time"]
+    assert [one.reason for one in by_topic(report)["both"].log.expired] == ["time"]
     code, text = verified(lab)
     assert code == 0, text

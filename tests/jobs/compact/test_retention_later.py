@@ -56,7 +56,7 @@ def verified(lab: Lab) -> VerifyReport:
 
 
 def took(report: Any) -> list[tuple[str, int]]:
-    return [(one.reason, one.segments) for one in by_topic(report)["t"].expired]
+    return [(one.reason, one.segments) for one in by_topic(report)["t"].log.expired]
 
 
 def test_what_was_missing_comes_back_though_it_is_young(lab):
@@ -189,7 +189,7 @@ def test_runs_count_what_expired(lab):
     write(lab)
     report = lab.run(20_000, settings=policy("compact,delete", ms=0), sealed=True)
     assert [s.records for s in lab.state().current()[1]["t", 0]] == [0]
-    assert sum(one.records for one in by_topic(report)["t"].expired) > 0
+    assert sum(one.records for one in by_topic(report)["t"].log.expired) > 0
     [run] = runs.run(RunsOptions(str(lab.store)), Silent()).to_json()["runs"]
     [partition] = run["partitions"]
     assert partition["bytes_after"] == 0

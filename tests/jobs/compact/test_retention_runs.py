@@ -44,7 +44,7 @@ class Runs:
     def expired(self, number: int, topic: str) -> list[tuple[str, int]]:
         """Return (rule, segments) of a run."""
         [found] = [r for r in self.reports[number].results if r.topic == topic]
-        return [(one.reason, one.segments) for one in found.expired]
+        return [(one.reason, one.segments) for one in found.log.expired]
 
 
 def settings(now_ms: int, oldest_ms: int) -> dict[str, Any]:

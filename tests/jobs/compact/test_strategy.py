@@ -72,7 +72,7 @@ def test_two_runs_and_what_verify_says(way, spark, now_ms, tmp_path):
         (last.parent / f"{end + 3:020d}.log").write_bytes(active.data)
         grown = [*records, *more]
     second = lab.run(now_ms, settings=settings(way))
-    assert all(bool(r.several_because) == (way != "task") for r in second.results)
+    assert all(bool(r.work.several_because) == (way != "task") for r in second.results)
     assert {t: r.status for t, r in by_topic(second).items()} == dict.fromkeys(STRATEGIES, "cleaned"), second.to_text()
     manifests = lab.state().current()[1]
     for strategy in STRATEGIES:

@@ -45,7 +45,7 @@ def test_a_key_that_is_a_tombstone_alone(tmp_path: Path) -> None:
 def test_the_empty_key_is_none_of_those_without_key(tmp_path: Path) -> None:
     world = made(tmp_path, "-=1 =1 bob=1", "=2 | -=2", defaults={"null.keys": "keep"})
     assert [r.key for r in world.current()] == [None, b"", b"bob", b"", None]
-    assert world.erase("").erased.results[0].counters["dropped_erased"] == 2
+    assert world.erase("").erased.results[0].work.counters["dropped_erased"] == 2
     assert [r.key for r in world.current()] == [None, b"bob", None]
     assert verified(world) == []
 

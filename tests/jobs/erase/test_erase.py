@@ -66,7 +66,7 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
     assert (report.exit_code, report.result) == (0, "older")
     after = world.current()
     assert after == [r for r in before if r.key != b"ann"]
-    assert [r.key for r in before].count(b"ann") == report.erased.results[0].counters["dropped_erased"] == 2
+    assert [r.key for r in before].count(b"ann") == report.erased.results[0].work.counters["dropped_erased"] == 2
     rows = world.lab.state().current()[1]["t", 0]
     batches = {b.last_offset: b for row in rows for b in decode_log(world.lab.path(row).read_bytes())}
     of_archive = [b for p in sorted((world.lab.archive / "t-0").glob("*.log")) for b in decode_log(p.read_bytes())]
@@ -129,7 +129,7 @@ def test_records_that_are_written_later_are_new(tmp_path: Path) -> None:
     assert [(r.key, r.offset) for r in world.current() if r.key == b"ann"] == [(b"ann", 3)]
     assert world.judge() == ""
     assert verified(world) == []
-    assert world.erase("ann").erased.results[0].counters["dropped_erased"] == 1
+    assert world.erase("ann").erased.results[0].work.counters["dropped_erased"] == 1
     assert b"ann" not in {r.key for r in world.current()}
 
 
@@ -147,7 +147,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert world.hmac_key
     before = tree(world.root)
     report = world.erase("ann", dry_run=True)
-    assert report.erased.results[0].counters["dropped_erased"] == 2
+    assert report.erased.results[0].work.counters["dropped_erased"] == 2
     assert "2 of erased keys" in report.to_text()
     assert tree(world.root) == before
 
@@ -438,7 +438,7 @@ def test_in_a_bucket(tmp_path: Path) -> None:
         other = checkpoints.write_partition_metadata(UUID(int=5))
         write_file(root, "partition.metadata", other)
         again = CompactOptions(archive, store, reset=T, hmac_key=world.hmac_key, **given)
-        assert compact.run(again, Silent()).results[0].counters["dropped_erased"] == 2
+        assert compact.run(again, Silent()).results[0].work.counters["dropped_erased"] == 2
 
 
 @pytest.fixture

@@ -354,9 +354,9 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     for result in done.results:
         key = (result.topic, result.partition)
         (profile,) = [p for p in found.profiles if (p.topic, p.partition) == key]
-        assert profile.size_bytes == result.bytes_after and not profile.due
-        assert profile.first_dirty_offset == result.first_dirty_offset
-        assert found.archived_bytes[key] == result.bytes_before
+        assert profile.size_bytes == result.work.bytes_after and not profile.due
+        assert profile.first_dirty_offset == result.log.first_dirty_offset
+        assert found.archived_bytes[key] == result.work.bytes_before
         assert [run.run_id for run in found.history[key]] == [done.run_id]
     assert "Cleaning history" in (tmp_path / "page.html").read_text()
     by_spark = profile_archive(replace(given, engine="spark"), Silent())

@@ -35,8 +35,8 @@ def names(kind, name):
         return sorted({each[name] for each in json.load(answer)})
 print(json.dumps({
     "metrics": [metrics[name] for name in ("bytes_read", "bytes_written", "records_kept")],
-    "done": [sum(r.bytes_read for r in results), sum(r.bytes_written for r in results),
-        sum(r.counters["records_kept"] for r in results)],
+    "done": [sum(r.work.bytes_read for r in results), sum(r.work.bytes_written for r in results),
+        sum(r.work.counters["records_kept"] for r in results)],
     "tasks": sum(report.work.tasks for report in done),
     "jobs": names("jobs", "description"), "stages": names("stages", "name"),
     "left": [context.getLocalProperty("spark.job.description"), sorted(context.getJobTags())]}))

@@ -218,9 +218,9 @@ def test_the_largest_last_offset_of_all_is_compacted(tmp_path: Path) -> None:
     assert not part.verify(sealed=True).problems
     result = part.compact(sealed=True)
     assert result.status == "cleaned", result.problem
-    assert (result.next_offset, result.first_dirty_offset) == (end, end)
-    assert max(s.last_offset for s in result.segments) == end - 1
-    assert sum(s.records for s in result.segments) == 10  # of 12 records, of 10 keys
+    assert (result.log.next_offset, result.log.first_dirty_offset) == (end, end)
+    assert max(s.last_offset for s in result.log.segments) == end - 1
+    assert sum(s.records for s in result.log.segments) == 10  # of 12 records, of 10 keys
 
 
 @pytest.mark.parametrize("high_watermark", [INNER + RECORDS + 1, 2 * INNER, 3 * INNER])
@@ -278,7 +278,7 @@ def test_a_legacy_tombstone_stays_while_nothing_is_clean_whatever_the_time_of_it
     plan = part.plan()
     result = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert result.status == "cleaned", result.problem
-    assert (result.counters["tombstones_kept"], result.counters["dropped_tombstones"]) == (1, 0)
+    assert (result.work.counters["tombstones_kept"], result.work.counters["dropped_tombstones"]) == (1, 0)
 
 
 # -- counts, records, codecs
@@ -481,7 +481,7 @@ def test_cut_tail_of_the_last_segment(part: Partition, cut: int) -> None:
     torn = log.stat().st_size - last
     assert any(f"the last {torn} bytes are not a whole batch" in note for note in checked.notes)
     result = part.compact()
-    assert result.status == "cleaned" and result.next_offset == ACTIVE + 2 * RECORDS
+    assert result.status == "cleaned" and result.log.next_offset == ACTIVE + 2 * RECORDS
     assert any(f"{torn} bytes are not a whole batch" in note for note in result.notes)
     assert part.cleaned_bytes(result) == whole
 
@@ -627,8 +627,8 @@ def test_empty_segment_inside(tmp_path: Path, base: int) -> None:
     assert not part.verify().problems
     result = part.compact()
     assert result.status == "cleaned"
-    assert [s for s in result.segments if not s.size_bytes] == []
-    assert result.segments[0].base_offset == 0
+    assert [s for s in result.log.segments if not s.size_bytes] == []
+    assert result.log.segments[0].base_offset == 0
 
 
 def test_empty_last_segment(part: Partition) -> None:
@@ -638,7 +638,7 @@ def test_empty_last_segment(part: Partition) -> None:
     assert not part.verify().problems
     result = part.compact()
     assert result.status == "cleaned"
-    assert (result.next_offset, result.segments[-1].base_offset) == (end, end)
+    assert (result.log.next_offset, result.log.segments[-1].base_offset) == (end, end)
 
 
 def test_only_empty_segments(tmp_path: Path) -> None:
@@ -648,8 +648,8 @@ def test_only_empty_segments(tmp_path: Path) -> None:
     with_checkpoint(part, ACTIVE)
     assert not part.verify().problems
     result = part.compact()
-    assert (result.status, result.next_offset) == ("cleaned", ACTIVE)
-    assert [(s.base_offset, s.size_bytes) for s in result.segments] == [
+    assert (result.status, result.log.next_offset) == ("cleaned", ACTIVE)
+    assert [(s.base_offset, s.size_bytes) for s in result.log.segments] == [
         (number * SEGMENT_OFFSETS, 0) for number in range(SEGMENTS)
     ]
 
@@ -783,7 +783,7 @@ def test_log_that_grows_after_the_listing(part: Partition) -> None:
     whole = works(part)
     part.log(ACTIVE).write_bytes(part.log(ACTIVE).read_bytes() + batch_at(SEGMENTS * SEGMENT_OFFSETS).data)
     result = part.compact(plan=plan)
-    assert (result.status, result.next_offset) == ("cleaned", SEGMENTS * SEGMENT_OFFSETS)
+    assert (result.status, result.log.next_offset) == ("cleaned", SEGMENTS * SEGMENT_OFFSETS)
     assert part.cleaned_bytes(result) == whole
 
 

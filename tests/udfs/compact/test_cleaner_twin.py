@@ -29,17 +29,19 @@ from tests.reference.producer_state import State
 def check_equal(expected: Cleaned, ours: Outcome, originals: list[Batch]) -> None:
     """Assert that both have the same batches, each with the same bytes if it is copied or not compressed."""
     assert ours.result.problem is None
-    assert ours.result.first_dirty_offset == expected.range.first_uncleanable_offset
-    assert (ours.result.clean_bytes, ours.result.dirty_bytes) == (
+    assert ours.result.log.first_dirty_offset == expected.range.first_uncleanable_offset
+    assert (ours.result.cleanable.clean_bytes, ours.result.cleanable.cleanable_bytes) == (
         expected.range.clean_bytes,
         expected.range.cleanable_bytes,
     )
     # do not read untouched segments again, which may have magic 0 and 1; an empty one is a file of ours
-    kept = ours.result.segments[expected.n_cleaned :]
+    kept = ours.result.log.segments[expected.n_cleaned :]
     untouched = expected.segments[expected.n_cleaned :]
     assert [(s.base_offset, s.size_bytes) for s in kept] == [(s.base_offset, s.size) for s in untouched]
     assert not any(s.cleaned and s.size_bytes for s in kept)
-    assert [s.cleaned for s in ours.result.segments] == sorted((s.cleaned for s in ours.result.segments), reverse=True)
+    assert [s.cleaned for s in ours.result.log.segments] == sorted(
+        (s.cleaned for s in ours.result.log.segments), reverse=True
+    )
     got = cleaned_segments(ours)[: expected.n_cleaned]
     for theirs, mine in zip(expected.segments[: expected.n_cleaned], got, strict=True):
         assert mine.base_offset == theirs.base_offset
@@ -53,8 +55,10 @@ def check_equal(expected: Cleaned, ours: Outcome, originals: list[Batch]) -> Non
 
 
 def cleaned_segments(ours: Outcome) -> list[Segment]:
-    n = sum(s.cleaned for s in ours.result.segments)
-    return Outcome(replace(ours.result, segments=ours.result.segments[:n]), ours.plan).segments()
+    n = sum(s.cleaned for s in ours.result.log.segments)
+    return Outcome(
+        replace(ours.result, log=replace(ours.result.log, segments=ours.result.log.segments[:n])), ours.plan
+    ).segments()
 
 
 def fate(batches: list[Batch]) -> list[str]:
@@ -69,7 +73,7 @@ def fate(batches: list[Batch]) -> list[str]:
 
 def check_invariants(before: tuple[Segment, ...], ours: Outcome, drawn: Drawn, now_ms: int) -> None:
     """Assert guarantees 1 to 3 of the compaction from the batches before and after alone."""
-    end = ours.result.first_dirty_offset
+    end = ours.result.log.first_dirty_offset
     old = [(b, f, s) for s in before for b, f in zip(s.batches, ["?"] * len(s.batches), strict=True)]
     fates = fate([b for b, _, _ in old])
     cleaned = [b for s in cleaned_segments(ours) for b in s.batches]
@@ -102,11 +106,11 @@ def check_invariants(before: tuple[Segment, ...], ours: Outcome, drawn: Drawn, n
             assert (batch.base_offset, batch.last_offset) == (was.base_offset, was.last_offset)
     assert list(after) == sorted(after)
     # 3
-    assert ours.result.log_start_offset == drawn.log_start_offset
-    assert ours.result.next_offset == log_end(before)
+    assert ours.result.log.log_start_offset == drawn.log_start_offset
+    assert ours.result.log.next_offset == log_end(before)
     if any(b.last_offset + 1 == end for b, _, _ in old):
         assert cleaned and cleaned[-1].last_offset + 1 == end
-    assert ours.result.segments[0].base_offset == before[0].base_offset
+    assert ours.result.log.segments[0].base_offset == before[0].base_offset
 
 
 def run_passes(drawn: Drawn, tmp: Path) -> None:
@@ -136,8 +140,8 @@ def run_passes(drawn: Drawn, tmp: Path) -> None:
             assert any(r.key is None for b in survivors(segments) if not b.control for r in b.records)
             return
         if not survivors(segments):  # kept as it is: nothing in it could become due
-            assert (expected.range.cleanable_bytes, ours.result.next_offset) == (0, log_end(segments))
-            assert [(s.base_offset, s.size_bytes) for s in ours.result.segments] == [
+            assert (expected.range.cleanable_bytes, ours.result.log.next_offset) == (0, log_end(segments))
+            assert [(s.base_offset, s.size_bytes) for s in ours.result.log.segments] == [
                 (s.base_offset, 0) for s in segments
             ]
             return
@@ -169,7 +173,7 @@ def check_hostile(ours: Outcome) -> None:
             again = compact(plan)
         assert again.result.status == "cleaned", again.result.problem
         assert again.files() == ours.files()
-        assert again.result.counters == ours.result.counters
+        assert again.result.work.counters == ours.result.work.counters
 
 
 def check_settled(drawn: Drawn, ours: Outcome, tmp: Path) -> None:
@@ -188,7 +192,7 @@ def check_settled(drawn: Drawn, ours: Outcome, tmp: Path) -> None:
     if again.result.status == "not_due":
         return
     assert again.result.status == "cleaned"
-    n = sum(s.cleaned for s in again.result.segments)
+    n = sum(s.cleaned for s in again.result.log.segments)
     batches = [b.data for s in cleaned_segments(again) for b in s.batches]
     assert batches == [b.data for b in survivors(cleaned_segments(ours))][: len(batches)]
     assert n or not batches

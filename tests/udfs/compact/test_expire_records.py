@@ -28,7 +28,7 @@ def batches_of(plan: PartitionPlan) -> list[list[Batch]]:
 
 def batches_after(done: Outcome) -> list[list[Batch]]:
     """Return the batches of each segment of the generation."""
-    return [decode_any(done.path(i).read_bytes()[: s.size_bytes]) for i, s in enumerate(done.result.segments)]
+    return [decode_any(done.path(i).read_bytes()[: s.size_bytes]) for i, s in enumerate(done.result.log.segments)]
 
 
 def open_from(plan: PartitionPlan) -> int:
@@ -67,12 +67,12 @@ def young(records: list[Record], oldest_ms: int) -> list[Record]:
 def check_nothing_else_went(plan: PartitionPlan, done: Outcome, oldest_ms: int) -> None:
     """Check the records against the plain reader, and that control batches and offsets did not change."""
     was, after = batches_of(plan), batches_after(done)
-    gone = len([one for one in done.result.expired for _ in range(one.segments)])
+    gone = len([one for one in done.result.log.expired for _ in range(one.segments)])
     closed = open_from(plan)
     expected = [r for batches in was[gone:closed] for r in young(data_records(batches), oldest_ms)]
     expected += [r for batches in was[closed:] for r in data_records(batches)]
     assert [r for batches in after for r in data_records(batches)] == expected
-    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in plan.input.segments[gone:]]
+    assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in plan.input.segments[gone:]]
     controls = [b for batches in was[gone:] for b in batches if b.control]
     assert [b for batches in after for b in batches if b.control] == controls
     for batches, left in zip(was[gone:], after, strict=True):
@@ -110,15 +110,15 @@ def test_golden_partitions(name: str, cases: dict[str, Case], tmp_path: Path) ->
     for number, oldest in enumerate((all_times[len(all_times) // 3], all_times[-1], all_times[0])):
         mine = changed(exact(plan, oldest), folder=f"out-{number}")
         done = compact(mine)
-        if len(data_records(closed)) == len(young(data_records(closed), oldest)) and not done.result.expired:
+        if len(data_records(closed)) == len(young(data_records(closed), oldest)) and not done.result.log.expired:
             assert done.result.status == "not_due", oldest  # a record exactly as old as the limit stays
             assert done.files() == {}
             continue
         assert done.result.status == "cleaned", done.result.problem
         check_nothing_else_went(mine, done, oldest)
-        assert not done.result.compacted
-        assert done.result.counters["dropped_superseded"] == done.result.counters["null_keys"] == 0
-        for i, segment in enumerate(done.result.segments):
+        assert not done.result.log.compacted
+        assert done.result.work.counters["dropped_superseded"] == done.result.work.counters["null_keys"] == 0
+        for i, segment in enumerate(done.result.log.segments):
             held = times(batches_after(done)[i])
             if segment.min_timestamp_ms >= 0:
                 assert segment.min_timestamp_ms == min(held, default=NO_TIMESTAMP)
@@ -134,7 +134,7 @@ def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> 
     plan = changed(plan, force=True, settings=replace(plan.policy.settings, null_keys="keep"))
     without = compact(changed(plan, folder="without"))
     assert without.result.status == "cleaned", without.result.problem
-    end = without.result.first_dirty_offset
+    end = without.result.log.first_dirty_offset
     found = [b for batches in batches_after(without) for b in batches]
     cleaned, rest = ([b for b in found if (b.last_offset < end) is side] for side in (True, False))
     all_times = times(cleaned)
@@ -146,16 +146,16 @@ def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> 
         done = way(changed(exact(plan, oldest, compacts=True), folder=folder))
         assert done.result.status == "cleaned", done.result.problem
         kept = [b for batches in batches_after(done) for b in batches]
-        start = done.result.log_start_offset  # whole segments went too
+        start = done.result.log.log_start_offset  # whole segments went too
         expected = young(data_records(cleaned), oldest) + data_records(rest)
         assert data_records(kept) == [r for r in expected if r.offset >= start]
         outcomes.append(done)
     one, *others = outcomes
     for other in others:
         assert other.files() == one.files()
-        assert other.result.counters == one.result.counters
-        assert [replace(s, path="") for s in other.result.segments] == [
-            replace(s, path="") for s in one.result.segments
+        assert other.result.work.counters == one.result.work.counters
+        assert [replace(s, path="") for s in other.result.log.segments] == [
+            replace(s, path="") for s in one.result.log.segments
         ]
 
 
@@ -209,9 +209,9 @@ def test_drawn_logs(seed: int, tmp_path: Path) -> None:
     assert done.result.status == "cleaned", done.result.problem
     check_nothing_else_went(plan, done, oldest)
     left = done.as_archive(tmp_path / "again", snapshots=False)
-    plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log_start_offset)
+    plan = plan_of(left, tmp_path / "b", Settings(), now_ms=NOW_MS, log_start_offset=done.result.log.log_start_offset)
     again = compact(exact(plan, oldest)).result  # whole segments may go now, because their young records are gone
-    assert again.counters.get("dropped_expired", 0) == 0
+    assert again.work.counters.get("dropped_expired", 0) == 0
 
 
 def log_of(*ages: list[int], root: Path) -> Archived:
@@ -237,11 +237,11 @@ def week(archived: Archived, store: Path, **fields: object) -> PartitionPlan:
 def test_only_what_changes_and_what_is_before_it_is_written(tmp_path: Path) -> None:
     archived = log_of([1, 1], [9, 1], [1, 1], [1, 1], root=tmp_path / "archive")
     done = compact(week(archived, tmp_path))
-    assert [s.root for s in done.result.segments] == ["store", "store", "archive", "archive", "archive"]
-    assert done.result.counters["dropped_expired"] == 1
-    assert done.result.counters["batches_copied"] == done.result.counters["records_kept"] == 7
+    assert [s.root for s in done.result.log.segments] == ["store", "store", "archive", "archive", "archive"]
+    assert done.result.work.counters["dropped_expired"] == 1
+    assert done.result.work.counters["batches_copied"] == done.result.work.counters["records_kept"] == 7
     assert done.path(0).read_bytes() == (tmp_path / "archive" / archived.segments[0].path).read_bytes()
-    assert [s.min_timestamp_ms for s in done.result.segments] == [NOW_MS - DAY] * 4 + [-1]
+    assert [s.min_timestamp_ms for s in done.result.log.segments] == [NOW_MS - DAY] * 4 + [-1]
 
 
 def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
     for known, read in ((NOW_MS - DAY, 2), (NOW_MS - 8 * DAY, 6), (-1, 6), (NO_TIMESTAMP, 2)):
         segments = (plan.input.segments[0], *(replace(s, min_timestamp_ms=known) for s in plan.input.segments[1:]))
         done = compact(changed(plan, segments=segments, folder=f"out{known}"))
-        assert done.result.counters["records_read"] == read
+        assert done.result.work.counters["records_read"] == read
     nothing_old = tuple(replace(s, min_timestamp_ms=NOW_MS) for s in plan.input.segments)
     assert compact(changed(plan, segments=nothing_old, folder="none")).result.status == "not_due"
 
@@ -258,9 +258,9 @@ def test_what_is_known_to_be_young_is_not_read_again(tmp_path: Path) -> None:
 def test_a_dry_run_says_what_would_go(tmp_path: Path) -> None:
     archived = log_of([9, 9], [1, 9], [1, 1], root=tmp_path / "archive")
     done, dry = compact(week(archived, tmp_path)), compact(week(archived, tmp_path, folder="dry", dry_run=True))
-    assert dry.result.counters == done.result.counters
-    assert dry.result.expired == done.result.expired
-    assert [s.records for s in dry.result.segments] == [s.records for s in done.result.segments]
+    assert dry.result.work.counters == done.result.work.counters
+    assert dry.result.log.expired == done.result.log.expired
+    assert [s.records for s in dry.result.log.segments] == [s.records for s in done.result.log.segments]
     assert not (tmp_path / "dry").exists()
 
 

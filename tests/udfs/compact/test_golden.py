@@ -67,7 +67,7 @@ def join_empty(segments: list[Files]) -> list[Files]:
 
 def our_segments(ours: Outcome) -> list[Files]:
     out = []
-    for i, segment in enumerate(ours.result.segments):
+    for i, segment in enumerate(ours.result.log.segments):
         side = [ours.side_file(i, kind) for kind in ("index", "timeindex", "txnindex")]
         index, times, txns = (f.read_bytes() if f.exists() else b"" for f in side)
         log = ours.path(i).read_bytes()
@@ -129,9 +129,9 @@ def test_records_without_key_set_the_partition_aside_unless_told_otherwise(
     assert fails.files() == {}
     keeps = compact(changed(plan, settings=replace(plan.policy.settings, null_keys="keep")))
     drops = compact(changed(plan, folder="drops"))
-    found = drops.result.counters["null_keys"]
-    assert found == drops.result.counters["dropped_null_key"] > 0
-    assert keeps.result.counters["records_kept"] == drops.result.counters["records_kept"] + found
+    found = drops.result.work.counters["null_keys"]
+    assert found == drops.result.work.counters["dropped_null_key"] > 0
+    assert keeps.result.work.counters["records_kept"] == drops.result.work.counters["records_kept"] + found
 
 
 @pytest.mark.parametrize("name", ["txn-none", "v1-gzip-append", "zstd-headers"])

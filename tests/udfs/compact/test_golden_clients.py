@@ -20,7 +20,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
 
 
 def digest(ours: Outcome) -> str:
-    sizes = [segment.size_bytes for segment in ours.result.segments]
+    sizes = [segment.size_bytes for segment in ours.result.log.segments]
     return digest_of_logs(ours.path(i).read_bytes()[:size] for i, size in enumerate(sizes))
 
 

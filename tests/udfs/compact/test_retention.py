@@ -115,10 +115,10 @@ def test_what_lies_above_the_high_watermark_counts(tmp_path, watermark, zeros):
     for limit, gone in ((sum(sizes[1:]), 1), (sum(sizes[1:]) + 1, 0), (sizes[3], 2 if watermark < 36 else 3)):
         settings = replace(plan.policy.settings, compacts=False, retention_bytes=limit)
         done = compact(changed(plan, high_watermark=watermark, settings=settings, folder=f"{limit}")).result
-        assert sum(one.segments for one in done.expired) == gone
-        assert [one.bytes_above for one in done.expired] == [
-            sum(sizes) - sum(sizes[:gone]) - sum(s.size_bytes for s in done.segments)
-        ][: len(done.expired)]
+        assert sum(one.segments for one in done.log.expired) == gone
+        assert [one.bytes_above for one in done.log.expired] == [
+            sum(sizes) - sum(sizes[:gone]) - sum(s.size_bytes for s in done.log.segments)
+        ][: len(done.log.expired)]
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +145,15 @@ def test_by_time_whole_segments_of_the_archive_stay_as_they_are(case, tmp_path):
     )  # the second is past by a millisecond
     done = compact(plan)
     bases = [s.base_offset for s in plan.input.segments]
-    assert [s.base_offset for s in done.result.segments] == bases[2:]
-    assert {s.root for s in done.result.segments} == {"archive"}
-    [gone] = done.result.expired
+    assert [s.base_offset for s in done.result.log.segments] == bases[2:]
+    assert {s.root for s in done.result.log.segments} == {"archive"}
+    [gone] = done.result.log.expired
     assert (gone.reason, gone.until, gone.segments) == ("time", bases[2], 2)
     assert gone.bytes == sum(s.size_bytes for s in plan.input.segments[:2])
-    assert (done.result.log_start_offset, done.result.first_dirty_offset) == (bases[2], bases[2])
+    assert (done.result.log.log_start_offset, done.result.log.first_dirty_offset) == (bases[2], bases[2])
     assert not any(name.endswith(".log") for name in done.files())
     assert f"{bases[2]:020d}.snapshot" not in done.files() and f"{bases[3]:020d}.snapshot" in done.files()
-    assert not done.result.compacted
+    assert not done.result.log.compacted
 
 
 def test_on_the_millisecond_it_stays(case, tmp_path):
@@ -167,10 +167,10 @@ def test_on_the_millisecond_it_stays(case, tmp_path):
 def test_the_last_segment_goes_only_if_nothing_appends_to_it(case, tmp_path, sealed):
     plan = changed(plan_for(case, tmp_path, retention_ms=0), sealed=sealed, now_ms=2**45)
     done = compact(plan)
-    [segment] = done.result.segments
+    [segment] = done.result.log.segments
     if sealed:
-        assert (segment.base_offset, segment.size_bytes, segment.root) == (done.result.next_offset, 0, "store")
-        assert done.result.log_start_offset == done.result.next_offset
+        assert (segment.base_offset, segment.size_bytes, segment.root) == (done.result.log.next_offset, 0, "store")
+        assert done.result.log.log_start_offset == done.result.log.next_offset
         assert done.path(0).read_bytes() == b""
     else:
         assert segment.base_offset == plan.input.segments[-1].base_offset
@@ -182,8 +182,8 @@ def test_by_size_then_by_time(case, tmp_path):
     sizes, largest = [s.size_bytes for s in plan.input.segments], largest_timestamps(plan)
     limits = {"retention_bytes": sum(sizes[1:]), "retention_ms": plan.run.now_ms - largest[2] - 1}
     done = compact(plan_for(case, tmp_path, **limits))
-    assert [(one.reason, one.segments) for one in done.result.expired] == [("size", 1), ("time", 2)]
-    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in plan.input.segments[3:]]
+    assert [(one.reason, one.segments) for one in done.result.log.expired] == [("size", 1), ("time", 2)]
+    assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in plan.input.segments[3:]]
     again = compact(plan_for(case, tmp_path / "b", retention_bytes=sum(sizes[1:]) + 1))
     assert again.result.status == "not_due"  # less would be left than the setting says
 
@@ -192,26 +192,26 @@ def test_records_deleted_by_the_broker(case, tmp_path):
     plan = plan_for(case, tmp_path, retention_bytes=2**62)
     start = plan.input.segments[2].base_offset + 1
     done = compact(changed(plan, log_start_offset=start, log_start_checkpoint=start))
-    assert [(one.reason, one.segments) for one in done.result.expired] == [("log_start", 2)]
-    assert done.result.segments[0].base_offset == plan.input.segments[2].base_offset
-    assert done.result.log_start_offset == start
+    assert [(one.reason, one.segments) for one in done.result.log.expired] == [("log_start", 2)]
+    assert done.result.log.segments[0].base_offset == plan.input.segments[2].base_offset
+    assert done.result.log.log_start_offset == start
 
 
 def test_what_the_cleaner_leaves_expires_after_it(case, tmp_path):
     """Clean first, then apply retention to the cleaned segments, as a broker does."""
     plan = plan_for(case, tmp_path)
     both = changed(plan, force=True, settings=replace(plan.policy.settings, compacts=True))
-    cleaned = compact(changed(both, folder="cleaned")).result.segments
+    cleaned = compact(changed(both, folder="cleaned")).result.log.segments
     assert len([s for s in cleaned if s.cleaned]) > 1
     limit = plan.run.now_ms - cleaned[0].max_timestamp_ms - 1
     done = compact(changed(both, settings=replace(both.policy.settings, retention_ms=limit)))
-    assert [s.base_offset for s in done.result.segments] == [s.base_offset for s in cleaned[1:]]
-    assert [s.checksum for s in done.result.segments] == [s.checksum for s in cleaned[1:]]
-    [gone] = done.result.expired
+    assert [s.base_offset for s in done.result.log.segments] == [s.base_offset for s in cleaned[1:]]
+    assert [s.checksum for s in done.result.log.segments] == [s.checksum for s in cleaned[1:]]
+    [gone] = done.result.log.expired
     assert (gone.segments, gone.records, gone.bytes) == (1, cleaned[0].records, cleaned[0].size_bytes)
     assert f"{cleaned[0].base_offset:020d}.log" not in done.files()
     dry = compact(changed(both, dry_run=True, folder="dry", settings=replace(both.policy.settings, retention_ms=limit)))
-    assert dry.result.expired == done.result.expired and not (tmp_path / "dry").exists()
+    assert dry.result.log.expired == done.result.log.expired and not (tmp_path / "dry").exists()
 
 
 def test_a_damaged_segment_that_would_go_is_a_problem_all_the_same(case, tmp_path):

@@ -22,7 +22,9 @@ def test_a_dry_run_says_that_sizes_are_estimates(cases, name, tmp_path, monkeypa
     plan = golden_plan(case, partition, 2, archived_at(case.folder / "input", partition), tmp_path)
     plan = changed(plan, settings=replace(plan.policy.settings, segment_bytes=70_000))
     written, guessed = (
-        sum(s.size_bytes for s in compact(changed(plan, folder=folder, dry_run=folder == "dry")).result.segments[1:])
+        sum(
+            s.size_bytes for s in compact(changed(plan, folder=folder, dry_run=folder == "dry")).result.log.segments[1:]
+        )
         for folder in ("real", "dry")
     )
     assert written != guessed
@@ -42,15 +44,18 @@ def test_a_dry_run_knows_the_size_of_what_it_would_recompress(cases, name, tmp_p
     monkeypatch.setattr(clean_batches, "compress", lambda *given: compressed.append(0) or compress(*given))
     written = compact(plan).result
     exact = compact(changed(plan, dry_run=True)).result  # few enough bytes to recompress all
-    assert written.recompressed_bytes > 10_000
-    assert (exact.bytes_after, exact.recompressed_bytes) == (written.bytes_after, written.recompressed_bytes)
+    assert written.work.recompressed_bytes > 10_000
+    assert (exact.work.bytes_after, exact.work.recompressed_bytes) == (
+        written.work.bytes_after,
+        written.work.recompressed_bytes,
+    )
     n_all = len(compressed)
     compressed.clear()
     monkeypatch.setattr(clean_batches, "_SAMPLE_BYTES", 4096)
     monkeypatch.setattr(clean_batches, "_SAMPLE_BATCHES", 4)
     sampled = compact(changed(plan, dry_run=True)).result
     assert 0 < len(compressed) < n_all
-    assert sampled.recompressed_bytes == pytest.approx(written.recompressed_bytes, rel=0.03)
+    assert sampled.work.recompressed_bytes == pytest.approx(written.work.recompressed_bytes, rel=0.03)
 
 
 def test_force_does_not_move_the_first_dirty_offset_back(cases, tmp_path):
@@ -62,7 +67,7 @@ def test_force_does_not_move_the_first_dirty_offset_back(cases, tmp_path):
     limits = replace(plan.policy.settings, min_compaction_lag_ms=2**40, retention_bytes=sum(sizes[1:]))
     plan = changed(plan, settings=limits, checkpoint=plan.input.segments[3].base_offset, force=False)
     plain, forced = compact(plan).result, compact(changed(plan, force=True, folder="forced")).result
-    assert [one.reason for one in plain.expired] == [one.reason for one in forced.expired] == ["size"]
-    assert not plain.compacted and not forced.compacted
-    assert plain.first_dirty_offset == plan.input.checkpoint
-    assert forced.first_dirty_offset == plan.input.checkpoint
+    assert [one.reason for one in plain.log.expired] == [one.reason for one in forced.log.expired] == ["size"]
+    assert not plain.log.compacted and not forced.log.compacted
+    assert plain.log.first_dirty_offset == plan.input.checkpoint
+    assert forced.log.first_dirty_offset == plan.input.checkpoint

@@ -156,9 +156,9 @@ class World:
             log = load(self.segments, 0, sealed=self.sealed)
             expected = clean(log, self.settings, None if force else self.checkpoint, now_ms)
             assert survivors(active_and_ours) == survivors(expected.segments)
-        assert result.next_offset == log_end(self.segments)
-        self.segments, self.checkpoint = active_and_ours, result.first_dirty_offset
-        self.log_start = result.log_start_offset
+        assert result.log.next_offset == log_end(self.segments)
+        self.segments, self.checkpoint = active_and_ours, result.log.first_dirty_offset
+        self.log_start = result.log.log_start_offset
         self.aborted = self.outcome.aborted()
 
     def show(self, what: str) -> str:
@@ -228,4 +228,4 @@ def test_all_is_read_once_and_what_is_cleaned_once_more(checkpoint: int | None, 
     )  # fmt: skip
     result = compact(plan).result
     sizes = [segment.size_bytes for segment in archived.segments]
-    assert (result.bytes_before, result.bytes_read) == (sum(sizes), sum(sizes) + sum(sizes[:2]))
+    assert (result.work.bytes_before, result.work.bytes_read) == (sum(sizes), sum(sizes) + sum(sizes[:2]))

@@ -45,16 +45,16 @@ def test_live_and_dead_are_what_a_dry_run_says(cases, name, tmp_path):
             said = compact(changed(plan, settings=replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0))).result
             found = profile(plan)
             assert (found.dirty_ratio, found.clean_bytes, found.dirty_bytes) == (
-                said.dirty_ratio, said.clean_bytes, said.dirty_bytes,
+                said.cleanable.ratio, said.cleanable.clean_bytes, said.cleanable.cleanable_bytes,
             )  # fmt: skip
             if said.status == "not_due":
                 assert not any(s.cleaned for s in found.segments)
                 continue
-            assert found.counters == said.counters
-            assert found.total("bytes_after") == said.bytes_after
-            assert found.size_bytes == said.bytes_before
-            assert found.total("superseded") == said.counters["dropped_superseded"]
-            assert found.total("aborted") == said.counters["dropped_aborted"]
+            assert found.counters == said.work.counters
+            assert found.total("bytes_after") == said.work.bytes_after
+            assert found.size_bytes == said.work.bytes_before
+            assert found.total("superseded") == said.work.counters["dropped_superseded"]
+            assert found.total("aborted") == said.work.counters["dropped_aborted"]
 
 
 @pytest.mark.parametrize("name", OF_MAGIC_2)
@@ -128,7 +128,7 @@ def test_what_retention_would_take_is_what_a_run_takes(tmp_path, compacted, limi
     given = plan(tmp_path, text, min_dirty_ratio=1.0)
     given = changed(given, settings=replace(given.policy.settings, **limits, compacts=compacted))
     found, done = profile(given, compacted=compacted), compact(given)
-    assert found.expiring == done.result.expired
+    assert found.expiring == done.result.log.expired
     assert bool(found.expiring) == (limits.get("retention_ms") != 2 * DAY_MS)
     assert [s.dead_records for s in found.segments] == [0, 0, 0]
 

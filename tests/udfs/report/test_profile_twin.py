@@ -85,8 +85,8 @@ def check_cleaned(drawn: Drawn, plan: PartitionPlan) -> None:
     if said.status == "not_due":
         assert not any(s.cleaned for s in found.segments)
         return
-    assert found.counters == said.counters
-    assert found.total("bytes_after") == said.bytes_after
+    assert found.counters == said.work.counters
+    assert found.total("bytes_after") == said.work.bytes_after
     log = load(drawn.segments, drawn.log_start_offset, sealed=drawn.sealed)
     cleaned = clean(log, drawn.settings, drawn.checkpoint, drawn.times[0])
     left = {r.offset for s in cleaned.segments for b in s.batches if not b.control for r in b.records}

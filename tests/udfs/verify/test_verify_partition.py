@@ -75,21 +75,22 @@ def generation(plan: PartitionPlan, result: PartitionResult, **changes: object) 
             ours(s.base_offset, "index"), ours(s.base_offset, "timeindex"),
             ours(s.base_offset, "txnindex") if s.txn_index_bytes else None, plan.run.store_uri,
         )
-        for s in result.segments
+        for s in result.log.segments
     )  # fmt: skip
-    bases = [s.base_offset for s in result.segments if s.base_offset > result.log_start_offset]
+    bases = [s.base_offset for s in result.log.segments if s.base_offset > result.log.log_start_offset]
     side = CheckPlan(
         topic=plan.input.topic, partition=plan.input.partition, name="p", store_uri=plan.run.store_uri,
         segments=segments,
-        snapshots=tuple(SideFile(plan.run.store_uri, ours(b, "snapshot"), b) for b in [*bases, result.next_offset]),
+        snapshots=tuple(SideFile(plan.run.store_uri, ours(b, "snapshot"), b) for b in [*bases, result.log.next_offset]),
         leader_epochs=SideFile(plan.run.store_uri, f"{plan.run.folder}/leader-epoch-checkpoint", 0),
         archived_epochs=plan.input.leader_epochs or (), generation=True,
         index_interval_bytes=plan.policy.settings.index_interval_bytes,
     )  # fmt: skip
     made = GenerationPlan(
-        side=side, manifest=result.segments, folder=plan.run.folder, log_start_offset=result.log_start_offset,
-        next_offset=result.next_offset, last_batch=result.last_batch, first_dirty_offset=result.first_dirty_before,
-        end_offset=result.first_dirty_offset, now_ms=plan.run.now_ms,
+        side=side, manifest=result.log.segments, folder=plan.run.folder, log_start_offset=result.log.log_start_offset,
+        next_offset=result.log.next_offset, last_batch=result.log.last_batch,
+        first_dirty_offset=result.cleanable.first_dirty_offset,
+        end_offset=result.log.first_dirty_offset, now_ms=plan.run.now_ms,
         delete_retention_ms=plan.policy.settings.delete_retention_ms, null_keys=plan.policy.settings.null_keys,
         parent=plan.input.segments,
     )  # fmt: skip
@@ -109,7 +110,7 @@ def test_a_generation_against_its_parent(cases: dict[str, Case], tmp_path: Path,
     for memory in (1 << 30, 1 << 16):  # the keys in one part, and in several
         checked = check_generation(generation(plan, result, task_memory_bytes=memory))
         assert not checked.problems and not checked.not_checked
-        assert checked.compared_records == sum(s.records for s in result.segments if s.cleaned)
+        assert checked.compared_records == sum(s.records for s in result.log.segments if s.cleaned)
 
 
 @pytest.fixture
@@ -121,20 +122,20 @@ def made(cases: dict[str, Case], tmp_path: Path) -> tuple[PartitionPlan, Partiti
 
 
 def log_of(plan: PartitionPlan, result: PartitionResult) -> Path:
-    return Path(plan.run.store_uri) / result.segments[0].path
+    return Path(plan.run.store_uri) / result.log.segments[0].path
 
 
 def test_files_against_the_manifest(made: tuple[PartitionPlan, PartitionResult]) -> None:
     plan, result = made
-    first = result.segments[0]
+    first = result.log.segments[0]
     for field, value in (
         ("records", 1), ("batches", 2), ("tombstones", 3), ("last_offset", 4), ("checksum", 5), ("max_timestamp_ms", 6),
         ("codecs", "gzip"), ("magics", "2,3"), ("next_offset", 7),
     ):  # fmt: skip
-        manifest = (replace(first, **{field: value}), *result.segments[1:])
+        manifest = (replace(first, **{field: value}), *result.log.segments[1:])
         problems = check_generation(generation(plan, result, manifest=manifest)).problems
         assert [(p.kind, p.path) for p in problems] == [("readback", first.path)], field
-    wrong_end = check_generation(generation(plan, result, next_offset=result.next_offset + 1)).problems
+    wrong_end = check_generation(generation(plan, result, next_offset=result.log.next_offset + 1)).problems
     assert {p.kind for p in wrong_end} == {"readback", "side_file"}
 
 
@@ -192,7 +193,7 @@ def test_an_epoch_that_begins_at_a_log_start_within_a_batch_is_no_problem(tmp_pa
     (part.root / "log-start-offset-checkpoint").write_text("0\n1\nt 0 14\n")
     settings = CleanSettings(index_interval_bytes=0, min_cleanable_dirty_ratio=0.0)
     plan, result = compacted(part.root, tmp_path / "store", NOW_MS, settings)
-    assert result.log_start_offset == 14
+    assert result.log.log_start_offset == 14
     own = tmp_path / "store" / plan.run.folder / "leader-epoch-checkpoint"
     own.write_bytes(checkpoints.write_leader_epochs([(3, 14)]))
     assert not check_generation(generation(plan, result, manifest=without_checksums(result))).problems
@@ -200,7 +201,7 @@ def test_an_epoch_that_begins_at_a_log_start_within_a_batch_is_no_problem(tmp_pa
 
 def without_checksums(result: PartitionResult) -> tuple[Segment, ...]:
     """Return the manifest as an older version wrote it, without checksums of side files."""
-    return tuple(replace(row, side_files=None) for row in result.segments)
+    return tuple(replace(row, side_files=None) for row in result.log.segments)
 
 
 @pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "leader-epoch-checkpoint", "log"])
@@ -217,7 +218,7 @@ def test_files_that_are_gone(made: tuple[PartitionPlan, PartitionResult], kind: 
 def test_an_index_of_ours_is_exact(made: tuple[PartitionPlan, PartitionResult]) -> None:
     """An archive's index may be sparser; one that we wrote may not."""
     plan, result = made
-    index = (Path(plan.run.store_uri) / result.segments[2].path).with_suffix(".index")
+    index = (Path(plan.run.store_uri) / result.log.segments[2].path).with_suffix(".index")
     index.write_bytes(index.read_bytes()[8:])
     problems = check_generation(generation(plan, result)).problems
     assert {(p.kind, p.position) for p in problems if "rebuilds" in p.expected} == {("index", 0)}

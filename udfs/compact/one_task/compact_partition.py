@@ -26,7 +26,7 @@ from lastkey.udfs.compact.one_task.passes import (
     with_what_is_old,
 )
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
-from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult, chunk_buffer
+from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity
 from lastkey.udfs.problem import Problem
@@ -44,7 +44,8 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
     if result.status in ("set_aside", "too_large"):
         remove_folder(plan)
     step("partition done")
-    return replace(result, seconds=clock.seconds, peak_memory_bytes=peak_memory())
+    work = replace(result.work, seconds=clock.seconds, peak_memory_bytes=peak_memory())
+    return replace(result, work=work)
 
 
 def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
@@ -54,7 +55,9 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         except KeysLost:
             remove_folder(plan)
             if plan.run.only_schedule:
-                return PartitionResult(plan.input.topic, plan.input.partition, "scheduled", bytes_before=plan.log_bytes)
+                return PartitionResult(
+                    plan.input.topic, plan.input.partition, "scheduled", work=Work(bytes_before=plan.log_bytes)
+                )
             return _compact(replace(plan, policy=replace(plan.policy, partial=False)), clock)
     except TooManyKeys:
         return PartitionResult(plan.input.topic, plan.input.partition, "too_large")
@@ -90,10 +93,14 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned.segments, cleaned.keys)
     result = result_of(plan, analysis, generation, tally)
+    work = replace(
+        result.work,
+        bytes_read=result.work.bytes_read + cleaned.bytes_read,
+        bytes_written=result.work.bytes_written + cleaned.bytes_written,
+    )
     return replace(
         result,
-        bytes_read=result.bytes_read + cleaned.bytes_read,
-        bytes_written=result.bytes_written + cleaned.bytes_written,
+        work=work,
         schedule=cleaned.schedule,
         erased_offsets=() if tally.erased is None else tuple(map(tuple, tally.erased[:MOST_RANGES].tolist())),
         status="scheduled" if plan.run.only_schedule else result.status,

@@ -35,7 +35,7 @@ from lastkey.udfs.compact.output.segment_output import (
     write_indexes,
     write_side_files,
 )
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, chunk_buffer
+from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis
 from lastkey.udfs.compact.scan.due import expired
@@ -375,30 +375,31 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
         topic=plan.input.topic,
         partition=plan.input.partition,
         status="cleaned",
-        folder=plan.run.folder,
         notes=analysis.notes + generation.notes,
-        first_dirty_before=analysis.cleanable.first_dirty_offset,
-        first_dirty_offset=max(cleaned_until, log_start),
-        log_start_offset=log_start,
-        next_offset=analysis.log_end_offset,
-        last_batch=analysis.last_batch,
-        log_end_timestamp_ms=last.segment.max_timestamp_ms,
-        dirty_ratio=analysis.cleanable.ratio,
-        clean_bytes=analysis.cleanable.clean_bytes,
-        dirty_bytes=analysis.cleanable.cleanable_bytes,
-        segments=out,
-        gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
-        compacted=analysis.compacts,
-        erases=plan.policy.erasing is not None,
-        expired=generation.expired,
-        segments_before=len(analysis.sources),
-        counters=tally.by_name(),
-        bytes_read=read + read_again,
-        bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
-        bytes_before=before,
-        bytes_after=sum(s.size_bytes for s in out),
-        recompressed_bytes=tally.recompressed_bytes,
-        archived_files=tuple(_read_whole(plan, analysis)),
+        cleanable=cleanable,
+        log=CleanedLog(
+            folder=plan.run.folder,
+            first_dirty_offset=max(cleaned_until, log_start),
+            log_start_offset=log_start,
+            next_offset=analysis.log_end_offset,
+            last_batch=analysis.last_batch,
+            log_end_timestamp_ms=last.segment.max_timestamp_ms,
+            segments=out,
+            segments_before=len(analysis.sources),
+            gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
+            compacted=analysis.compacts,
+            erases=plan.policy.erasing is not None,
+            expired=generation.expired,
+            archived_files=tuple(_read_whole(plan, analysis)),
+        ),
+        work=Work(
+            counters=tally.by_name(),
+            bytes_read=read + read_again,
+            bytes_written=sum(s.size_bytes + s.facts_bytes for s in cleaned),
+            bytes_before=before,
+            bytes_after=sum(s.size_bytes for s in out),
+            recompressed_bytes=tally.recompressed_bytes,
+        ),
     )
 
 

@@ -126,9 +126,8 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         stays = retention_held_back(plan, facts, paths, first=sum(by_rule.values()), active=active)
         held_back += stays
         notes += [str(one) for one in stays if one.in_future and not (nothing or due)]
-    result = replace(
-        not_due(plan, dirty, log_end, cleanable, held_back), notes=tuple(notes), last_batch=last_batch, gaps=gaps
-    )
+    result = not_due(plan, dirty, log_end, cleanable, held_back)
+    result = replace(result, notes=tuple(notes), log=replace(result.log, last_batch=last_batch, gaps=gaps))
     reason = result if nothing else None
     aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].base_offset

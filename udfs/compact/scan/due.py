@@ -16,7 +16,7 @@ from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFacts
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Reason, expired_segments, may_take_any
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import SegmentScan
@@ -269,13 +269,10 @@ def not_due(
         plan.input.topic,
         plan.input.partition,
         "not_due",
-        first_dirty_before=first_dirty,
-        first_dirty_offset=first_dirty,
-        log_start_offset=plan.input.log_start_offset,
-        next_offset=next_offset,
-        dirty_ratio=cleanable.ratio,
-        clean_bytes=cleanable.clean_bytes,
-        dirty_bytes=cleanable.cleanable_bytes,
+        cleanable=replace(cleanable, first_dirty_offset=first_dirty),
+        log=CleanedLog(
+            first_dirty_offset=first_dirty, log_start_offset=plan.input.log_start_offset, next_offset=next_offset
+        ),
         held_back=held_back,
     )
 
@@ -295,7 +292,7 @@ def unread_result(
     facts = SegmentFacts(np.array(bases, np.int64), np.array(sizes, np.int64), newest, unknown, times)
     held_back = retention_held_back(plan, facts, paths, active=MAX_OFFSET if plan.run.sealed else max(bases, default=0))
     result = not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0), held_back)
-    return replace(result, compacted=False)
+    return replace(result, log=replace(result.log, compacted=False))
 
 
 def known_end(plan: PartitionPlan) -> int:

@@ -55,7 +55,7 @@ def test_drawn_logs(seed: int, strategy: Strategy, tmp_path: Path) -> None:
     for done in outcomes:
         assert kept(done) == [held[offset] for offset in expected]  # unchanged, in the order of offsets
         assert outcomes[0].files() == done.files()
-        assert outcomes[0].result.counters == done.result.counters
+        assert outcomes[0].result.work.counters == done.result.work.counters
     again = done.as_archive(tmp_path / "again", snapshots=True)
     assert kept(compact(by(plan_for(again, tmp_path / "b"), strategy))) == kept(done)
 
@@ -100,7 +100,7 @@ def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., 
     """Nobody reads that record any more: DeleteRecords went past it, in the middle of a segment."""
     archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
     done = way(changed(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
-    assert done.result.log_start_offset == 1
+    assert done.result.log.log_start_offset == 1
     assert [r.value for r in kept(done) if r.offset >= 1] == [b"low", b"v"]
 
 

@@ -63,13 +63,13 @@ def plan_for(tmp: Path, segments: tuple[Segment, ...] = SEGMENTS, **more: object
 def check_outgrown(done: Outcome, whole: Outcome, limit: int) -> None:
     """Check the generation of a run with a limit against one without, and its files against its log."""
     assert done.result.status == "cleaned", done.result.problem
-    batches = [decode_any(done.path(i).read_bytes()[: s.size_bytes]) for i, s in enumerate(done.result.segments)]
-    expected = [b for i, s in enumerate(whole.result.segments) for b in decode_any(whole.path(i).read_bytes())]
+    batches = [decode_any(done.path(i).read_bytes()[: s.size_bytes]) for i, s in enumerate(done.result.log.segments)]
+    expected = [b for i, s in enumerate(whole.result.log.segments) for b in decode_any(whole.path(i).read_bytes())]
     assert [b for of_segment in batches for b in of_segment] == expected
     assert done.aborted() == whole.aborted()
-    rows = done.result.segments
-    assert [row.next_offset for row in rows] == [*(row.base_offset for row in rows[1:]), done.result.next_offset]
-    unlimited = {row.base_offset for row in whole.result.segments}
+    rows = done.result.log.segments
+    assert [row.next_offset for row in rows] == [*(row.base_offset for row in rows[1:]), done.result.log.next_offset]
+    unlimited = {row.base_offset for row in whole.result.log.segments}
     for (row, mine), (following, theirs) in pairwise(zip(rows, batches, strict=True)):
         if following.base_offset not in unlimited:  # it begins where the row has no room
             assert following.base_offset == row.last_offset + 1 == mine[-1].last_offset + 1
@@ -80,7 +80,9 @@ def check_outgrown(done: Outcome, whole: Outcome, limit: int) -> None:
         if row.cleaned or all(b.magic == 2 or b.codec == 0 for b in mine):  # headers count a wrapper as one record
             assert row.records == sum(len(b.records) for b in mine)
     for name in ("size_bytes", "records", "batches", "tombstones", "source_bytes", "source_records", "dead_records"):
-        assert sum(getattr(row, name) for row in rows) == sum(getattr(row, name) for row in whole.result.segments), name
+        assert sum(getattr(row, name) for row in rows) == sum(
+            getattr(row, name) for row in whole.result.log.segments
+        ), name
     check_side_files(done, batches)
 
 
@@ -92,7 +94,7 @@ def check_side_files(done: Outcome, batches: list[list[Batch]]) -> None:
         for batch in decode_any((Path(s.root) / s.path).read_bytes()[: s.size_bytes])
     ]
     interval, files = done.plan.policy.settings.index_interval_bytes, done.files()
-    for row, mine in zip(done.result.segments, batches, strict=True):
+    for row, mine in zip(done.result.log.segments, batches, strict=True):
         prefix = f"{row.base_offset:020}."
         beside = {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
         indexed, timed = index_entries(
@@ -122,12 +124,12 @@ def as_entry(producer_id: int, fields: tuple[int, ...]) -> tuple[int, ...]:
 
 def test_every_limit_gives_the_same_batches_in_more_segments(tmp_path: Path) -> None:
     whole = compact(plan_for(tmp_path))
-    (row, _) = whole.result.segments
+    (row, _) = whole.result.log.segments
     n_segments = set()
     for limit in range(1, row.size_bytes + 2, 13):
         done = compact(changed(whole.plan, max_log_bytes=limit, folder=f"out-{limit}"))
         check_outgrown(done, whole, limit)
-        n_segments.add(len(done.result.segments))
+        n_segments.add(len(done.result.log.segments))
     assert {2, 3, 4, row.batches + 1} <= n_segments
 
 
@@ -137,7 +139,7 @@ def test_all_ways_write_the_same_segments(tmp_path: Path) -> None:
     for limit in (1, 300, 700, 900, 1200):
         done = assert_same_all_ways(plan_for(tmp_path, max_log_bytes=limit, store_uri=str(tmp_path / f"{limit}")))
         check_outgrown(done, whole, limit)
-        held = [row.base_offset for row in done.result.segments]
+        held = [row.base_offset for row in done.result.log.segments]
         spanned += any(9 < base <= 14 for base in held)
     assert spanned
 
@@ -147,11 +149,11 @@ def test_a_dry_run_names_the_same_segments(tmp_path: Path) -> None:
         plan = plan_for(tmp_path, max_log_bytes=limit, folder=f"out-{limit}")
         done, dry = compact(plan), compact(changed(plan, dry_run=True))
         several = compact_in_blocks(changed(plan, dry_run=True))
-        expected = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in done.result.segments]
+        expected = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in done.result.log.segments]
         for run in (dry, several):
-            found = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in run.result.segments]
+            found = [(s.base_offset, s.next_offset, s.size_bytes, s.records) for s in run.result.log.segments]
             assert found == expected
-            assert run.result.bytes_after == done.result.bytes_after
+            assert run.result.work.bytes_after == done.result.work.bytes_after
 
 
 def test_aborted_records_that_stay_and_their_marker_in_another_segment(tmp_path: Path) -> None:
@@ -162,12 +164,12 @@ def test_aborted_records_that_stay_and_their_marker_in_another_segment(tmp_path:
     plan = plan_for(tmp_path, (one, Segment(18, (data_batch(18, [(NOW_MS, b"q", b"")]),), NOW_MS)))
     exact = replace(plan.policy.settings, compacts=False, retention_ms=2000, retention_exact=True)
     whole = compact(changed(plan, settings=exact, folder="whole", force=False))
-    assert whole.aborted() and whole.result.counters["dropped_expired"] == 1
+    assert whole.aborted() and whole.result.work.counters["dropped_expired"] == 1
     spanned = 0
-    for limit in range(60, whole.result.segments[0].size_bytes, 50):
+    for limit in range(60, whole.result.log.segments[0].size_bytes, 50):
         done = compact(changed(plan, settings=exact, folder=f"out-{limit}", max_log_bytes=limit, force=False))
         check_outgrown(done, whole, limit)
-        spanned += any(10 < row.base_offset <= 14 for row in done.result.segments)
+        spanned += any(10 < row.base_offset <= 14 for row in done.result.log.segments)
     assert spanned
 
 
@@ -181,8 +183,8 @@ def test_an_empty_group_gives_its_base_to_the_first_segment(tmp_path: Path) -> N
     whole = compact(changed(plan, max_log_bytes=1 << 30, folder="whole"))
     done = assert_same_all_ways(plan)
     check_outgrown(done, whole, 300)
-    assert done.result.segments[0].base_offset == 0
-    assert all(row.size_bytes for row in done.result.segments)
+    assert done.result.log.segments[0].base_offset == 0
+    assert all(row.size_bytes for row in done.result.log.segments)
 
 
 def moved(batch: Batch, by: int) -> Batch:

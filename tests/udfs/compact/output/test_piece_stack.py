@@ -93,6 +93,6 @@ def test_a_task_holds_the_survivors_of_one_segment_at_a_time(tmp_path):
         limits=Limits(chunk_bytes=100),
     )  # fmt: skip
     done = compact(plan).result
-    largest = max(segment.size_bytes for segment in done.segments if segment.cleaned)
-    assert sum(segment.cleaned for segment in done.segments) == 4 and largest > 10 * 300
+    largest = max(segment.size_bytes for segment in done.log.segments if segment.cleaned)
+    assert sum(segment.cleaned for segment in done.log.segments) == 4 and largest > 10 * 300
     assert sum(map(len, piece_stack._unused.blocks)) < 1.5 * largest

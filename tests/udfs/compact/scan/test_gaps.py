@@ -181,7 +181,7 @@ def test_a_segment_in_the_middle(part: Partition) -> None:
     assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
     plan = part.plan()
     accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
-    assert accepted.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.input.segments[0].size_bytes),)
+    assert accepted.log.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.input.segments[0].size_bytes),)
     assert any(f"no segment holds offsets {INNER} to {2 * INNER - 1}" in note for note in accepted.notes)
 
 
@@ -411,7 +411,7 @@ def test_a_replica_that_was_filled_from_a_cleaned_leader(part: Partition) -> Non
     part.write(INNER, thinned(INNER, (0, 2)))
     result = part.compact()
     assert result.status == "cleaned"
-    assert result.gaps == (Gap(2 * RECORDS, INNER - 1, 0, part.log(0).stat().st_size, lost=False),)
+    assert result.log.gaps == (Gap(2 * RECORDS, INNER - 1, 0, part.log(0).stat().st_size, lost=False),)
     assert any("(removed by a cleaner)" in note for note in result.notes)
     checked = part.verify()
     assert not checked.problems and any("a cleaner removed them" in note for note in checked.notes)
@@ -499,7 +499,7 @@ def test_the_beginning_of_a_tiered_topic_is_in_remote_storage(part: Partition) -
     checkpoint(part, "log-start-offset", 0)
     (part.folder / "leader-epoch-checkpoint").write_text("0\n1\n3 0\n")
     result = part.compact()
-    assert (result.status, result.gaps, result.log_start_offset) == ("cleaned", (), INNER)
+    assert (result.status, result.log.gaps, result.log.log_start_offset) == ("cleaned", (), INNER)
     assert not part.verify().problems
     remove(part, 2 * INNER)  # above the first segment, all is as in any log
     expect_gap(part, segment_file(ACTIVE, "log"))

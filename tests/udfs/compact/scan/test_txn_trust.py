@@ -73,7 +73,7 @@ def compacted(root: Path) -> tuple[PartitionResult, list[int]]:
     )  # fmt: skip
     result = compact_partition(plan)
     assert result.status == "cleaned", result.problem
-    logs = [(store if s.root == "store" else root) / s.path for s in result.segments]
+    logs = [(store if s.root == "store" else root) / s.path for s in result.log.segments]
     return result, [offset for log in logs for offset in open_segment(log).to_arrow(["offset"])["offset"].to_pylist()]
 
 
@@ -180,7 +180,7 @@ def test_an_entry_may_begin_before_what_a_cleaning_left(tmp_path: Path, capsys: 
     assert (offsets, result.notes) == ([0, 1, 5, 6, 7, 8], ())
     assert verified(root) == []
     made = root.parent / "store" / "segments/t-0/1-run/00000000000000000000.txnindex"
-    assert made.exists() == bool([s for s in result.segments if s.txn_index_bytes])
+    assert made.exists() == bool([s for s in result.log.segments if s.txn_index_bytes])
     assert cli.main(["reindex", str(root), "--check", "--no-progress"]) == 0
     assert "txnindex: other_entries at byte 0 (entry 0)" in capsys.readouterr().out
     change(root, 0, "first_offset", 1)

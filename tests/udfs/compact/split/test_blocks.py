@@ -117,7 +117,7 @@ def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(BodyLoader, "runs", watched)
     outcome = compact_in_blocks(changed(plan, folder="blocks"), split_bytes=1 << 30)
     assert outcome.files() == expected.files()
-    assert outcome.result.counters == expected.result.counters
+    assert outcome.result.work.counters == expected.result.work.counters
     assert read[0] == [0, 1, 2, 3, 4, 5]  # the walk
     assert read[1] == [2, 3, 5]  # the rewrite; later reads read back the rebuilt batches
 
@@ -385,9 +385,9 @@ def test_keys_of_compressed_batches_of_magic_1_find_buckets_enough(tmp_path: Pat
     tight = changed(plan, limits=replace(plan.run.limits, task_memory_bytes=8 << 20))
     assert compact(tight).result.status == "too_large"
     enough = compact_in_blocks(changed(tight, folder="enough"), split_bytes=1 << 30, n_buckets=buckets_for(n))
-    assert enough.result.counters["records_kept"] == n
+    assert enough.result.work.counters["records_kept"] == n
     as_a_run_does = compact_in_blocks(changed(tight, folder="run"), split_bytes=1 << 30)
-    assert as_a_run_does.result.counters["records_kept"] == n
+    assert as_a_run_does.result.work.counters["records_kept"] == n
 
 
 def test_no_split_has_more_records_than_its_memory_is_for(tmp_path: Path) -> None:
@@ -467,8 +467,8 @@ def test_segments_are_moved_in_a_bucket_too(tmp_path: Path) -> None:
         found = {f.base_name: read_file(root, f"{plan.run.folder}/{f.base_name}") for f in there if f.is_file}
         assert found == one.files()
         assert {f.path.rpartition("/")[0] for f in there if f.is_file} == {root.full(plan.run.folder)}
-    assert several.result.segments == one.result.segments
-    assert len(one.result.segments) < 5
+    assert several.result.log.segments == one.result.log.segments
+    assert len(one.result.log.segments) < 5
 
 
 def test_splits_take_no_more_memory_than_there_are_chunks_to_cut(tmp_path: Path) -> None:

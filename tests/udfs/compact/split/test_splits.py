@@ -95,7 +95,7 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
     for name, compact_several in (("rule", compact_by_rule), ("blocks", compact_in_blocks)):
         assert compact_several(changed(tight, folder=name), split_bytes=1 << 30).files() == expected.files()
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
-    assert expected.result.counters["records_kept"] == len(newest)
+    assert expected.result.work.counters["records_kept"] == len(newest)
 
 
 @pytest.mark.long
@@ -113,7 +113,7 @@ def test_one_batch_of_more_records_than_the_table_holds_keys(tmp_path: Path, cod
         sealed=True,
     )  # fmt: skip
     expected = compact(plan)
-    assert expected.result.counters["records_kept"] == n_keys
+    assert expected.result.work.counters["records_kept"] == n_keys
     tight = changed(plan, folder="tight", limits=replace(plan.run.limits, task_memory_bytes=2 << 20))  # 43,690 keys
     with within(60):
         one = compact(tight)
@@ -132,7 +132,7 @@ def test_an_empty_group_gives_its_base_to_the_next_one_both_ways(tmp_path: Path)
         now_ms=10**6, log_start_offset=10,
     )  # fmt: skip
     outcome = assert_same_all_ways(plan)
-    assert [s.base_offset for s in outcome.result.segments] == [10, 14]
+    assert [s.base_offset for s in outcome.result.log.segments] == [10, 14]
     assert [r.offset for s in outcome.segments() for b in s.batches for r in b.records] == [12, 13, 14]
 
 
