@@ -64,7 +64,7 @@ class Segment:
     magics: str | None = None  # comma list: message formats of its batches; None: not known
     checksum: int = 0  # CRC-32C of the first size_bytes of the .log
     # written
-    cleaned: bool = False
+    cleaned: bool = False  # the run that made the generation wrote this segment
     source_bytes: int = 0  # what the group held before this cleaning
     source_records: int = 0
     txn_index_bytes: int = 0
@@ -84,7 +84,7 @@ class Segment:
 
     @property
     def is_written(self) -> bool:
-        """True for a segment of a generation in the store, with its row; False for a file as it was listed."""
+        """True if the facts of its batches are known: of a scanned segment, and of one with a row in a manifest."""
         return self.batches >= 0
 
     @property

@@ -128,7 +128,7 @@ class SegmentScan:
     last_horizon_ms: int = -1  # largest delete horizon of its batches; -1: none, or not known
 
     @property
-    def base_offset(self) -> int:
+    def first_offset(self) -> int:
         """The lowest offset that counts."""
         return self.segment.first_offset
 

@@ -27,7 +27,7 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
-from lastkey.udfs.compact.one_task.passes import older_segments, policy_of
+from lastkey.udfs.compact.one_task.passes import older_segments, schedule_limits
 from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext, Work
 from lastkey.udfs.compact.scan.due import dirt_held_back, known_end, may_expire, not_due, unread_result
 from lastkey.udfs.problem import Problem
@@ -176,7 +176,7 @@ def _wish(plan: PartitionPlan, io_budget: int) -> tuple[float, int]:
         return 0.0, 0
     rows = cleaned_rows(plan.input)
     older = older_segments(rows, [row.superseded for row in rows])
-    taken = choose(older, replace(policy_of(plan), io_budget_bytes=None)).reason != KEPT
+    taken = choose(older, replace(schedule_limits(plan), io_budget_bytes=None)).reason != KEPT
     cost = cost_of(older.size_bytes[taken])
     if cost.max(initial=0) > io_budget:
         _LOG.warning(
@@ -190,7 +190,7 @@ def whole_if_overdue(plan: PartitionPlan, secret: tuple[int, int]) -> PartitionP
     """Return the plan; one that cleans everything, with a new key of the hashes, if the last such run is
     `compaction.full.ms` ago and the budget allows it.
     """
-    if _is_overdue(plan) and policy_of(plan).affords_all(plan.log_bytes):
+    if _is_overdue(plan) and schedule_limits(plan).affords_all(plan.log_bytes):
         run = replace(plan.run, secret=secret, secret_ms=plan.run.now_ms)
         return PartitionPlan(plan.input, replace(plan.policy, partial=False), run)
     return plan

@@ -1,5 +1,5 @@
-"""Plan of each partition, made from an archive's listing, the store's state and the settings (design: "Archive against
-generation"; COMPACTION.md, "Where a run begins").
+"""Plan of each partition, made from an archive's listing, the store's state and the settings (COMPACTION.md, "Where a
+run begins").
 
 A run may erase, and no more: `erase` does. A later run is one for a partition as far as it reads again, from the
 archive, what was erased: after --reset, or where the archive had ended below a bound. The next run compacts.
@@ -32,7 +32,6 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import NamedBytes, Segment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, MAX_OFFSET, PARTITION_METADATA, segment_file
 from lastkey.udfs.compact.plan import (
-    ANOTHER_LOG,
     CleanPolicy,
     CleanSettings,
     Erasing,
@@ -45,7 +44,7 @@ from lastkey.udfs.compact.plan import (
 )
 from lastkey.udfs.compact.scan.segment_facts import read_secret
 from lastkey.udfs.erased_keys import id_of
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import ANOTHER_LOG, Problem
 from lastkey.udfs.segments import LastBatch, SideFile, cleaned_until, side_checksums
 from lastkey.udfs.storage import open_root
 

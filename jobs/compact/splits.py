@@ -22,7 +22,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, compact_partition
-from lastkey.udfs.compact.one_task.passes import Clock, expire_records, with_what_is_old
+from lastkey.udfs.compact.one_task.passes import Clock, remove_records, with_what_is_old
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, place
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
@@ -122,7 +122,7 @@ def _expire(
 
     def work() -> tuple[Analysis, list[Segment], Tally] | PartitionResult:
         tally, own = Tally(), in_own_folder(plan)
-        done = expire_records(own, analysis, tally, chunk_buffer(plan))
+        done = remove_records(own, analysis, tally, chunk_buffer(plan))
         store = open_root(plan.run.store_uri)
         if exists(store, own.run.folder):
             flush_whole(store, own.run.folder)  # here: the driver may be elsewhere
@@ -145,14 +145,14 @@ def _compact(
         scans = _scans(workers, plan, watcher)
         identity = scan_identity(plan, buffer)
         found = analysis = analyse(plan, scans, identity)
-        if isinstance(found, Analysis) and found.aging and plan.policy.settings.compacts:
+        if isinstance(found, Analysis) and found.affected and plan.policy.settings.compacts:
             analysis = _one(workers, plan, lambda: with_what_is_old(plan, found, scans, identity, chunk_buffer(plan)))
     if isinstance(analysis, PartitionResult):
         return analysis
     limits, cores = plan.run.limits, workers.cores
     cleaned, tally, peak, splits = list[Segment](), Tally(), 0, list[Split]()
     with clock.phase("clean"):
-        if analysis.aging:
+        if analysis.affected:
             done = _expire(workers, plan, analysis)
             if isinstance(done, PartitionResult):
                 return done

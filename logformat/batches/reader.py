@@ -1,4 +1,4 @@
-"""Reader of `.log` files, one after another: the one walk that everything shares which looks at batches or records.
+"""Reader of `.log` files, one after another: the walk of all that looks at batches or records, except the cleaner.
 
     reader = LogReader(secret=secret)
     for chunk in reader.chunks(log):

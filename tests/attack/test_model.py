@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lastkey.udfs.compact.one_task import compact_partition as one_task
+from lastkey.udfs.compact.one_task import passes
 from tests.attack import model
 from tests.attack.histories import Said
 from tests.attack.model import KNOWN, Case, Tally, failure, shrunk
@@ -73,7 +73,7 @@ def test_a_winner_that_the_cleaner_drops_is_found(monkeypatch: pytest.MonkeyPatc
     """The product forgets that one record is the last of its key. Its own checks before the commit compare the written
     bytes with its decisions, and find nothing.
     """
-    marker = one_task.marker
+    marker = passes.last_offset_decider
 
     def forgetting(table: Any, first_dirty_offset: int) -> Any:
         mark_last = marker(table, first_dirty_offset)
@@ -84,7 +84,7 @@ def test_a_winner_that_the_cleaner_drops_is_found(monkeypatch: pytest.MonkeyPatc
 
         return forget_one
 
-    monkeypatch.setattr(one_task, "marker", forgetting)
+    monkeypatch.setattr(passes, "last_offset_decider", forgetting)
     assert "it is the last of its key" in lost(tmp_path)
 
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lastkey.udfs.yields.schedule import READS, READS_OF_ALL, WRITES, Policy, Segments, choose
+from lastkey.udfs.yields.schedule import READS, READS_OF_ALL, WRITES, ScheduleLimits, Segments, choose
 
 RECORD = 100  # bytes
 SEGMENTS = 40  # of the live records at the start
@@ -103,7 +103,7 @@ def simulate(night: Night, keys: int, rule: Rule, nights: int = NIGHTS, skip: in
     applied = np.zeros(len(records), np.int64)  # the last night whose records a segment was cleaned with
     dead = np.zeros(len(records), np.int64)
     whole = rule.min_yield is None
-    policy = Policy(1.0 if rule.min_yield is None else rule.min_yield, None, rule.segment_bytes)
+    policy = ScheduleLimits(1.0 if rule.min_yield is None else rule.min_yield, None, rule.segment_bytes)
     key_files = np.zeros(nights + skip + 1)
     io = np.zeros((nights + skip, len(PARTS)))
     waiting: list[np.ndarray] = []

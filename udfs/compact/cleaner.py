@@ -199,7 +199,7 @@ def batch_retention(
 
 @dataclass(frozen=True)
 class Rules:
-    """Inputs of all decisions about a partition's batches, except the last offsets; the same for every segment."""
+    """Inputs of all decisions about batches, except the last offsets; a kind of run may change some for a segment."""
 
     now_ms: int
     delete_retention_ms: int

@@ -21,7 +21,6 @@ NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 Schedule = Literal["full", "yield"]
 
-ANOTHER_LOG: Final = "topic recreated, archive rolled back or converted, or another cluster: --reset starts over"
 MOST_RANGES: Final = 1_000  # of erased offsets that a run names, of each partition; it counts all
 
 

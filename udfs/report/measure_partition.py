@@ -33,8 +33,7 @@ from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import Rules
-from lastkey.udfs.compact.one_task.compact_partition import clean_everything
-from lastkey.udfs.compact.one_task.passes import Clock
+from lastkey.udfs.compact.one_task.passes import Clock, clean_everything
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
@@ -178,7 +177,7 @@ class Walk:
         dead = counters["dropped_superseded"] + counters["dropped_tombstones"] + counters["dropped_null_key"] + aborted
         some_time = int(sums[sums_of.MAX_TIME]) >= 0
         return SegmentProfile(
-            base_offset=source.base_offset,
+            base_offset=source.first_offset,
             size_bytes=source.size,
             batches=source.segment.batches,
             records=records + aborted,
@@ -369,7 +368,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     else:
         kept = until_high_watermark(plan, scans, notes)
         check_tails(plan, kept, notes)
-        end = max(kept[-1].base_offset, kept[-1].last_offset + 1)
+        end = max(kept[-1].first_offset, kept[-1].last_offset + 1)
         check_checkpoints(plan, end)
         check_gaps(plan, kept, end, notes)
         out = PartitionProfile(plan.input.topic, plan.input.partition, False, 0, notes=tuple(notes))
@@ -390,7 +389,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         bytes_if_compacted=None if isinstance(gain, Problem) else size - gain,
         segments=segments,
         log_start_offset=plan.input.log_start_offset,
-        log_end_offset=max(scans[-1].base_offset, scans[-1].last_offset + 1),
+        log_end_offset=max(scans[-1].first_offset, scans[-1].last_offset + 1),
         expiring=_expiring(plan, scans),
         bytes_after_is_estimate=walk.estimated or tally.recompressed_bytes > 0,
         counters=dict(zip(COUNTER_NAMES, counters.tolist(), strict=True)) if analysis else {},
@@ -424,8 +423,8 @@ def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expi
     """Return what retention would delete, by the headers alone, before anything is cleaned."""
     facts = facts_of(sources)
     by_rule = expired(plan, facts, sealed=False)
-    ends = [*(s.base_offset for s in sources[1:]), 0]  # the last one stays
-    rows = [(s.base_offset, end, s.segment.records, s.size) for s, end in zip(sources, ends, strict=True)]
+    ends = [*(s.first_offset for s in sources[1:]), 0]  # the last one stays
+    rows = [(s.first_offset, end, s.segment.records, s.size) for s, end in zip(sources, ends, strict=True)]
     return summarize_expired(by_rule, rows[: sum(by_rule.values())], facts.bytes_above)
 
 

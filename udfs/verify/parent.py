@@ -26,7 +26,7 @@ _LISTED = 20  # records that a row names one by one; the others are counted
 
 @dataclass(frozen=True)
 class AllowedDrops:
-    """AllowedDrops by which records may be missing from the generation."""
+    """Rules by which records may be missing from the generation."""
 
     now_ms: int
     legacy_horizon_ms: int  # tombstones of magic 0, 1 may go where their segment's mtime is not above it

@@ -38,7 +38,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Policy:
+class ScheduleLimits:
     """Limits of a schedule."""
 
     min_yield: float = 0.2  # dead share from which a segment is rewritten
@@ -68,7 +68,7 @@ def cost_of(size_bytes: np.ndarray) -> np.ndarray:
     return (READS + WRITES) * size_bytes
 
 
-def choose(segments: Segments, policy: Policy) -> Schedule:
+def choose(segments: Segments, policy: ScheduleLimits) -> Schedule:
     """Return the segments that a run by yield rewrites."""
     share, cost = segments.dead_share(), cost_of(segments.size_bytes)
     live = segments.size_bytes * (1 - share)

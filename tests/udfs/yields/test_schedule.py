@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastkey.udfs.yields.schedule import FAN_IN, KEPT, MERGED, MUST, YIELD, Policy, Segments, choose, cost_of
+from lastkey.udfs.yields.schedule import FAN_IN, KEPT, MERGED, MUST, YIELD, ScheduleLimits, Segments, choose, cost_of
 
 NO_MERGING = 1  # byte: nothing fits
 
@@ -31,7 +31,7 @@ LOGS = st.integers(1, 30).flatmap(
     )
 )
 POLICIES = st.builds(
-    Policy,
+    ScheduleLimits,
     min_yield=st.sampled_from([0.0, 0.2, 1.0]),
     io_budget_bytes=st.none() | st.integers(0, 10**10),
     segment_bytes=st.sampled_from([NO_MERGING, 10**6, 2**30]),
@@ -39,7 +39,7 @@ POLICIES = st.builds(
 
 
 @given(LOGS, POLICIES)
-def test_what_must_is_rewritten_and_the_budget_kept_for_the_rest(log: Segments, policy: Policy) -> None:
+def test_what_must_is_rewritten_and_the_budget_kept_for_the_rest(log: Segments, policy: ScheduleLimits) -> None:
     schedule = choose(log, policy)
     assert ((schedule.reason == MUST) == log.must).all()
     cost = cost_of(log.size_bytes)
@@ -54,7 +54,7 @@ def test_what_must_is_rewritten_and_the_budget_kept_for_the_rest(log: Segments, 
 
 
 @given(LOGS, POLICIES)
-def test_nothing_is_gained_where_nothing_is_dead(log: Segments, policy: Policy) -> None:
+def test_nothing_is_gained_where_nothing_is_dead(log: Segments, policy: ScheduleLimits) -> None:
     none = np.zeros(len(log.records), np.int64)
     schedule = choose(Segments(log.size_bytes, log.records, none, none > 0), policy)
     assert not (schedule.reason == YIELD).any()
@@ -63,7 +63,7 @@ def test_nothing_is_gained_where_nothing_is_dead(log: Segments, policy: Policy) 
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=30), POLICIES)
-def test_of_equal_segments_those_with_more_dead_go_first(shares: list[float], policy: Policy) -> None:
+def test_of_equal_segments_those_with_more_dead_go_first(shares: list[float], policy: ScheduleLimits) -> None:
     log = segments(10**6, np.array(shares))
     taken = choose(log, policy).reason == YIELD
     if taken.any() and not taken.all():
@@ -71,7 +71,7 @@ def test_of_equal_segments_those_with_more_dead_go_first(shares: list[float], po
 
 
 @given(LOGS, POLICIES)
-def test_outputs_are_neighbours_that_fit_into_one_segment(log: Segments, policy: Policy) -> None:
+def test_outputs_are_neighbours_that_fit_into_one_segment(log: Segments, policy: ScheduleLimits) -> None:
     schedule = choose(log, policy)
     live = log.size_bytes * (1 - log.dead_share())
     assert ((schedule.output >= 0) == (schedule.reason != KEPT)).all()
@@ -82,7 +82,7 @@ def test_outputs_are_neighbours_that_fit_into_one_segment(log: Segments, policy:
 
 
 def test_small_neighbours_become_one_and_large_ones_stay() -> None:
-    policy = Policy(segment_bytes=10**6)
+    policy = ScheduleLimits(segment_bytes=10**6)
     large, small = [10**6] * 3, [10**4] * FAN_IN
     assert not choose(segments(np.array(large + small[1:]), 0.0), policy).reason.any()
     schedule = choose(segments(np.array(large + small + large), 0.0), policy)
@@ -92,7 +92,7 @@ def test_small_neighbours_become_one_and_large_ones_stay() -> None:
 
 def test_each_byte_is_merged_a_logarithmic_number_of_times() -> None:
     """500 segments of 1 KB come one by one, and none of their records dies."""
-    policy, sizes, moved, most = Policy(segment_bytes=10**6), [], 0, 0
+    policy, sizes, moved, most = ScheduleLimits(segment_bytes=10**6), [], 0, 0
     for _ in range(500):
         sizes.append(1000)
         schedule = choose(segments(np.array(sizes), 0.0), policy)
@@ -109,4 +109,4 @@ def test_each_byte_is_merged_a_logarithmic_number_of_times() -> None:
 @pytest.mark.parametrize(("budget", "reason"), [(None, [YIELD, YIELD]), (10**7, [KEPT, YIELD]), (10**6, [KEPT, KEPT])])
 def test_a_segment_that_never_fits_keeps_no_other_one_waiting(budget: int | None, reason: list[int]) -> None:
     log = segments(np.array([10**9, 10**6]), np.array([0.9, 0.6]))
-    assert choose(log, Policy(io_budget_bytes=budget, segment_bytes=NO_MERGING)).reason.tolist() == reason
+    assert choose(log, ScheduleLimits(io_budget_bytes=budget, segment_bytes=NO_MERGING)).reason.tolist() == reason

@@ -94,7 +94,7 @@ class Tally:
         return dict(zip(COUNTER_NAMES, self.counters.tolist(), strict=True))
 
 
-MarkLast = Callable[[Run, np.ndarray], None]  # a decider: fills bool[len(run.spans)], whether a record may stay
+Decider = Callable[[Run, np.ndarray], None]  # a decider: fills bool[len(run.spans)], whether a record may stay
 # (BATCH[n] of a chunk, bool[n]: records that go or stay in any case) -> int8[n], a verdict on each batch (`verdicts`)
 VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
@@ -107,7 +107,7 @@ ChunksOf = Callable[[Any], Iterator[Chunk]]  # called with the segment's open lo
 class Pass:
     """One pass over source segments: its decider, the memory that it reads through, and its counters."""
 
-    mark: MarkLast
+    decider: Decider
     loader: BodyLoader
     buffer: ChunkBuffer
     tally: Tally
@@ -143,19 +143,19 @@ def clean_chunk(
         thinned=chunk.bodies,
     ):  # fmt: skip
         part = slice(run.first, run.first + len(run.batches))
-        is_last = np.empty(len(run.spans), np.bool_)
+        may_stay = np.empty(len(run.spans), np.bool_)
         if undecided[part].any():
-            of.mark(replace(run, wanted=run.wanted & ~undecided[part]), is_last)
-            is_last[np.repeat(undecided[part], run.bodies["n_records"])] = True
+            of.decider(replace(run, wanted=run.wanted & ~undecided[part]), may_stay)
+            may_stay[np.repeat(undecided[part], run.bodies["n_records"])] = True
         else:
-            of.mark(run, is_last)
+            of.decider(run, may_stay)
         kept = np.ones(len(run.spans), np.bool_)  # of a batch with a verdict all that are here
         cleaned = np.zeros(len(run.batches), CLEANED)
         decide(
             run.batches,
             run.bodies,
             run.spans,
-            is_last,
+            may_stay,
             retention[part],
             drop[part],
             discardable[part],

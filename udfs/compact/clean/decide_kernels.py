@@ -48,7 +48,7 @@ def decide(
     batches: np.ndarray,
     bodies: np.ndarray,
     spans: np.ndarray,
-    is_last: np.ndarray,
+    may_stay: np.ndarray,
     retention: np.ndarray,
     drop_records: np.ndarray,
     discardable: np.ndarray,
@@ -67,13 +67,13 @@ def decide(
 ) -> None:
     """Decide for every record (kept: bool[len(spans)]) and batch (cleaned: CLEANED[n]); add to the counters: int64[].
 
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; is_last: bool[len(spans)]; retention: int8[n]; drop_records,
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; may_stay: bool[len(spans)]; retention: int8[n]; drop_records,
     discardable: bool[n]; verdicts: int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its
     records are known to stay, or to be superseded (`block_kernels.batch_verdicts`); of any other one the records that
     it has in its header and not here are superseded (`thinned`). new_horizon_ms: now +
     delete.retention.ms; if negative, the sum overflowed and no horizon is set. oldest_ms: drop data records with an
     earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
-    compacts: if False, only their time, and is_last, remove records. tombstones_from: from this offset on they stay.
+    compacts: if False, only their time, and may_stay, remove records. tombstones_from: from this offset on they stay.
     keeps_end: no segment behind tells the end of the last batch.
     """
     for i in range(batches.shape[0]):
@@ -108,7 +108,7 @@ def decide(
                 if control:
                     pass
                 elif not compacts:
-                    if not is_last[row]:
+                    if not may_stay[row]:
                         keep = False
                         counters[DROPPED_ERASED] += 1
                 elif span.null_key:
@@ -116,7 +116,7 @@ def decide(
                     if not keep_null_keys:
                         keep = False
                         counters[DROPPED_NULL_KEY] += 1
-                elif not is_last[row]:
+                elif not may_stay[row]:
                     keep = False
                     counters[DROPPED_SUPERSEDED] += 1
                 elif span.null_value and body.base_offset + span.offset_delta < tombstones_from:

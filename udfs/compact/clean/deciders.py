@@ -1,4 +1,4 @@
-"""Deciders: which records of a run of batches stay.
+"""Deciders: which records of a run of batches may stay; and the files of keys from which a later run decides.
 
 KeyTable     the last record of each key, on the way backwards through the log, in bounded memory
 Winners      the record of the highest version, if `compaction.strategy` is timestamp or header. From the end on the
@@ -26,7 +26,7 @@ from lastkey.logformat.errors import CHANGED_HINT, NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.udfs.compact.clean.clean_batches import MarkLast
+from lastkey.udfs.compact.clean.clean_batches import Decider
 from lastkey.udfs.compact.clean.key_kernels import (
     ERASED,
     SLOT,
@@ -114,7 +114,7 @@ class KeyTable:
         return larger is not None
 
 
-def marker(table: KeyTable, first_dirty_offset: int) -> MarkLast:
+def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
     """Return a function that marks the last records of a run, by a table of the keys behind it. It raises TooManyKeys.
 
     first_dirty_offset: records below it are looked up only.

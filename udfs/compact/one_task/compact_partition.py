@@ -1,7 +1,7 @@
 """The whole compaction of one partition in one task: scan, decide, rewrite, read back.
 
 The steps run in an order that survives a crash: read and check all input; decide; write new segments with their side
-files into a folder that nobody knows; read back; flush. The driver makes the folder visible (`jobs.store.tables`). The
+files into a folder that nobody knows; read back; flush. The driver makes the folder visible (`jobs.store.writing`). The
 task reads each input byte twice (headers and checksums; records) and decompresses it once; it writes each output byte
 once and reads it once.
 """
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
-from lastkey.logformat.listing import Segment
 from lastkey.udfs.attempt import attempt, peak_memory
-from lastkey.udfs.compact.clean.clean_batches import Pass, Tally
-from lastkey.udfs.compact.clean.deciders import KeyTable, TooManyKeys, find_winners, marker
+from lastkey.udfs.compact.clean.clean_batches import Tally
+from lastkey.udfs.compact.clean.deciders import TooManyKeys
 from lastkey.udfs.compact.one_task.passes import (
     Cleaned,
     Clock,
     KeysLost,
     clean_by_yield,
-    clean_groups,
-    expire_records,
+    clean_everything,
+    remove_records,
     with_what_is_old,
 )
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
@@ -77,8 +75,8 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     step("segments scanned")
     tally = Tally()
     with clock.phase("clean"):
-        if analysis.aging:
-            done = expire_records(plan, analysis, tally, buffer)
+        if analysis.affected:
+            done = remove_records(plan, analysis, tally, buffer)
             if isinstance(done, PartitionResult):
                 return done
             analysis, segments = done
@@ -119,17 +117,3 @@ def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
             f"{found} records without one",
             hint="compaction would drop them: --null-keys keep or drop, or leave this topic out",
         )
-
-
-def clean_everything(
-    plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock
-) -> list[Segment]:
-    """Clean all groups; return the new segments in order. Raises TooManyKeys."""
-    if plan.policy.settings.by_offset:
-        table = KeyTable(plan.run.limits.task_memory_bytes // 2)
-        mark = marker(table, analysis.cleanable.first_dirty_offset)
-    else:
-        sources = (analysis.sources[number] for numbers in analysis.groups for number in numbers)
-        mark = find_winners(plan, sources, analysis.rules, buffer).mark
-    of = Pass(mark, plan.loader(plan.run.secret), buffer, tally)
-    return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)

@@ -42,8 +42,9 @@ from lastkey.udfs.compact.clean.deciders import (
     KeyTable,
     PendingKeys,
     TooManyKeys,
+    find_winners,
     known_from,
-    marker,
+    last_offset_decider,
     pending_of,
     read_keys,
     write_keys,
@@ -56,7 +57,7 @@ from lastkey.udfs.compact.scan.analyse import Analysis, analyse, groups_of
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.segments import LastBatch, SegmentScan, can_begin_at
 from lastkey.udfs.yields.key_filter import count_held
-from lastkey.udfs.yields.schedule import REASONS, Policy, Segments, choose
+from lastkey.udfs.yields.schedule import REASONS, ScheduleLimits, Segments, choose
 
 
 class Clock:
@@ -126,6 +127,20 @@ def clean_groups(
     return out[::-1]
 
 
+def clean_everything(
+    plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer, clock: Clock
+) -> list[Segment]:
+    """Clean all groups; return the new segments in order. Raises TooManyKeys."""
+    if plan.policy.settings.by_offset:
+        table = KeyTable(plan.run.limits.task_memory_bytes // 2)
+        mark = last_offset_decider(table, analysis.cleanable.first_dirty_offset)
+    else:
+        sources = (analysis.sources[number] for numbers in analysis.groups for number in numbers)
+        mark = find_winners(plan, sources, analysis.rules, buffer).mark
+    of = Pass(mark, plan.loader(plan.run.secret), buffer, tally)
+    return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)
+
+
 class KeysLost(Exception):
     """Key files of earlier runs are gone or damaged: everything must be cleaned."""
 
@@ -146,15 +161,15 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     """Clean what is new and what pays. Raises TooManyKeys, and KeysLost if keys that are needed cannot be read."""
     dirty, sources = analysis.cleanable.first_dirty_offset, analysis.sources
     below = sorted(analysis.replaced)
-    fresh = [n for n in below if sources[n].base_offset >= dirty]
-    older = [n for n in below if sources[n].base_offset < dirty]
+    fresh = [n for n in below if sources[n].first_offset >= dirty]
+    older = [n for n in below if sources[n].first_offset < dirty]
     rows = {n: row for n in older if (row := plan.input.segments[n]).is_written}
     applied = {n: row.applied_to for n, row in rows.items()}
     pending = pending_of(rows.values())
     if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
         raise KeysLost
     table = KeyTable(plan.run.limits.task_memory_bytes // 2)
-    of = Pass(marker(table, dirty), plan.loader(plan.run.secret), buffer, tally)
+    of = Pass(last_offset_decider(table, dirty), plan.loader(plan.run.secret), buffer, tally)
     keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *applied.values()]))
     written = clean_groups(plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, of, clock)
     keys = table.keys()
@@ -229,10 +244,10 @@ def _rules_of(
 Rows = Mapping[int, Segment]  # rows of the last generation, by number of the source
 
 
-def policy_of(plan: PartitionPlan) -> Policy:
+def schedule_limits(plan: PartitionPlan) -> ScheduleLimits:
     """Return the limits of a partition's schedule."""
     settings = plan.policy.settings
-    return Policy(settings.compaction_min_yield, plan.policy.io_budget_bytes, settings.segment_bytes)
+    return ScheduleLimits(settings.compaction_min_yield, plan.policy.io_budget_bytes, settings.segment_bytes)
 
 
 def older_segments(rows: Sequence[Segment], dead: Sequence[int]) -> Segments:
@@ -276,7 +291,7 @@ def schedule_of(
     sources = [analysis.sources[n] for n in numbers]
     dead = [superseded.get(n, rows[n].superseded) for n in numbers]
     must = np.array([s.facts_bytes == 0 or n not in superseded for n, s in zip(numbers, sources, strict=True)], bool)
-    older, policy = replace(older_segments([rows[n] for n in numbers], dead), must=must), policy_of(plan)
+    older, policy = replace(older_segments([rows[n] for n in numbers], dead), must=must), schedule_limits(plan)
     schedule = choose(older, policy)
     past = np.array([rows[n].tombstones > 0 for n in numbers], bool)
     past &= np.array([-1 < s.last_horizon_ms <= plan.run.now_ms for s in sources], bool)
@@ -301,19 +316,19 @@ def with_what_is_old(
     """Return the analysis of a compacted partition that was not due: as for --force, if it holds records that are too
     old. Return the result if it holds none and no whole segment expires.
     """
-    if not (analysis.aging and plan.policy.settings.compacts):
+    if not (analysis.affected and plan.policy.settings.compacts):
         return analysis
     forced = analyse(replace(plan, run=replace(plan.run, force=True)), scans, identity)
     if isinstance(forced, Analysis) and _any_is_old(plan, analysis, len(forced.replaced), buffer):
         return forced  # else nothing may be cleaned yet
-    return analysis.not_due or replace(analysis, aging=range(0))
+    return analysis.not_due or replace(analysis, affected=range(0))
 
 
 def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
     """Return whether one of the first `stop` sources holds a record that is too old."""
     rules, tally = replace(analysis.rules, dry_run=True), Tally()
     of = Pass(_mark_all, plan.loader(None), buffer, tally)
-    for number in range(analysis.aging.start, min(analysis.aging.stop, stop)):
+    for number in range(analysis.affected.start, min(analysis.affected.stop, stop)):
         one = analysis.sources[number]
         if plan.may_hold_old(one.segment):
             for _ in clean_forwards(of, one, rules):
@@ -322,7 +337,7 @@ def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: Chun
     return bool(tally["dropped_expired"])
 
 
-def expire_records(
+def remove_records(
     plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer: ChunkBuffer
 ) -> tuple[Analysis, list[Segment]] | PartitionResult:
     """Return the analysis, completed by what the pass learned, and the segments that replace its sources `replaced`.
@@ -335,7 +350,7 @@ def expire_records(
     counter = "dropped_expired" if erasing is None else "dropped_erased"
     written: dict[int, list[Segment]] = {}  # by number of the source
     min_timestamps: dict[int, int] = {}
-    for number in reversed(analysis.aging):
+    for number in reversed(analysis.affected):
         source = analysis.sources[number]
         if erasing is None and not written and not plan.may_hold_old(source.segment):
             continue

@@ -2,7 +2,7 @@
 every segment.
 
 A generation's folder holds everything that a broker needs beside each `.log`, also for the segments whose `.log` stays
-in the archive. Nobody sees these files before `jobs.store.tables` commits.
+in the archive. Nobody sees these files before `jobs.store.writing` commits.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def write_generation(
     """
     cleaned = [_with_sources(analysis, row) for row in cleaned]
     members: list[Segment | int] = [*cleaned, *analysis.untouched]
-    members.sort(key=lambda one: analysis.sources[one].base_offset if isinstance(one, int) else one.base_offset)
+    members.sort(key=lambda one: analysis.sources[one].first_offset if isinstance(one, int) else one.base_offset)
     facts = _facts(analysis, members)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
@@ -154,7 +154,7 @@ def _with_sources(analysis: Analysis, row: Segment) -> Segment:
     """Return the row of a cleaned segment with the size of its sources, what it has met, and what filters said would go
     from its sources. A source that became several segments counts for the one that holds its base.
     """
-    starts, superseded = [s.base_offset for s in analysis.sources], analysis.superseded
+    starts, superseded = [s.first_offset for s in analysis.sources], analysis.superseded
     numbers = range(bisect_left(starts, row.base_offset), bisect_left(starts, row.next_offset))
     sources = analysis.sources[numbers.start : numbers.stop]
     row = replace(
@@ -187,7 +187,7 @@ def _facts(analysis: Analysis, members: Sequence[Segment | int]) -> SegmentFacts
     for one in members:
         if isinstance(one, int):
             s = analysis.sources[one]
-            rows.append((s.base_offset, s.size, s.segment.max_timestamp_ms, s.mtime_ms))
+            rows.append((s.first_offset, s.size, s.segment.max_timestamp_ms, s.mtime_ms))
         else:
             rows.append((one.base_offset, one.size_bytes, one.max_timestamp_ms, one.mtime_ms))
     base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
@@ -199,7 +199,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
     """Write an empty segment of ours in place of a source. Without a number: write it at the log end, as a broker rolls
     one first if retention removes everything.
     """
-    base = analysis.sources[number].base_offset if number >= 0 else analysis.log_end_offset
+    base = analysis.sources[number].first_offset if number >= 0 else analysis.log_end_offset
     end = analysis.end_of(number) if number >= 0 else base
     segment = analysis.sources[number].segment
     empty = manifest_row(new_segment(base, end, segment.mtime_ms))
@@ -220,16 +220,16 @@ def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> Segment:
         return row
     store = folder_of(plan)
     if source.segment.from_offset:
-        row = replace(row, root="store", path=f"{plan.run.folder}/{segment_file(source.base_offset, 'log')}")
+        row = replace(row, root="store", path=f"{plan.run.folder}/{segment_file(source.first_offset, 'log')}")
         _copy_rest(source, store, row.path)
     checksums = write_indexes(
-        store, plan.run.folder, source.base_offset, source.offset_index, source.time_index, txn_index
+        store, plan.run.folder, source.first_offset, source.offset_index, source.time_index, txn_index
     )
     return replace(row, side_files=json.dumps(checksums))
 
 
 def _txn_index(analysis: Analysis, number: int) -> bytes:
-    base, end = analysis.sources[number].base_offset, analysis.end_of(number)
+    base, end = analysis.sources[number].first_offset, analysis.end_of(number)
     inside = (analysis.aborted["last_offset"] >= base) & (analysis.aborted["last_offset"] < end)
     return transaction_index.write(analysis.aborted[inside])
 
@@ -241,7 +241,7 @@ def untouched_row(plan: PartitionPlan, analysis: Analysis, number: int) -> Segme
     return replace(
         segment,
         root="store" if plan.is_ours(segment) else "archive",
-        base_offset=source.base_offset,
+        base_offset=source.first_offset,
         size_bytes=source.size,
         next_offset=analysis.end_of(number),
         source_bytes=source.size,
@@ -282,7 +282,7 @@ def _snapshots(
     transaction.
     """
     files = {}
-    starts = [s.base_offset for s in analysis.sources]
+    starts = [s.first_offset for s in analysis.sources]
     given = {s.offset: s for s in plan.input.snapshots}
     for base in bases:
         if base == log_start_offset:

@@ -20,13 +20,13 @@ from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
 from lastkey.udfs.compact.plan import Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import (
-    aging_sources,
+    affected_sources,
     cleanable_now,
     expired,
     facts_of,
     not_due,
     retention_held_back,
-    rules_of_time,
+    rules_of_removal,
 )
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
@@ -68,7 +68,7 @@ class Analysis:
     gaps: tuple[Gap, ...] = ()  # gaps that the compaction passes over
     sealed: bool = False  # nothing will be appended to the last source
     not_due: PartitionResult | None = None  # set if nothing is compacted and no whole segment expires
-    aging: range = range(0)  # numbers of the sources that may lose records by their time alone
+    affected: range = range(0)  # numbers of the sources that may lose records by their time alone
     replaced: frozenset[int] = frozenset()  # numbers of the sources that new segments replace
     superseded: Mapping[int, int] = field(default_factory=dict)  # number of a source: dead records, by filters
     min_timestamps: Mapping[int, int] = field(
@@ -88,12 +88,12 @@ class Analysis:
     def group(self, numbers: range) -> Segment:
         """Return the segment that these sources become, before it is written."""
         first, last = self.sources[numbers.start], self.sources[numbers.stop - 1]
-        return new_segment(first.base_offset, self.end_of(numbers.stop - 1), last.mtime_ms)
+        return new_segment(first.first_offset, self.end_of(numbers.stop - 1), last.mtime_ms)
 
     def end_of(self, number: int) -> int:
         """Return the end of a source's range: the next source's base, or the log end."""
         if number + 1 < len(self.sources):
-            return self.sources[number + 1].base_offset
+            return self.sources[number + 1].first_offset
         return self.log_end_offset
 
 
@@ -102,13 +102,13 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     notes: list[str] = []
     scans = until_high_watermark(plan, scans, notes)
     check_tails(plan, scans, notes)
-    log_end = max(scans[-1].base_offset, scans[-1].last_offset + 1)
+    log_end = max(scans[-1].first_offset, scans[-1].last_offset + 1)
     last_batch = check_identity(plan, scans, identity, log_end)
     check_checkpoints(plan, log_end)
     gaps = check_gaps(plan, scans, log_end, notes)
     producers, aborted = _replay(scans)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
-    open_ones = open_batches(rows, plan.input.log_start_offset, [*(s.base_offset for s in scans), log_end])
+    open_ones = open_batches(rows, plan.input.log_start_offset, [*(s.first_offset for s in scans), log_end])
     lost, shows, transactions = undecided_batches(rows, plan.input.log_start_offset)
     note_undecided(scans, transactions, notes)
     undecided, witnesses = rows["base_offset"][lost], rows["base_offset"][shows]
@@ -121,7 +121,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     by_rule = expired(plan, facts, sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
     if plan.policy.erasing is None and (plan.policy.settings.retention.has_limit or not plan.policy.settings.compacts):
-        active = log_end if sealed else scans[-1].base_offset
+        active = log_end if sealed else scans[-1].first_offset
         paths = [s.path for s in scans]
         stays = retention_held_back(plan, facts, paths, first=sum(by_rule.values()), active=active)
         held_back += stays
@@ -129,16 +129,16 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     result = not_due(plan, dirty, log_end, cleanable, held_back)
     result = replace(result, notes=tuple(notes), log=replace(result.log, last_batch=last_batch, gaps=gaps))
     reason = result if nothing else None
-    aging = range(0) if due else aging_sources(plan, scans, log_end, final, sealed)
-    end = cleanable.first_uncleanable_offset if due else scans[0].base_offset
+    affected = range(0) if due else affected_sources(plan, scans, log_end, final, sealed)
+    end = cleanable.first_uncleanable_offset if due else scans[0].first_offset
     check_ends_known(plan, scans, gaps, end, is_denied)
-    if reason is not None and not aging:
+    if reason is not None and not affected:
         return reason
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
-    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.base_offset < end)])
+    rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.first_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     discardable[np.isin(rows["base_offset"], undecided)] = False
-    numbers = [i for i, s in enumerate(scans) if s.base_offset < end]
+    numbers = [i for i, s in enumerate(scans) if s.first_offset < end]
     all_aborted = by_marker(np.concatenate([in_index, index_only]))
     return Analysis(
         sources=list(scans),
@@ -146,7 +146,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         cleanable=cleanable,
         rules=_rules(plan, scans, cleanable, final, rows, discardable, undecided, witnesses)
         if due
-        else rules_of_time(plan, log_end, final, witnesses),
+        else rules_of_removal(plan, log_end, final, witnesses),
         groups=groups_of(plan, scans[: len(numbers)], end),
         producers=producers,
         open_transactions=open_ones,
@@ -157,7 +157,7 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         gaps=gaps,
         sealed=sealed,
         not_due=reason,
-        aging=aging,
+        affected=affected,
         replaced=frozenset(numbers),
     )
 
@@ -167,7 +167,7 @@ def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int
     last one's range.
     """
     return cleaner.group_segments_by_size(
-        [s.base_offset for s in scans],
+        [s.first_offset for s in scans],
         [s.size for s in scans],
         [len(s.offset_index) for s in scans],
         [len(s.time_index) for s in scans],
@@ -220,7 +220,7 @@ def _loaded_producers(
     plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, notes: list[str]
 ) -> tuple[ProducerState, str]:
     """Return the producers at the log end, and the path of the snapshot that they are based on; "" without one."""
-    border = {s.base_offset: i for i, s in enumerate(scans)}
+    border = {s.first_offset: i for i, s in enumerate(scans)}
     border[log_end] = len(scans)
     for snapshot in sorted(plan.input.snapshots, key=lambda s: -s.offset):
         if snapshot.offset not in border or snapshot.offset <= plan.input.log_start_offset:
@@ -252,7 +252,7 @@ def _rules(
     undecided: np.ndarray,
     witnesses: np.ndarray,
 ) -> Rules:
-    before = [s for s in scans if s.base_offset < cleanable.first_dirty_offset]
+    before = [s for s in scans if s.first_offset < cleanable.first_dirty_offset]
     entries = producers.entries()
     return Rules(
         now_ms=plan.run.now_ms,
@@ -261,7 +261,7 @@ def _rules(
         legacy_horizon_ms=before[-1].mtime_ms - plan.policy.settings.delete_retention_ms
         if before
         else cleaner.NO_LEGACY_HORIZON,
-        keeps_end=scans[-1].base_offset < cleanable.first_uncleanable_offset,
+        keeps_end=scans[-1].first_offset < cleanable.first_uncleanable_offset,
         keep_null_keys=plan.policy.settings.null_keys == "keep",
         producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
         txn_base_offsets=rows["base_offset"].copy(),

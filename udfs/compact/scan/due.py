@@ -25,7 +25,7 @@ from lastkey.udfs.segments import SegmentScan
 def facts_of(sources: Sequence[SegmentScan]) -> SegmentFacts:
     """Return the facts about scanned segments that the rules need."""
     return SegmentFacts(
-        np.array([s.base_offset for s in sources], np.int64),
+        np.array([s.first_offset for s in sources], np.int64),
         np.array([s.size for s in sources], np.int64),
         np.array([s.segment.max_timestamp_ms for s in sources], np.int64),
         np.array([s.first_timestamp for s in sources], np.int64),
@@ -45,7 +45,7 @@ def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool) -> dict[R
     )
 
 
-def aging_sources(
+def affected_sources(
     plan: PartitionPlan, sources: Sequence[SegmentScan], log_end: int, producers: ProducerState, sealed: bool
 ) -> range:
     """Return the numbers of the sources from the first that stays to the last that may hold a record that is too old,
@@ -58,14 +58,14 @@ def aging_sources(
     facts = facts_of(sources)
     limit = cleaner.cleanable_range(
         facts,
-        first_dirty=sources[0].base_offset,
+        first_dirty=sources[0].first_offset,
         log_end_offset=log_end,
-        active_base_offset=log_end if sealed else sources[-1].base_offset,
+        active_base_offset=log_end if sealed else sources[-1].first_offset,
         last_stable_offset=producers.last_stable_offset(log_end),
         min_compaction_lag_ms=0,
         now_ms=plan.run.now_ms,
     ).first_uncleanable_offset
-    stop = sum(s.base_offset < limit for s in sources)
+    stop = sum(s.first_offset < limit for s in sources)
     while stop and not plan.may_hold_old(sources[stop - 1].segment):
         stop -= 1
     settings = replace(plan.policy.settings, retention_bytes=-1)
@@ -74,7 +74,7 @@ def aging_sources(
     return range(min(first, stop), stop)
 
 
-def rules_of_time(plan: PartitionPlan, log_end: int, producers: ProducerState, witnesses: np.ndarray) -> Rules:
+def rules_of_removal(plan: PartitionPlan, log_end: int, producers: ProducerState, witnesses: np.ndarray) -> Rules:
     """Return rules that drop only records that are too old, or of erased keys. witnesses: as in Rules."""
     entries, none = producers.entries(), np.empty(0, np.int64)
     return Rules(
@@ -105,7 +105,7 @@ def cleanable_now(
         start = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
         return CleanableRange(start, start, 0, 0), False, ()
     whole = len(scans) == len(plan.input.segments)
-    active = log_end if plan.run.sealed and whole else scans[-1].base_offset
+    active = log_end if plan.run.sealed and whole else scans[-1].first_offset
     dirty = (
         plan.input.log_start_offset
         if plan.run.force
@@ -122,7 +122,7 @@ def cleanable_now(
     )
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
     due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.run.force)
-    if due and cleanable.first_uncleanable_offset > scans[0].base_offset:
+    if due and cleanable.first_uncleanable_offset > scans[0].first_offset:
         return cleanable, True, ()
     paths = [s.path for s in scans]
     opened = _oldest_open(producers, rows, facts.base_offset, paths)

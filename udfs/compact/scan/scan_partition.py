@@ -29,12 +29,12 @@ from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, MAX_OFFSET
-from lastkey.udfs.compact.plan import ANOTHER_LOG, Gap, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import may_expire, unread_result
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
 from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
 from lastkey.udfs.holes import ACCEPT_HINT, Hole, gap, indexed_end, missing, missing_below
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import ANOTHER_LOG, Problem
 from lastkey.udfs.segments import LastBatch, SegmentScan
 from lastkey.udfs.storage import open_root, opened
 
@@ -71,7 +71,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         after = scan.above_base  # no batch holds the offsets that an index names in front of it
         if plan.policy.settings.retention_bytes >= 0:
             scan = replace(scan, bytes_above=_bytes_above(plan, number, scan.end_position))
-    last = max(scan.last_offset, scan.base_offset - 1)
+    last = max(scan.last_offset, scan.first_offset - 1)
     end = indexed_end(segment, scan.end_position, last + 1, MAX_OFFSET if after is None else after)
     return replace(scan, indexed_end=end) if end else scan
 
@@ -296,15 +296,15 @@ def _holes(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Iterator[_Hole]
     """Yield the holes between two segments, cut off at the cleaner checkpoint if it lies inside; and the hole below the
     first segment, if orphaned indexes or leader epochs show that the log began earlier.
     """
-    first = scans[0].base_offset
+    first = scans[0].first_offset
     low = min(
         [orphan.offset for orphan in plan.input.orphans] + [start for _, start in _first_epoch(plan)], default=first
     )
     if low < first and (plan.input.log_start_checkpoint or 0) < first:
         yield _Hole(max(low, plan.input.log_start_checkpoint or 0), first - 1, -1)
     for i, scan in enumerate(scans[:-1]):
-        end = max(scan.base_offset, scan.last_offset + 1, plan.input.log_start_offset)
-        after, cleaned = scans[i + 1].base_offset, _cleaned_until(plan, i)
+        end = max(scan.first_offset, scan.last_offset + 1, plan.input.log_start_offset)
+        after, cleaned = scans[i + 1].first_offset, _cleaned_until(plan, i)
         if end < after:
             yield _Hole(cleaned if end < cleaned < after else end, after - 1, i)
 
@@ -396,9 +396,8 @@ def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem |
 
     No checksum covers its own offset, and a damaged one would end the log too early.
     """
-    scan, planned = scans[-1], plan.input.segments[len(scans) - 1]
-    segment = planned
-    first = max(scan.last_offset + 1, scan.base_offset, planned.from_offset or 0, plan.input.log_start_offset)
+    scan, segment = scans[-1], plan.input.segments[len(scans) - 1]
+    first = max(scan.last_offset + 1, scan.first_offset, plan.input.log_start_offset)
     found = f"one at {scan.above_base}"
     if scan.indexed_end:
         expected = f"a batch with offset {scan.indexed_end - 1}, as its index says"
@@ -417,7 +416,7 @@ def _passed_over(plan: PartitionPlan, scans: Sequence[SegmentScan]) -> Problem |
 
 def _certainly_beyond(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int) -> Problem | None:
     for orphan in plan.input.orphans:
-        if orphan.offset > scans[-1].base_offset:
+        if orphan.offset > scans[-1].first_offset:
             return gap(orphan.path, "the .log of this index", f"a log that ends at offset {log_end}", ACCEPT_HINT)
     for snapshot in plan.input.snapshots:
         if snapshot.offset > log_end:

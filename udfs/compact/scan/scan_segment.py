@@ -35,11 +35,10 @@ from lastkey.logformat.read_ahead import will_read
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import merge, no_producers, summarize
-from lastkey.udfs.compact.plan import ANOTHER_LOG
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import ANOTHER_LOG, Problem
 from lastkey.udfs.segments import TXN_BATCH, LastBatch, ScannedChunk, SegmentScan
 from lastkey.udfs.storage import open_root, opened
 
@@ -91,7 +90,7 @@ def scan_segment(
 
     next_base_offset: base of the next segment, which no offset of this one may reach; mark: remember the last batch
     before this offset; see: is called with every chunk. Raises LogFormatError for anything that Kafka would not have
-    written, LogFormatError if the segment lacks the bytes that the last generation names, or holds more of its offsets.
+    written, and if the segment lacks the bytes that the last generation names, or holds more of its offsets.
     """
     base, listed = segment.first_offset, segment
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)

@@ -283,7 +283,7 @@ def check_ends_known(
 
 def note_undecided(scans: Sequence[SegmentScan], transactions: np.ndarray, notes: list[str]) -> None:
     """Add notes for transactions whose marker is lost, UNDECIDED[n] in log order."""
-    bases = np.array([s.base_offset for s in scans], np.int64)
+    bases = np.array([s.first_offset for s in scans], np.int64)
     for one in transactions[:_MOST_NAMED]:
         path = scans[int(np.searchsorted(bases, one["base_offset"], "right")) - 1].path
         notes.append(
@@ -332,7 +332,7 @@ def with_index_entries(
                 raise
             notes.append(f"{error}; rebuilt from the log")
             continue
-        unread = (entries["last_offset"] >= log_end) & (file.offset >= scans[-1].base_offset)
+        unread = (entries["last_offset"] >= log_end) & (file.offset >= scans[-1].first_offset)
         wrong = contradictions(entries, aborted, markers, before)
         right = np.ones(len(entries), np.bool_)
         right[list(wrong)] = False
@@ -415,7 +415,7 @@ def _check_no_end_lost(
 
     matters: bool[n], the batches at stake (`at_stake`).
     """
-    bases, ends = np.array([(s.base_offset, s.last_offset + 1) for s in scans], np.int64).T
+    bases, ends = np.array([(s.first_offset, s.last_offset + 1) for s in scans], np.int64).T
     at = np.searchsorted(bases, entries["last_offset"], "right") - 1
     behind = np.flatnonzero((at >= 0) & (at + 1 < len(scans)) & (entries["last_offset"] >= ends[at]))
     left = ~rows["control"] & (rows["records_count"] != 0) & matters
@@ -440,6 +440,6 @@ def _check_no_end_lost(
 
 def _is_dense(scans: Sequence[SegmentScan]) -> bool:
     """Return whether every offset of the log is in a record."""
-    ends = [max(s.base_offset, s.last_offset + 1) for s in scans]
-    joined = all(end == after.base_offset for end, after in zip(ends, scans[1:], strict=False))
+    ends = [max(s.first_offset, s.last_offset + 1) for s in scans]
+    joined = all(end == after.first_offset for end, after in zip(ends, scans[1:], strict=False))
     return joined and all(s.thinned_offset < 0 for s in scans)

@@ -27,7 +27,7 @@ from lastkey.udfs.compact.clean.clean_batches import (
     clean_backwards,
     clean_forwards,
 )
-from lastkey.udfs.compact.clean.deciders import KeyTable, marker
+from lastkey.udfs.compact.clean.deciders import KeyTable, last_offset_decider
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import GroupOutput, extended
@@ -246,7 +246,7 @@ def clean_last_split(
     """
     buffer, tally = chunk_buffer(plan), Tally()
     output = SplitOutput(plan, groups, shared, kept_aborts, name)
-    mark = marker(KeyTable(plan.run.limits.task_memory_bytes // 2), first_dirty_offset)
+    mark = last_offset_decider(KeyTable(plan.run.limits.task_memory_bytes // 2), first_dirty_offset)
     with KeyFile(plan, name) as key_file:
         out = Collected(key_file, first_dirty_offset, rules.oldest_ms, n_buckets)
 

@@ -626,7 +626,7 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
     gaps = check_gaps(plan, scans, 2 * n + 1, [])
     assert len(gaps) == n - 1 and {gap.lost for gap in gaps} == {not thinned}
     again = changed(plan, known_gaps=gaps)
-    rows = [(s.base_offset, max(s.thinned_offset, -1)) for s in scans]
+    rows = [(s.first_offset, max(s.thinned_offset, -1)) for s in scans]
     facts = [(f"{base}.log", base, base + 1, last, True) for base, last in rows]
     archived = ArchivedPartition("t", 0, "", "t-0", list(plan.input.segments))
     checkpoint: Any = None  # unused unless something came back
