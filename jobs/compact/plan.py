@@ -155,7 +155,6 @@ def input_from_generation(
         named = {s.base_offset: NamedBytes(s.size_bytes, s.checksum, below) for s in theirs}
         none = NamedBytes(0, 0, below)
         after = [replace(s, named=named.get(s.base_offset, none)) if s.first_offset < below else s for s in after]
-    folder = checkpoint.folder
     segments = [replace(s, root=store_uri) for s in ours]
     if segments and after and segments[-1].base_offset == after[0].first_offset:
         segments.pop()  # all records had expired, and the archive continues at the log end
@@ -163,18 +162,7 @@ def input_from_generation(
     segments += [
         s if s.from_offset else replace(s, min_timestamp_ms=least.get((s.base_offset, s.size_bytes), -1)) for s in after
     ]
-    snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
-    checksums, epochs = side_checksums(s.side_files for s in manifest), LEADER_EPOCH_CHECKPOINT
-    for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
-        name = segment_file(base, "snapshot")
-        snapshots[base] = SideFile(store_uri, f"{folder}/{name}", base, checksums.get(name))
-    txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
-        # not beside the .log: that may lie in an older run's folder, where vacuum leaves nothing but the .log
-        SideFile(store_uri, f"{folder}/{name}", s.base_offset, checksums.get(name))
-        for s in ours
-        for name in (segment_file(s.base_offset, "txnindex"),)
-        if s.txn_index_bytes
-    ]
+    snapshots, txn_indexes = _side_files(archived, checkpoint, manifest, covered, log_start, store_uri)
     return PartitionInput(
         topic=archived.topic,
         partition=archived.partition,
@@ -183,24 +171,56 @@ def input_from_generation(
         checkpoint=checkpoint.first_dirty_offset,
         high_watermark=archived.high_watermark,
         topic_id=archived.topic_id or checkpoint.topic_id,
-        snapshots=tuple(snapshots.values()),
-        txn_indexes=tuple(txn_indexes),
+        snapshots=snapshots,
+        txn_indexes=txn_indexes,
         orphans=tuple(file for file in archived.located(archived.orphans) if file.offset >= checkpoint.next_offset),
         leader_epochs=archived.leader_epochs,
         cleaner_checkpoint=archived.cleaner_checkpoint,
         log_start_checkpoint=archived.log_start_checkpoint,
         identity_segment=identity,
-        before=LastGeneration(
-            until=checkpoint.next_offset,
-            last_batch=LastBatch(
-                checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
-            ),
-            gaps=known_gaps,
-            epochs=SideFile(store_uri, f"{folder}/{epochs}", 0, checksums.get(epochs)),
-            expired_until=checkpoint.expired_until,
-            cleaned_until=cleaned_until(manifest, checkpoint.first_dirty_offset),
-        ),
+        before=_last_generation(checkpoint, manifest, known_gaps, store_uri),
     )
+
+
+def _last_generation(
+    checkpoint: Checkpoint, manifest: Sequence[Segment], gaps: tuple[Gap, ...], store_uri: str
+) -> LastGeneration:
+    checksums, epochs = side_checksums(s.side_files for s in manifest), LEADER_EPOCH_CHECKPOINT
+    return LastGeneration(
+        until=checkpoint.next_offset,
+        last_batch=LastBatch(
+            checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
+        ),
+        gaps=gaps,
+        epochs=SideFile(store_uri, f"{checkpoint.folder}/{epochs}", 0, checksums.get(epochs)),
+        expired_until=checkpoint.expired_until,
+        cleaned_until=cleaned_until(manifest, checkpoint.first_dirty_offset),
+    )
+
+
+def _side_files(
+    archived: ArchivedPartition,
+    checkpoint: Checkpoint,
+    manifest: Sequence[Segment],
+    covered: int,
+    log_start: int,
+    store_uri: str,
+) -> tuple[tuple[SideFile, ...], tuple[SideFile, ...]]:
+    """Return the producer snapshots and the transaction indexes of a generation, and of the archive after it."""
+    folder, checksums = checkpoint.folder, side_checksums(s.side_files for s in manifest)
+    snapshots = {file.offset: file for file in archived.located(archived.snapshots)}
+    for base in [s.base_offset for s in manifest if s.base_offset > log_start] + [checkpoint.next_offset]:
+        name = segment_file(base, "snapshot")
+        snapshots[base] = SideFile(store_uri, f"{folder}/{name}", base, checksums.get(name))
+    txn_indexes = [file for file in _txn_indexes(archived.segments) if file.offset >= covered] + [
+        # not beside the .log: that may lie in an older run's folder, where vacuum leaves nothing but the .log
+        SideFile(store_uri, f"{folder}/{name}", s.base_offset, checksums.get(name))
+        for s in manifest
+        if s.root == "store"
+        for name in (segment_file(s.base_offset, "txnindex"),)
+        if s.txn_index_bytes
+    ]
+    return tuple(snapshots.values()), tuple(txn_indexes)
 
 
 def _missing_segment_problem(

@@ -128,15 +128,7 @@ def clean_chunk(
     memory of a piece, if not each has its own.
     """
     batches = chunk.batches
-    discardable = rules.discardable(batches)
-    retention, drop = batch_retention(
-        batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
-    )
-    undecided = begin_at(batches, rules.undecided)
-    retention[begin_at(batches, rules.witnesses)] = RETAIN_EMPTY
-    if rules.keep_batches:
-        retention[:] = RETAIN_EMPTY
-    verdicts = of.verdicts_of(batches, drop | undecided) if of.verdicts_of else np.zeros(len(batches), np.int8)
+    discardable, retention, drop, undecided, verdicts = _of_batches(of, batches, rules)
     wanted = ~drop & (verdicts == UNKNOWN)
     for run in of.loader.runs(
         chunk.raw, chunk.position, batches, wanted, chunk.path, backwards=backwards, before=chunk.before,
@@ -176,6 +168,22 @@ def clean_chunk(
             see(run, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
             yield _write(run, chunk.position, kept, cleaned, of.tally, rules.dry_run, room)
+
+
+def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> tuple[np.ndarray, ...]:
+    """Return what is decided of BATCH[n] before their records are read: discardable bool[n], retention int8[n], drop
+    bool[n] and undecided bool[n] as of `batch_retention` and Rules; verdicts int8[n].
+    """
+    discardable = rules.discardable(batches)
+    retention, drop = batch_retention(
+        batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
+    )
+    undecided = begin_at(batches, rules.undecided)
+    retention[begin_at(batches, rules.witnesses)] = RETAIN_EMPTY
+    if rules.keep_batches:
+        retention[:] = RETAIN_EMPTY
+    verdicts = of.verdicts_of(batches, drop | undecided) if of.verdicts_of else np.zeros(len(batches), np.int8)
+    return discardable, retention, drop, undecided, verdicts
 
 
 def _write(

@@ -133,13 +133,7 @@ def write_generation(
     for segment in gone:
         if segment.cleaned:
             _remove_segment(store, segment)
-    side_files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
-    epochs, note = _epochs(plan, analysis)
-    epochs = checkpoints.truncate_from_start(epochs, log_start)  # also where remote storage has what lies below
-    side_files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
-    if plan.input.topic_id is not None:
-        topic_id = checkpoints.parse_uuid(plan.input.topic_id, plan.name)
-        side_files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
+    side_files, note = _side_files(plan, analysis, segments, log_start)
     rows = () if plan.policy.erasing else (s.segment for s in analysis.sources)  # a run by yield begins anew then
     pending = [*pending_of(rows), *([] if keys is None else [keys])]
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
@@ -148,6 +142,20 @@ def write_generation(
     step("generation written")
     flush_whole(store, plan.run.folder)
     return replace(generation, segments=tuple(segments), notes=generation.notes + note)
+
+
+def _side_files(
+    plan: PartitionPlan, analysis: Analysis, segments: Sequence[Segment], log_start: int
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the files of a generation beside those of single segments, by name; and a note about leader epochs."""
+    files = _snapshots(plan, analysis, [s.base_offset for s in segments], log_start)
+    epochs, note = _epochs(plan, analysis)
+    epochs = checkpoints.truncate_from_start(epochs, log_start)  # also where remote storage has what lies below
+    files[LEADER_EPOCH_CHECKPOINT] = checkpoints.write_leader_epochs(epochs)
+    if plan.input.topic_id is not None:
+        topic_id = checkpoints.parse_uuid(plan.input.topic_id, plan.name)
+        files["partition.metadata"] = checkpoints.write_partition_metadata(topic_id)
+    return files, note
 
 
 def _with_sources(analysis: Analysis, row: Segment) -> Segment:

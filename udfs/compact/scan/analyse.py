@@ -47,6 +47,7 @@ from lastkey.udfs.compact.scan.transactions import (
     with_index_entries,
     with_open,
 )
+from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import TXN_BATCH, LastBatch, SegmentScan, new_segment, read_side_file
 
 
@@ -109,31 +110,26 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     producers, aborted = _replay(scans)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
     open_ones = open_batches(rows, plan.input.log_start_offset, [*(s.first_offset for s in scans), log_end])
-    lost, shows, transactions = undecided_batches(rows, plan.input.log_start_offset)
+    undecided, witnesses, transactions = undecided_batches(rows, plan.input.log_start_offset)
     note_undecided(scans, transactions, notes)
-    undecided, witnesses = rows["base_offset"][lost], rows["base_offset"][shows]
+    undecided, witnesses = rows["base_offset"][undecided], rows["base_offset"][witnesses]
     final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
     producers[-1] = final.entries()
     cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows)
-    dirty = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
     sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
-    facts = facts_of(scans)
-    by_rule = expired(plan, facts, sealed)
+    by_rule = expired(plan, facts_of(scans), sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
-    if plan.policy.erasing is None and (plan.policy.settings.retention.has_limit or not plan.policy.settings.compacts):
-        active = log_end if sealed else scans[-1].first_offset
-        paths = [s.path for s in scans]
-        stays = retention_held_back(plan, facts, paths, first=sum(by_rule.values()), active=active)
-        held_back += stays
-        notes += [str(one) for one in stays if one.in_future and not (nothing or due)]
+    stays = _retention_held_back(plan, scans, sum(by_rule.values()), log_end if sealed else scans[-1].first_offset)
+    held_back += stays
+    notes += [str(one) for one in stays if one.in_future and not (nothing or due)]
+    dirty = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
     result = not_due(plan, dirty, log_end, cleanable, held_back)
     result = replace(result, notes=tuple(notes), log=replace(result.log, last_batch=last_batch, gaps=gaps))
-    reason = result if nothing else None
     affected = range(0) if due else affected_sources(plan, scans, log_end, final, sealed)
     end = cleanable.first_uncleanable_offset if due else scans[0].first_offset
     check_ends_known(plan, scans, gaps, end, is_denied)
-    if reason is not None and not affected:
-        return reason
+    if nothing and not affected:
+        return result
     in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.first_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
@@ -156,10 +152,20 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
         notes=tuple(notes),
         gaps=gaps,
         sealed=sealed,
-        not_due=reason,
+        not_due=result if nothing else None,
         affected=affected,
         replaced=frozenset(numbers),
     )
+
+
+def _retention_held_back(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], first: int, active: int
+) -> tuple[HeldBack, ...]:
+    """Return the rules by which retention leaves the segments from number `first` on, if the policy asks for any."""
+    settings = plan.policy.settings
+    if plan.policy.erasing is not None or (settings.compacts and not settings.retention.has_limit):
+        return ()
+    return retention_held_back(plan, facts_of(scans), [s.path for s in scans], first=first, active=active)
 
 
 def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:

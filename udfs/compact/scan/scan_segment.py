@@ -34,7 +34,7 @@ from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.logformat.read_ahead import will_read
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.logformat.side_files.producer_state import merge, no_producers, summarize
+from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
@@ -61,6 +61,7 @@ class _Collected:
     epochs: list[tuple[int, int]] = field(default_factory=list)
     last_batch: LastBatch = LastBatch()
     marked_batch: LastBatch = LastBatch()
+    producers: ProducerSummary = field(default_factory=no_producers)
 
 
 def transactional_batches(batches: np.ndarray) -> np.ndarray:
@@ -94,7 +95,6 @@ def scan_segment(
     """
     base, listed = segment.first_offset, segment
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
-    producers = no_producers()
     indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
     tail, named = Tail(), segment.named
     named_crc = 0 if named is None or not named.size else -1
@@ -111,7 +111,7 @@ def scan_segment(
             facts = np.empty(len(k.FACTS), np.int64)
             k.collect_facts(batches, offset_before, facts)
             if facts[k.N_PRODUCING]:
-                producers = merge(producers, summarize(batches, listed.path), listed.path)
+                out.producers = merge(out.producers, summarize(batches, listed.path), listed.path)
             before, out.checksum = out.checksum, extend_by_batches(out.checksum, chunk.raw, batches["size"])
             if named is not None:
                 _check_no_more(listed.path, named, batches)
@@ -132,6 +132,12 @@ def scan_segment(
             expected = f"CRC-32C {named.checksum:#010x} of all bytes before"
             raise _another_copy(listed.path, named.size, expected, found).as_error()
         above_base = _above(file, listed.path, listed.size_bytes, tail) if tail.reached_end_offset else -1
+    return _as_scan(segment, start, tail, out, indexes, above_base)
+
+
+def _as_scan(
+    segment: Segment, start: int, tail: Tail, out: _Collected, indexes: IndexBuilder, above_base: int
+) -> SegmentScan:
     offset_index, time_index = indexes.finish()
     return SegmentScan(
         segment=replace(
@@ -151,7 +157,7 @@ def scan_segment(
         first_timestamp=out.first_timestamp,
         chunks=tuple(out.chunks),
         transactional=np.concatenate(out.transactional) if out.transactional else np.empty(0, TXN_BATCH),
-        producers=producers,
+        producers=out.producers,
         epochs=tuple(out.epochs),
         last_batch=out.last_batch,
         marked_batch=out.marked_batch,
