@@ -34,11 +34,12 @@ def facts_of(sources: Sequence[SegmentScan]) -> SegmentFacts:
     )
 
 
-def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool) -> dict[Reason, int]:
-    """Return how many segments retention removes, by rule."""
+def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool, *, by_size: bool = True) -> dict[Reason, int]:
+    """Return how many segments retention removes, by rule. by_size: False: sizes do not count yet."""
+    limits = plan.policy.settings.retention
     return expired_segments(
         segments,
-        plan.policy.settings.retention,
+        limits if by_size else replace(limits, retention_bytes=-1),
         log_start_offset=plan.input.log_start_offset,
         now_ms=plan.run.now_ms,
         last_may_go=sealed,
@@ -68,9 +69,7 @@ def affected_sources(
     stop = sum(s.first_offset < limit for s in sources)
     while stop and not plan.may_hold_old(sources[stop - 1].segment):
         stop -= 1
-    settings = replace(plan.policy.settings, retention_bytes=-1)
-    by_time = replace(plan, policy=replace(plan.policy, settings=settings))
-    first = sum(expired(by_time, facts, sealed).values())  # sizes are known only after the rewrite
+    first = sum(expired(plan, facts, sealed, by_size=False).values())  # sizes are known only after the rewrite
     return range(min(first, stop), stop)
 
 

@@ -28,6 +28,7 @@ from typing import Final
 from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, MAX_OFFSET
 from lastkey.udfs.compact.plan import Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import may_expire, unread_result
@@ -165,8 +166,11 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
     an empty LastBatch.
     """
     segment = plan.input.identity_segment
-    if segment is None:
-        return LastBatch()
+    return LastBatch() if segment is None else _last_batch_before(plan, segment, buffer)
+
+
+def _last_batch_before(plan: PartitionPlan, segment: Segment, buffer: ChunkBuffer) -> LastBatch:
+    """Return the last batch of a segment before the end of the last generation."""
     scan = scan_segment(
         segment,
         buffer,
@@ -184,9 +188,7 @@ def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     theirs = [s for s in plan.input.segments if not plan.is_ours(s) and s.base_offset < until and s.size_bytes]
     segment = plan.input.identity_segment or (theirs[-1] if theirs else None)
     if segment is not None:
-        _check_last_batch(
-            plan, scan_identity(replace(plan, input=replace(plan.input, identity_segment=segment)), buffer)
-        )
+        _check_last_batch(plan, _last_batch_before(plan, segment, buffer))
 
 
 def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
