@@ -117,7 +117,7 @@ def test_a_dry_run_writes_nothing_and_says_what_the_run_then_does(first):
         assert (said.work.bytes_after, said.work.bytes_written) == (done.work.bytes_after, done.work.bytes_written), (
             said.name()
         )
-    assert estimated == {r.name() for r in report.results if r.recompressed_bytes}
+    assert estimated == {r.name() for r in report.results if r.work.recompressed_bytes}
     assert "dry run: nothing was written" in dry.to_text()
 
 

@@ -338,7 +338,7 @@ def test_only_what_the_high_watermark_covers(grown, cases):
         assert second.found[topic].status == "cleaned", second.found[topic].problem
         want = second.checkpoints["wh-idem", 0]
         got = second.checkpoints[topic, 0]
-        assert (got.log.next_offset, got.log.first_dirty_offset) == (want.log.next_offset, want.log.first_dirty_offset)
+        assert (got.next_offset, got.first_dirty_offset) == (want.next_offset, want.first_dirty_offset)
         cleaned = [[s for s in second.manifests[t, 0] if s.cleaned] for t in (topic, "wh-idem")]
         assert contents(lab.batches(cleaned[0])) == contents(lab.batches(cleaned[1]))
 
@@ -356,7 +356,7 @@ def test_a_running_broker(grown):
     _, first, locked, _, second, _ = grown
     assert any("a running broker holds it" in note for note in first.report.notes)
     assert first.found["h-mute"].status == "not_due"
-    assert first.found["h-mute"].bytes_read == 0
+    assert first.found["h-mute"].work.bytes_read == 0
     assert ("h-mute", 0) not in first.checkpoints
     assert second.found["h-mute"].status == "cleaned"
     assert [(r.status, r.problem.kind) for r in locked.results] == [("set_aside", "unreadable")]

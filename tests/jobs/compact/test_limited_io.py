@@ -56,7 +56,9 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
     report = _compact(archive, tmp_path / "store", engine=engine, max_bytes_per_second=LIMIT)
     assert report.seconds["partitions"] > 0.9 * spent[0] / LIMIT
     free = _compact(archive, tmp_path / "free", engine=engine)
-    assert [(r.bytes_after, r.counters) for r in report.results] == [(r.bytes_after, r.counters) for r in free.results]
+    assert [(r.work.bytes_after, r.work.counters) for r in report.results] == [
+        (r.work.bytes_after, r.work.counters) for r in free.results
+    ]
 
 
 def test_a_restore_keeps_to_the_limit(archive, tmp_path):
