@@ -36,8 +36,9 @@ _REQUIRED = (
     "txn_index_bytes", "offset_index_bytes", "time_index_bytes",
 )  # fmt: skip
 # The facts of a written segment that its row holds: name -> type
+_TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
 SEGMENT_COLUMNS: dict[str, Any] = {
-    name: int if name in _DEAD else get_type_hints(Segment)[name]
+    name: _TYPES[name]
     for name in (
         *_REQUIRED, "min_timestamp_ms", "side_files", "applied_to", "superseded", "expected_dead", "facts_bytes",
         "key_files", "magics",
