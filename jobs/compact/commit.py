@@ -146,13 +146,10 @@ def state_of(r: PartitionResult, generation: int, run_id: str, now_ms: int) -> P
     """Return the state of a partition after the run. `generation`: the current one, -1 if there is none."""
     problem = r.problem
     clean, dirty, ratio = r.cleanable.clean_bytes, r.cleanable.cleanable_bytes, r.cleanable.ratio
-    if r.status == "cleaned" and not r.log.compacted:  # only retention deleted segments: what was dirty is still dirty
+    if r.status == "cleaned":  # and committed: what was dirty is clean now, but not if only retention deleted segments
         clean = sum(s.size_bytes for s in r.log.segments if s.base_offset < r.log.first_dirty_offset)
-        dirty = min(dirty, sum(s.size_bytes for s in r.log.segments) - clean)
+        dirty = 0 if r.log.compacted else min(dirty, sum(s.size_bytes for s in r.log.segments) - clean)
         ratio = dirty / (clean + dirty) if dirty else 0.0
-    elif r.status == "cleaned":  # and committed: what was dirty is clean now
-        clean = sum(s.size_bytes for s in r.log.segments if s.base_offset < r.log.first_dirty_offset)
-        dirty, ratio = 0, 0.0
     return PartitionState(
         topic=r.topic,
         partition=r.partition,
