@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -58,8 +58,11 @@ class TooManyKeys(Exception):
     """A table would outgrow the task's memory: several tasks must share the partition."""
 
 
-class KeyTable:
-    """A table of keys that grows as keys come; `max_bytes` bounds its memory (with the old slots while it grows)."""
+class _GrowingTable:
+    """A table that grows as keys come; `max_bytes` bounds its memory (with the old slots while it grows)."""
+
+    DTYPE: ClassVar[np.dtype[np.void]]
+    LEAST_SLOTS: ClassVar[int]
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -67,8 +70,19 @@ class KeyTable:
 
     def clear(self) -> None:
         """Forget all keys."""
-        self.slots = np.zeros(1 << 16, SLOT)
+        self.slots = np.zeros(self.LEAST_SLOTS, self.DTYPE)
         self.used = 0
+
+    def _grow(self) -> bool:
+        larger = grown(self.slots, self.max_bytes)
+        self.slots = self.slots if larger is None else larger
+        return larger is not None
+
+
+class KeyTable(_GrowingTable):
+    """A table of keys."""
+
+    DTYPE, LEAST_SLOTS = SLOT, 1 << 16
 
     def mark(
         self,
@@ -107,11 +121,6 @@ class KeyTable:
         """Return the keys that it holds: SLOT[used]."""
         held: np.ndarray = self.slots[(self.slots["low"] != 0) | (self.slots["high"] != 0)]
         return held
-
-    def _grow(self) -> bool:
-        larger = grown(self.slots, self.max_bytes)
-        self.slots = self.slots if larger is None else larger
-        return larger is not None
 
 
 def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
@@ -210,17 +219,10 @@ def with_pending(rows: Sequence[Segment], pending: Sequence[PendingKeys]) -> lis
     return out
 
 
-class Winners:
-    """A table of winners that grows as keys come; `max_bytes` bounds its memory (with the old slots while it grows)."""
+class Winners(_GrowingTable):
+    """A table of the winner of each key."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all keys."""
-        self.slots = np.zeros(1 << 15, WINNER)
-        self.used = 0
+    DTYPE, LEAST_SLOTS = WINNER, 1 << 15
 
     def enter(self, run: Run, versions: np.ndarray, wins: np.ndarray, left: int) -> int:
         """Enter the first `left` records of a run, from last to first, and mark in `wins` those that win so far
@@ -249,11 +251,6 @@ class Winners:
                 "another key",
                 hint=CHANGED_HINT,
             )
-
-    def _grow(self) -> bool:
-        larger = grown(self.slots, self.max_bytes)
-        self.slots = self.slots if larger is None else larger
-        return larger is not None
 
 
 def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
