@@ -301,7 +301,7 @@ class SparkStartError(MachineError):
     template = "Spark did not start: {found}"
     hint = (
         "check the options before the job's name, the settings that SPARK_CONF_DIR and the environment bring, and the "
-        "limits of this shell (ulimit -n, -u, -v); --verbose before the job's name shows all of Spark's output"
+        "limits of this shell (ulimit -n, -u, -v)"
     )
 
 

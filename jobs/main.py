@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from importlib.abc import MetaPathFinder
 
 from lastkey.jobs.command.stopping import at_once, signals_handled
+from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 
 
 def main(program: str = "") -> int:
@@ -20,11 +20,10 @@ def main(program: str = "") -> int:
     gc.set_threshold(20_000)  # imports make 300,000 objects that stay: do not look for garbage among them 400 times
     with signals_handled(), at_once():
         from lastkey.jobs.command import cli  # noqa: PLC0415 - here Ctrl-C ends the process
-        from lastkey.jobs.spark import ahead, submit  # noqa: PLC0415
+        from lastkey.jobs.spark import submit  # noqa: PLC0415
 
         _keep_pandas_out()
     cli.program = program or cli.program
-    cli.start_ahead = ahead.start
     spark, rest = submit.split_arguments(sys.argv[1:])
     if spark:
         os.environ["PYSPARK_SUBMIT_ARGS"] = submit.as_typed([*submit.from_environment().arguments, *spark])
@@ -78,13 +77,13 @@ def _open_streams() -> None:
 
 
 def end(code: int) -> None:
-    """End the process without waiting for Spark's threads."""
+    """End the process. PySpark's JVM stops its context and ends once it sees the end of its stdin."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if (jvm := sys.modules.get("lastkey.jobs.spark.jvm")) is not None:
-        jvm.end_ahead()
-    if "pyspark" in sys.modules or threading.active_count() > 1:
-        os._exit(code)  # the JVM ends with our end of its pipe, and no thread that still works is waited for
+    if code not in (DONE, PROBLEMS, USAGE):
+        # A run that ended early may leave threads in a kernel, or waiting for a silent server. Python would wait for
+        # those of pools, and C++ would take its libraries apart below the others
+        os._exit(code)
     sys.exit(code)
 
 

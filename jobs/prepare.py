@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -67,8 +66,9 @@ def _prepare_spark(java: Path) -> None:
     archive.parent.mkdir(exist_ok=True)
     part = archive.with_suffix(f".{os.getpid()}")
     code = f"from lastkey.jobs.prepare import train; train({str(part)!r})"
-    trained = subprocess.run([sys.executable, "-c", code], check=False)
-    if trained.returncode:  # it may be cut off, and a JVM dies of such an archive
+    # The JVM writes the archive after its driver has ended. It has the same stdout: `run` waits for the end of both
+    trained = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    if trained.returncode:
         part.unlink(missing_ok=True)
     elif part.is_file():
         part.replace(archive)
@@ -110,32 +110,13 @@ def _note_minutes() -> None:
 
 
 def train(part: str) -> None:
-    """Run one session that does a little of everything; the JVM writes the archive to `part` when it ends. Exit with
-    an error if it does not end well.
-    """
-    user = user_options(())
-    spark = session.start(
-        options=user,
-        conf={
-            "spark.driver.defaultJavaOptions": jvm.settings_for(user, jvm.find_java())[
-                "spark.driver.defaultJavaOptions"
-            ]
-            + f" -XX:ArchiveClassesAtExit={part} -Xlog:disable"
-        },
-    )
+    """Run one session that does a little of everything; its JVM writes the archive to `part` when it ends."""
+    user, option = user_options(()), "spark.driver.defaultJavaOptions"
+    java_options = jvm.settings_for(user, jvm.find_java())[option]
+    spark = session.start(options=user, conf={option: f"{java_options} -XX:ArchiveClassesAtExit={part} -Xlog:disable"})
     with tempfile.TemporaryDirectory() as folder:
         exercise(spark, folder)
-    gateway = spark.sparkContext._gateway
-    process = getattr(gateway, "proc", None)
     spark.stop()
-    if gateway is not None:
-        gateway.shutdown()
-    if process is not None:
-        process.stdin.close()
-        if code := process.wait(timeout=120):
-            sys.exit(f"the JVM that leaves an archive of its classes ended with {code}")
-    else:
-        time.sleep(1)
 
 
 def exercise(spark: SparkSession, folder: str) -> None:

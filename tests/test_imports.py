@@ -186,7 +186,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
     "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
     "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files
-    "jobs.main": {"jobs.command", "jobs.spark"},
+    "jobs.main": {"jobs.command", "jobs.errors", "jobs.spark"},
 }
 # What kernels may import beside other kernels: what checksums are made of is inlined into them
 FOR_KERNELS = {
@@ -382,13 +382,13 @@ def test_nobody_imports_a_package_by_its_bare_name():
     assert found == {}
 
 
-def test_the_session_is_made_in_one_place():
+def test_the_session_is_made_in_one_place_and_joined_in_another():
     makers = {
         module
         for module, path in SOURCES.items()
         if any(text in path.read_text(encoding="utf-8") for text in ("SparkSession.builder", "launch_gateway("))
     }
-    assert makers == {"jobs.spark.session"}
+    assert makers == {"jobs.spark.session", "jobs.spark.running"}
 
 
 def test_delta_lies_in_one_room():

@@ -66,7 +66,6 @@ problems found; 4 conflict with another run; 5 environment (Java, jars, disk ful
 
 COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
-start_ahead: Callable[[str, dict[str, Any]], None] | None = None  # set by who has the process to itself
 spark_options: Sequence[str] = ()  # names of those that the user gave: typed, in PYSPARK_SUBMIT_ARGS, in files
 
 _OF_KEYS = ("--filter", "--key")  # options with a key, which may look like a URI
@@ -329,8 +328,6 @@ def _lines_to_stdout() -> Callable[[Any], object]:
 def _call(job: str, *, config: str | None, **given: Any) -> None:
     """Run a job through the function that Python programs call, with the options that it shares with them."""
     given["config"] = load_config(config)
-    if start_ahead is not None:
-        start_ahead(job, given)
     given |= {name: given[name] or None for name in ("topics", "topics_from")}  # click's word for "not given" is ()
     api = importlib.import_module("lastkey.jobs.api")
     _show(lambda progress, options: getattr(api, job)(**options, progress=progress), **given)
@@ -350,8 +347,6 @@ def _run(
 ) -> None:
     """Run a job that only the command line has."""
     options = made_options(kind, load_config(config), **given)
-    if start_ahead is not None:
-        start_ahead(job, vars(options))
     _show(
         lambda progress, _: imported(job).run(options, progress),
         as_json=as_json,

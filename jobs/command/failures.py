@@ -46,7 +46,6 @@ from lastkey.udfs.storage import UnknownRootError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PATIENCE_SECONDS: Final = 10.0  # for a JVM to end after the connection to it broke
 _STOP_SECONDS: Final = 1.0  # for a JVM to end after its context: one that exits stops that first
 _OF_THE_MACHINE: Final = {
     errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENODEV,
@@ -222,9 +221,11 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if (refused := job_error(error)) is not None:
         return refused
     stopped = _STOPPED.search(text)
-    ended = _how_the_jvm_ended(error, text, _STOP_SECONDS if stopped else 0)
-    if ended is not None:
-        return JvmEndedError(found=ended)
+    if full := re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text):
+        return JvmEndedError(found=full[0])
+    session = sys.modules.get("lastkey.jobs.spark.session")
+    if session is not None and session.has_lost_jvm(error, _STOP_SECONDS if stopped else 0):
+        return JvmEndedError(found="the connection to it broke")
     if stopped:
         return SparkEndedError(found=stopped[0])
     if not isinstance(error, ImportError) and (lacks := _LACKS.search(text)):  # a worker or daemon that ended for it
@@ -301,20 +302,6 @@ def signal_behind(error: Exception) -> BaseException | None:
     while before is not None and not isinstance(before, KeyboardInterrupt | EarlyEndError):
         before = before.__context__
     return before
-
-
-def _how_the_jvm_ended(error: Exception, text: str, patience: float) -> str | None:
-    """Return how the JVM ended; None if it did not. Python first notices its end as a broken connection.
-
-    patience: seconds to wait for its end after another error.
-    """
-    session = sys.modules.get("lastkey.jobs.spark.session")
-    if session is None:
-        return None
-    lost = isinstance(error, ConnectionError | EOFError) or type(error).__name__ in ("Py4JError", "Py4JNetworkError")
-    full = re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text)
-    ended: str | None = session.how_the_jvm_ended(_PATIENCE_SECONDS if lost else patience, text)
-    return full[0] if full else ended
 
 
 def _plain(kind: str, message: str, code: int) -> dict[str, object]:

@@ -19,7 +19,6 @@ from lastkey.logformat.control_characters import visible
 
 BYTES: Final = "B"  # the unit of phases that count bytes
 LINE_SECONDS: Final = 60.0
-TALKS: Final = "LASTKEY_TALKS"  # set for Spark's workers: the level of their log
 _COLUMNS, _ROWS = 80, 24  # for a terminal that does not tell its size
 
 
@@ -278,7 +277,6 @@ def shown_progress(asked: bool | None, *, quiet: bool, verbose: bool) -> Progres
     talks = sys.stderr.isatty() and not quiet
     level = logging.DEBUG if verbose else logging.INFO if talks else logging.WARNING
     logging.getLogger("lastkey").setLevel(level)
-    os.environ[TALKS] = logging.getLevelName(level)  # for the processes that Spark starts
     if quiet or asked is False:
         return Silent()
     return Bar() if asked or sys.stderr.isatty() else Lines()

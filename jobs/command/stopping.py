@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -117,8 +116,8 @@ def results_of(futures: Sequence[Future[T]]) -> list[T]:
 
 
 def at_once() -> AbstractContextManager[object]:
-    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo yet
-    but a JVM that was launched ahead.
+    """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo
+    yet.
 
     For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and goes on.
     """
@@ -126,9 +125,6 @@ def at_once() -> AbstractContextManager[object]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    end_ahead = getattr(sys.modules.get("lastkey.jobs.spark.jvm"), "end_ahead", None)
-    if end_ahead is not None:
-        end_ahead()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

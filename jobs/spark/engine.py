@@ -26,8 +26,6 @@ from lastkey.logformat.io_limit import limited
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lastkey.jobs.spark.running import Spark
-
 T = TypeVar("T")
 R = TypeVar("R")
 OF_WRITERS: Engine = "spark"  # the default of what writes generations, indexes and tables
@@ -159,17 +157,17 @@ def local_cores() -> int | None:
 
 def _started_once(report: WorkLog, progress: Progress, brief: bool) -> StartSpark:
     """Return a function that starts Spark at its first call, whichever thread calls it."""
-    made: list[Spark] = []
+    made: list[SparkSession] = []
     starting = threading.Lock()
 
-    def start() -> Spark:
+    def start() -> SparkSession:
         with starting:
             if not made:
                 from lastkey.jobs.spark import session  # noqa: PLC0415 - threads need no pyspark
 
                 at = time.perf_counter()
                 progress.doing("starting Spark")
-                made.append(session.start_context(brief=brief))
+                made.append(session.start(brief=brief))
                 progress.doing("")
                 report.seconds["session"] = time.perf_counter() - at
             return made[0]
@@ -177,7 +175,7 @@ def _started_once(report: WorkLog, progress: Progress, brief: bool) -> StartSpar
     return start
 
 
-def _no_spark() -> Spark:
+def _no_spark() -> SparkSession:
     raise UsageError(
         message='--engine threads: split.by = "window" needs Spark; give --engine spark, or another split.by'
     )

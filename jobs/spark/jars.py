@@ -11,7 +11,6 @@ here (netty, httpclient, slf4j), nor is wildfly-openssl, which Hadoop uses only 
 from __future__ import annotations
 
 import hashlib
-import re
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -121,12 +120,6 @@ def coordinates(name: str) -> tuple[str, str, str, str]:
     return group, artifact, version, "" if plain == rest else "shaded"
 
 
-def failure_in(said: str) -> str | None:
-    """Return what the resolver says that it could not fetch, or None if it does not."""
-    failed = re.search(r"(download failed|unresolved dependency|not found): [^,\]]*", said)
-    return failed[0][:300].strip() if failed else "unresolved" if "UNRESOLVED DEPENDENCIES" in said else None
-
-
 def unfetched(what: str, found: str) -> JarsError:
     """Return the error of jars that the resolver could not fetch, with what to do."""
     local = Path("~/.m2/repository").expanduser()
@@ -134,8 +127,8 @@ def unfetched(what: str, found: str) -> JarsError:
         "check the network, or a proxy (--conf spark.driver.extraJavaOptions=-Dhttps.proxyHost=...); without network "
         "copy the folder ~/.ivy2.5.2/jars from a machine that has run this job"
     )
-    if "download failed" in found and local.is_dir():
-        advice = f"{local} holds poms without jars, and Spark's resolver fails on them: remove or rename it"
+    if local.is_dir():
+        advice += f"; if {local} holds poms without jars, on which Spark's resolver fails, rename it meanwhile"
     return JarsError(what=what, found=found, advice=advice)
 
 

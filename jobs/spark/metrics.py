@@ -15,6 +15,7 @@ from typing import Any, Final
 from pyspark import SparkContext
 
 from lastkey.jobs.spark.attempts import is_sparks
+from lastkey.jobs.spark.java import classes, java_context
 
 NAMES: Final = ("bytes_read", "bytes_written", "records_kept")
 _REGISTERING: Final = threading.Lock()
@@ -34,10 +35,9 @@ def add(context: SparkContext, amounts: Mapping[str, int]) -> None:
 
 @lru_cache(maxsize=1)
 def _registered(context: SparkContext) -> dict[str, Any]:
-    of_java: Any = context
-    spark, classes = of_java._jsc.sc(), of_java._jvm
+    spark, known = java_context(context).sc(), classes(context)
     made = {name: spark.longAccumulator(f"lastkey.{name}") for name in NAMES}
-    named = classes.PythonUtils.toScalaMap({f"lastkey.{name}": each for name, each in made.items()})
-    source = getattr(classes.org.apache.spark.metrics.source, "LongAccumulatorSource$")
+    named = known.PythonUtils.toScalaMap({f"lastkey.{name}": each for name, each in made.items()})
+    source = getattr(known.org.apache.spark.metrics.source, "LongAccumulatorSource$")
     getattr(source, "MODULE$").register(spark, named)
     return made

@@ -11,14 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.traceback_utils import SCCallSiteSync
 
+from lastkey.jobs.spark.java import java_context
 from lastkey.jobs.spark.running import context_of
 
 if TYPE_CHECKING:
-    from lastkey.jobs.spark.running import Spark
+    from pyspark.sql import SparkSession
 
 _DESCRIPTION: Final = "spark.job.description"
 _STAGE: Final = "callSite.short"
@@ -27,19 +28,18 @@ _TOLD_MS: Final = 2_000
 
 
 @contextmanager
-def tagged(spark: Spark, tag: str, name: str) -> Iterator[None]:
+def tagged(spark: SparkSession, tag: str, name: str) -> Iterator[None]:
     """Give the jobs that this thread starts in the `with` block the tag of their run, and a name for people."""
     context = context_of(spark)
     if context is None:
-        client: Any = spark
         ours = (tag, name.replace(",", ";"))  # no tag holds a comma
         for each in ours:
-            client.addTag(each)
+            spark.addTag(each)
         try:
             yield
         finally:
             for each in ours:
-                client.removeTag(each)
+                spark.removeTag(each)
         return
     before = context.getLocalProperty(_DESCRIPTION)
     caller: Any = SCCallSiteSync(context)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def tagged(spark: Spark, tag: str, name: str) -> Iterator[None]:
             context.setLocalProperty(_STAGE, None)  # type: ignore[arg-type]
 
 
-def end_jobs(spark: Spark, tag: str, working: Sequence[Future[Any]]) -> None:
+def end_jobs(spark: SparkSession, tag: str, working: Sequence[Future[Any]]) -> None:
     """Cancel a run's jobs until the threads that wait for them have ended: between two jobs a thread has none to
     cancel. A thread that is busy with something else for long is not waited for: its next job fails with the session.
     """
@@ -71,16 +71,15 @@ def end_jobs(spark: Spark, tag: str, working: Sequence[Future[Any]]) -> None:
             break
 
 
-def _cancel(spark: Spark, tag: str) -> None:
+def _cancel(spark: SparkSession, tag: str) -> None:
     with suppress(Exception):  # the JVM or the server may be gone; why the run ends is known already
-        context: Any = context_of(spark)
-        if context is not None:
+        if (context := context_of(spark)) is not None:
             context.cancelJobsWithTag(tag)
         else:
-            cast(Any, spark).interruptTag(tag)
+            spark.interruptTag(tag)
 
 
-def await_tasks(spark: Spark, tag: str) -> bool:
+def await_tasks(spark: SparkSession, tag: str) -> bool:
     """Wait for a run's cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return
     whether all ended; False too where nobody tells, through Spark Connect.
     """
@@ -96,17 +95,19 @@ def await_tasks(spark: Spark, tag: str) -> bool:
     return False
 
 
-def count_tasks(spark: Spark, tag: str) -> int:
+def count_tasks(spark: SparkSession, tag: str) -> int:
     """Return how many tasks of a tag's jobs have ended well; 0 where nobody tells: Connect, a JVM that is gone."""
-    context: Any = context_of(spark)
-    with suppress(Exception):  # as above
-        context._jsc.sc().listenerBus().waitUntilEmpty(_TOLD_MS)  # the status store hears of tasks a little later
-        return sum(stage.numCompletedTasks for stage in _stages(context, tag))
+    context = context_of(spark)
+    if context is not None:
+        with suppress(Exception):  # as above
+            # The status store hears of tasks a little later
+            java_context(context).sc().listenerBus().waitUntilEmpty(_TOLD_MS)
+            return sum(stage.numCompletedTasks for stage in _stages(context, tag))
     return 0
 
 
 def _stages(context: Any, tag: str) -> list[Any]:
-    ids = context._jsc.sc().statusTracker().getJobIdsForTag(tag)  # the one call that Python's tracker lacks
+    ids = java_context(context).sc().statusTracker().getJobIdsForTag(tag)  # the one call that Python's tracker lacks
     tracker = context.statusTracker()
     jobs = [tracker.getJobInfo(job) for job in ids]
     of_jobs = {stage for job in jobs if job is not None for stage in job.stageIds}  # two jobs may share one

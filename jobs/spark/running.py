@@ -10,28 +10,32 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    Spark = (
-        SparkContext | SparkSession
-    )  # a context, which is enough for tasks; of Spark Connect there is only a session
 
-
-def running_spark() -> Spark | None:
-    """Return the Spark Connect session of this process, else its SparkContext; None: it has neither."""
+def running_spark() -> SparkSession | None:
+    """Return the Spark Connect session of this process, else the session of its SparkContext; None: it has neither."""
     connect: Any = getattr(sys.modules.get("pyspark.sql.connect.session"), "SparkSession", None)
     if connect is not None:
-        # the active one is this thread's, and a run has several threads
+        # the active session is this thread's, and a run has several threads
         found: SparkSession | None = connect.getActiveSession() or connect._get_default_session()
         if found is not None:
             return found
+    if running_context() is None:
+        return None
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is imported already
+
+    return SparkSession.builder.getOrCreate()
+
+
+def running_context() -> SparkContext | None:
+    """Return the SparkContext of this process; None: there is none."""
     context: Any = getattr(sys.modules.get("pyspark"), "SparkContext", None)
     active: SparkContext | None = None if context is None else context._active_spark_context
     return active
 
 
-def context_of(spark: Spark) -> SparkContext | None:
-    """Return a session's SparkContext, or the one that is given; None: Spark Connect has only an address."""
-    given: Any = spark
-    context: SparkContext | None = given if hasattr(given, "parallelize") else getattr(given, "sparkContext", None)
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """Return a session's SparkContext; None: Spark Connect has only an address."""
+    context: SparkContext | None = getattr(spark, "sparkContext", None)
     return context
 
 

@@ -1,34 +1,31 @@
-"""The Spark session: the only place that makes one. `jobs.spark.jvm` launches the process that it lives in."""
+"""The Spark session: the only place that makes one. `jobs.spark.jvm` says what its JVM is launched with."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import subprocess
-from collections.abc import Mapping
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Final, cast
 
-from py4j.java_gateway import JavaGateway
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException, PySparkRuntimeError
-from pyspark.java_gateway import launch_gateway
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.errors import SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import jars, jvm
+from lastkey.jobs.spark.java import classes
 from lastkey.jobs.spark.master import check_master, is_local, public_address
-from lastkey.jobs.spark.running import context_of, running_spark
-from lastkey.jobs.spark.submit import UserOptions, from_environment, read_properties
+from lastkey.jobs.spark.running import running_context, running_spark
+from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 
-if TYPE_CHECKING:
-    from lastkey.jobs.spark.running import Spark
-
-_NEXT_LINE_SAYS_WHY = ("Error occurred during initialization of VM", "Error: A JNI error has occurred")
-_NO_LOCAL_FOLDER = 53  # ExecutorExitCode.DISK_STORE_FAILED_TO_CREATE_DIR
+_LOOK_SECONDS: Final = 0.1
 
 
 def start(
@@ -38,30 +35,7 @@ def start(
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
 ) -> SparkSession:
-    """Make a session, or join the running one: as `start_context`, which is enough for those who have only tasks."""
-    return session_on(start_context(name, options=options, conf=conf, brief=brief))
-
-
-def session_on(spark: Spark) -> SparkSession:
-    """Make the session of a running context, or join it. Spark needs a second for the first one, for Delta's classes
-    above all.
-    """
-    if context_of(spark) is None:
-        return cast(SparkSession, spark)
-    try:
-        return SparkSession.builder.getOrCreate()
-    except (PySparkException, Py4JJavaError) as error:
-        raise _start_error("", error) from error
-
-
-def start_context(
-    name: str = "lastkey",
-    *,
-    options: UserOptions | None = None,
-    conf: Mapping[str, str] | None = None,
-    brief: bool = True,
-) -> Spark:
-    """Start Spark, or join the running one.
+    """Make a session, or join the running one.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
@@ -77,72 +51,65 @@ def start_context(
         return _connected(user, user.remote)
     if not is_local(user):
         _hide_checkout()
-    environment = jvm.environment_for(user)
-    arguments = jvm.arguments_for(user, brief=brief, conf={"spark.app.name": name, **(conf or {})})
-    os.environ.update(environment)  # pyspark reads it too
-    launched = jvm.launched(arguments, environment | jvm.path_of_workers(user), verbose=jvm.is_verbose(user))
-    output = launched.output
+    os.environ.update(jvm.environment_for(user))  # pyspark reads it too
+    settings = jvm.settings_for(user, jvm.find_java(), brief=brief)
+    settings = {"spark.app.name": name, **settings, **(conf or {})}
+    # Memory, class path and packages count only before the JVM starts: PySpark takes them from this variable
+    launch = {"PYSPARK_SUBMIT_ARGS": launch_arguments(settings, user), **jvm.path_of_workers(user)}
     try:
-        context = _context(gateway=_called(launched))
+        with _environment(launch):
+            return _made(SparkSession.builder)
+    except (FileNotFoundError, PermissionError) as error:  # of spark-submit
+        raise SparkStartError(found=f"{error.filename}: {error.strerror}") from error
     except (PySparkException, Py4JJavaError) as error:
-        output.end_without_threads(str(error))
-        raise _start_error(output.text(), error, user.master) from error
-    except (Py4JError, ConnectionError):  # the JVM has ended; the handler asks how
-        raise
-    except BaseException:
-        output.show()
-        raise
-    output.show()
-    return context
+        raise _start_error(error, settings, user.master) from error
 
 
-def _context(**given: Any) -> SparkContext:
-    """Make the context, and go on ignoring Ctrl-C where the process does, as in the background of a script: PySpark
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables in the `with` block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _made(builder: SparkSession.Builder) -> SparkSession:
+    """Make the session, and go on ignoring Ctrl-C where the process does, as in the background of a script: PySpark
     takes its handler in any case.
     """
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    context = SparkContext(**given)
+    made = builder.getOrCreate()
     if ignored and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return context
+    return made
 
 
-def _called(launched: jvm.Jvm) -> JavaGateway:
-    """Return a JVM's gateway, as pyspark makes it for a JVM that somebody else has launched."""
-    found = launched.address()
-    if found is None:
-        raise PySparkRuntimeError(errorClass="JAVA_GATEWAY_EXITED", messageParameters={})
-    address = dict(zip(("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"), map(str, found), strict=True))
-    os.environ.update(address)
-    try:
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    finally:
-        for name in address:
-            del os.environ[name]
-    gateway.proc, gateway.output = launched.process, launched.output
-    return gateway
-
-
-def _start_in_submitted(name: str) -> SparkContext:
+def _start_in_submitted(name: str) -> SparkSession:
     """Start Spark in the JVM of Spark's own spark-submit, which has started this process; its settings win."""
-    SparkContext._ensure_initialized()
-    classes: Any = SparkContext._jvm
+    SparkContext._ensure_initialized()  # else SparkConf does not read them
     settings = SparkConf()
-    if settings.get("spark.app.name", "").endswith(".py"):  # nobody named it
-        settings.setAppName(name)
     named = dict(settings.getAll())
     if "spark.yarn.dist.archives" in named:  # as spark-submit calls YARN's --archives
         named["spark.archives"] = named["spark.yarn.dist.archives"]
-    user = UserOptions(conf=named)
-    python = jvm.executors_python(user)
+    python = jvm.executors_python(UserOptions(conf=named))
     if python is not None:
         os.environ["PYSPARK_PYTHON"] = python
-    ours = read_properties(CONF / "spark-defaults.conf") | jvm.of_pack(user)
-    has_delta = classes.org.apache.spark.util.Utils.classIsLoadable(ours["spark.sql.extensions"])
+    ours = read_properties(CONF / "spark-defaults.conf")
+    has_delta = classes(SparkContext).org.apache.spark.util.Utils.classIsLoadable(ours["spark.sql.extensions"])
+    builder = SparkSession.builder
     for key, value in ours.items():
-        if has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog.")):
-            settings.setIfMissing(key, value)
-    return _context(conf=settings)
+        if key not in named and (has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog."))):
+            builder = builder.config(key, value)
+    if named.get("spark.app.name", "").endswith(".py"):  # nobody named it
+        builder = builder.appName(name)
+    return _made(builder)
 
 
 def _hide_checkout() -> None:
@@ -183,43 +150,44 @@ def local_folders() -> list[str]:
     return [folder for folder in named.split(",") if folder]
 
 
-def how_the_jvm_ended(patience_seconds: float = 0.0, said: str = "") -> str | None:
-    """Return how the JVM that we launched ended, waiting up to `patience_seconds`; None if it runs, or is not ours.
-
-    said: text of an error, by which the JVM may be past working, and then ends here.
-    """
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is None:
-        return None
-    output: jvm.Output | None = getattr(SparkContext._gateway, "output", None)
-    if output is not None:
-        output.end_without_threads(said)
-    try:
-        code = process.wait(patience_seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    if output is not None and output.no_thread:
-        return output.no_thread
-    if code == _NO_LOCAL_FOLDER:
-        return f"exit code {code}: it could not make a folder in spark.local.dir"
-    return f"exit code {code}" if code >= 0 else f"killed by signal {-code} ({signal.Signals(-code).name})"
+def has_lost_jvm(error: BaseException, patience_seconds: float) -> bool:
+    """Return whether an error says that the connection to the JVM broke, or the JVM ends within `patience_seconds`."""
+    if _is_broken_connection(error):
+        return True
+    context = running_context()
+    patience = time.monotonic() + patience_seconds
+    while context is not None and time.monotonic() < patience:
+        try:
+            context.statusTracker().getActiveStageIds()
+        except Exception as asked:
+            if _is_broken_connection(asked):
+                return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
-def _start_error(text: str, error: Exception, master: str | None = None) -> Exception:
-    if (unfetched := jars.failure_in(text)) is not None:
-        return jars.unfetched(f"Delta's jars ({jars.PACKAGE})", unfetched)
+def _is_broken_connection(error: BaseException | None) -> bool:
+    """Return whether this error, or one behind it, is that of a connection to the JVM which broke."""
+    while error is not None:
+        if isinstance(error, Py4JNetworkError):
+            return True
+        if isinstance(error, ConnectionError | EOFError):
+            frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+            if any(name.partition(".")[0] in ("py4j", "pyspark") for name in frames):
+                return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _start_error(error: Exception, settings: Mapping[str, str], master: str | None) -> Exception:
+    """Return the error for a session that could not be made. The JVM writes to our stderr, and has said more there."""
     if isinstance(error, Py4JJavaError):
-        found = of_java(error)
-        if "stopped SparkContext" in found and (reason := re.search(r"^[\d:]+ ERROR \S+ (.*)", text, re.MULTILINE)):
-            found = _plain(reason[1])
-        return SparkStartError(found=found + (f" (--master {master})" if master else ""))
-    said = jvm.without_noise(text)
-    first = next((i for i, line in enumerate(said) if "rror" in line or "xception" in line), 0)
-    if first and said[first].startswith("Error: Could not create the Java Virtual Machine"):
-        first -= 1  # the line before says why
-    elif said and first + 1 < len(said) and said[first].startswith(_NEXT_LINE_SAYS_WHY):
-        first += 1
-    return SparkStartError(found=_plain(said[first] if said else str(error)))
+        return SparkStartError(found=of_java(error) + (f" (--master {master})" if master else ""))
+    if "JAVA_GATEWAY_EXITED" not in str(error):
+        return SparkStartError(found=_plain(str(error)))
+    if "spark.jars.packages" in settings:
+        return jars.unfetched(settings["spark.jars.packages"], "the lines above say why")
+    return SparkStartError(found="its JVM ended; the lines above say why")
 
 
 def of_java(error: Py4JJavaError) -> str:

@@ -18,12 +18,11 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyspark import Accumulator, AccumulatorParam, InheritableThread, SparkContext, TaskContext
-from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.stopping import result_of
@@ -33,7 +32,7 @@ from lastkey.logformat.bytes_read import listening
 from lastkey.logformat.io_counts import count, counted
 
 if TYPE_CHECKING:
-    from lastkey.jobs.spark.running import Spark
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,7 +44,7 @@ _RESULT_ARROW = pa.schema([pa.field("result", pa.binary())])
 
 
 def run_tasks(
-    spark: Spark,
+    spark: SparkSession,
     function: Callable[[T], R],
     items: Sequence[T],
     name: str,
@@ -60,11 +59,13 @@ def run_tasks(
     if not items:
         return []
     tag, context = tag or new_tag(), context_of(spark)
-    counting: Callable[[T], _CountedResult[R]] = partial(_counted, function)
+    is_local = context is not None and str(context.master).startswith("local")
+    # Executors have logs of their own; on this machine those of workers are on our stderr
+    level = _LOG.getEffectiveLevel() if is_local else logging.INFO
+    counting: Callable[[T], _CountedResult[R]] = partial(_counted, level, function)
     if context is None:
-        session = cast(SparkSession, spark)
-        return _told_of(_in_a_thread(lambda: _through_connect(session, counting, items, watcher), spark, tag, name))
-    if not str(context.master).startswith("local"):
+        return _told_of(_in_a_thread(lambda: _through_connect(spark, counting, items, watcher), spark, tag, name))
+    if not is_local:
         counting = partial(_told, name, counting)
     numbered = context.parallelize(list(enumerate(items)), len(items))  # each task gets only its own item
     if watcher is None:
@@ -81,8 +82,10 @@ def run_tasks(
         return _told_of(_in_a_thread(numbered.map(work).collect, spark, tag, name))
 
 
-def _counted(function: Callable[[T], R], item: T) -> _CountedResult[R]:
-    """Return `function(item)`, and what it read, wrote and asked buckets for."""
+def _counted(level: int, function: Callable[[T], R], item: T) -> _CountedResult[R]:
+    """Return `function(item)`, and what it read, wrote and asked buckets for. level: of the worker's log."""
+    logging.basicConfig(format="%(message)s")
+    _LOG.setLevel(level)
     with counted() as counts:
         return function(item), counts
 
@@ -104,7 +107,7 @@ def _told(stage: str, function: Callable[[T], R], item: T) -> R:
     return function(item)
 
 
-def _in_a_thread(collect: Callable[[], list[R]], spark: Spark, tag: str, name: str) -> list[R]:
+def _in_a_thread(collect: Callable[[], list[R]], spark: SparkSession, tag: str, name: str) -> list[R]:
     """Return the results of tasks. A thread of its own waits for Spark, so that Ctrl-C and SIGTERM find this thread
     waiting, and not in the middle of a call to the JVM.
     """
@@ -150,13 +153,13 @@ def _row(item: int, result: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def cores_of(spark: Spark) -> int:
+def cores_of(spark: SparkSession) -> int:
     """Return how many tasks a session runs at once, as far as Spark says."""
     context = context_of(spark)
     if context is not None:
         return int(context.defaultParallelism)
     # Spark Connect tells no figure; a range has as many partitions unless asked for another number
-    numbers = cast(SparkSession, spark).range(1 << 16).selectExpr("spark_partition_id() AS number")
+    numbers = spark.range(1 << 16).selectExpr("spark_partition_id() AS number")
     [row] = numbers.selectExpr("max(number) AS last").collect()
     return int(row["last"]) + 1
 

@@ -22,11 +22,9 @@ from lastkey.logformat.io_limit import limited
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lastkey.jobs.spark.running import Spark
-
 T = TypeVar("T")
 R = TypeVar("R")
-StartSpark = Callable[[], "Spark"]  # starts Spark only once
+StartSpark = Callable[[], "SparkSession"]  # starts Spark only once
 _PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
@@ -90,13 +88,13 @@ class _Session:
 
     def __init__(self, start: StartSpark) -> None:
         self._start = start
-        self.started: Spark | None = None
+        self.started: SparkSession | None = None
         self.tag = new_tag()
         self.work = Work()
         self.tasks: list[int] = []  # counts of them; a list, since several threads add to it
         self.here = threading.local()
 
-    def get(self) -> Spark:
+    def get(self) -> SparkSession:
         if self.started is None:
             started = self._start()
             self.work = _work_of(started)  # now: a JVM that ends after the last task should cost nothing
@@ -109,13 +107,12 @@ class _Session:
             count_tasks,
             tagged,
         )
-        from lastkey.jobs.spark.session import session_on  # noqa: PLC0415 - as above
 
         spark, block = self.get(), new_tag()
         try:
             self.here.counted = context_of(spark) is not None  # a client of Connect is told nothing
             with tagged(spark, self.tag, name), tagged(spark, block, name) if self.here.counted else nullcontext():
-                yield session_on(spark)
+                yield spark
         finally:
             self.here.counted = False
             self.tasks.append(count_tasks(spark, block))
@@ -206,7 +203,7 @@ class SparkTasks:
         """Do nothing: Spark is not ours alone."""
 
 
-def _work_of(spark: Spark) -> Work:
+def _work_of(spark: SparkSession) -> Work:
     context = context_of(spark)
     if context is None:  # the builder's endpoint has no token, as a connection string has
         where: Any = cast(Any, spark).client

@@ -104,6 +104,12 @@ def start(
     return Run(process, step, holds)
 
 
+def tracebacks(err: str) -> list[str]:
+    """Return the tracebacks in a run's stderr, without those of PySpark's workers, which lose their JVM at an end."""
+    found = re.findall(r"Traceback \(most recent call last\):\n(?: +.*\n)+.*", err)
+    return [trace for trace in found if "pyspark/daemon.py" not in trace]
+
+
 def wait_until_gone(pid: int) -> None:
     """Wait for the end of a process that is nobody's child here, or has ended already."""
     with suppress(ProcessLookupError):

@@ -130,7 +130,7 @@ def test_a_search_in_spark(spark, tmp_path, monkeypatch):
     alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
     monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_BYTES", 0)
     monkeypatch.setattr("lastkey.jobs.spark.engine.OF_READERS", "spark")
-    monkeypatch.setattr("lastkey.jobs.spark.session.start_context", lambda **_: spark.sparkContext)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", lambda **_: spark)
     assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +15,7 @@ from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.whole_file import whole_file
 from lastkey.jobs.errors import OutputExistsError, PackageError
-from lastkey.jobs.spark.jvm import settings_for
-from lastkey.jobs.spark.submit import UserOptions, user_options
+from lastkey.jobs.spark.submit import user_options
 
 
 @pytest.fixture
@@ -76,20 +74,6 @@ def test_a_node_without_such_a_python_is_one_line(launcher, tmp_path):
 def test_the_pack_is_found_among_the_archives(archives, python):
     assert user_options(["--archives", archives]).packs_python == python
     assert user_options(["--conf", f"spark.archives={archives}"]).packs_python == python
-
-
-def test_only_executors_of_a_cluster_get_the_packs_settings(monkeypatch):
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)  # a session that other tests share names one
-    conf = {"spark.archives": "p.tar.gz#lastkey"}
-    java = Path(sys.executable)
-    on_a_cluster = settings_for(UserOptions(conf=conf | {"spark.master": "spark://h:7077"}), java)
-    assert on_a_cluster["spark.python.daemon.module"] == "lastkey.jobs.spark.daemon"
-    assert on_a_cluster["spark.executorEnv.LASTKEY_TALKS"] == "INFO"
-    assert "spark.executorEnv.LASTKEY_TALKS" not in settings_for(UserOptions(conf=conf), java)
-    unpacked = {"spark.master": "spark://h:7077", "spark.pyspark.python": "/shared/lastkey/bin/python"}
-    assert "spark.python.daemon.module" in settings_for(UserOptions(conf=unpacked), java)
-    without = settings_for(UserOptions(conf={"spark.master": "spark://h:7077"}), java)
-    assert "spark.python.daemon.module" not in without
 
 
 def test_the_packages_are_those_that_run_needs_and_no_others():

@@ -1,4 +1,4 @@
-"""Everything that a task needs, compiled kernels included, for the process that Python workers are forked from.
+"""Import and call of every kernel of a compaction, so that numba compiles it and keeps it for later runs.
 
 numba reads a kernel from its cache at the first call, so `load_kernels` calls each one once, on one empty batch.
 """

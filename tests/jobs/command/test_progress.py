@@ -8,7 +8,6 @@ import pytest
 
 from lastkey.jobs.command.progress import (
     BYTES,
-    TALKS,
     Bar,
     Counted,
     CountedBytes,
@@ -92,8 +91,7 @@ def test_the_bar_shows_bytes_what_is_done_and_lets_the_log_by(capsys):
     assert err.rstrip(" ").endswith("\r")  # nothing of it is left
 
 
-def test_quiet_and_verbose(monkeypatch):
-    monkeypatch.setenv(TALKS, "")
+def test_quiet_and_verbose():
     log = logging.getLogger("lastkey")
     before = log.level
     try:

@@ -444,7 +444,7 @@ def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, mon
     def none(*_arguments, **_options):
         raise AssertionError("nothing is due, and Spark is started")
 
-    monkeypatch.setattr("lastkey.jobs.spark.session.start_context", none)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", none)
     began = time.perf_counter()
     report = lab.run(now_ms)
     assert [(r.status, r.work.bytes_read) for r in report.results] == [("not_due", 0)]

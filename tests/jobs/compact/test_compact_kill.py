@@ -18,7 +18,7 @@ from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
 from tests.builders.steps import Holds
-from tests.builders.stopping import ROOT, start, wait_until_gone
+from tests.builders.stopping import ROOT, start, tracebacks, wait_until_gone
 from tests.builders.trees import tree, tree_without_runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -248,7 +248,7 @@ def test_a_jvm_that_is_killed_is_an_environment_that_failed(begun, now_ms, tmp_p
     assert code == 5, err
     error = json.loads(out)["error"]
     assert (error["kind"], error["exit_code"]) == ("JvmEndedError", 5)
-    assert "killed by signal 9" in error["message"]
+    assert "the connection to it broke" in error["message"]
     assert "--driver-memory" in error["hint"]
     assert "please report" not in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
@@ -357,7 +357,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     assert there == known
     assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that stands at the step never ends
     assert _announced(mine) == []
-    assert "Traceback" not in err
+    assert tracebacks(err) == []
     assert tree(lab.archive) == archive
 
     _check_next_run(begun, mine, now_ms)
@@ -395,7 +395,7 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     code, out, err = run.finish()
     assert (code, json.loads(out)["error"]["exit_code"]) == (expected, expected)
     assert "stopped at once: at least 0 of 3 partitions committed; vacuum deletes what this run left" in err
-    assert "Traceback" not in err
+    assert tracebacks(err) == []
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
     assert _announced(mine) == []
     _check_next_run(begun, mine, now_ms)
@@ -423,7 +423,7 @@ def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_pat
     os.kill(run.process.pid, asked)
     code, out, err = run.finish(45)
     assert (code, json.loads(out)["error"]["exit_code"]) == (expected, expected)
-    assert "Traceback" not in err
+    assert tracebacks(err) == []
     assert "run again to continue" in err
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
     there, known = _folders(mine)

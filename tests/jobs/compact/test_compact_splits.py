@@ -304,7 +304,7 @@ BY_WINDOW = {"defaults": COMPACT, "job": {"split.by": "window", "engine": "auto"
 
 def in_threads(tmp_path, cases, monkeypatch, start):
     """Return a lab of two partitions, whose runs start Spark by `start`."""
-    monkeypatch.setattr("lastkey.jobs.spark.session.start_context", start)
+    monkeypatch.setattr("lastkey.jobs.spark.session.start", start)
     monkeypatch.setattr("lastkey.jobs.spark.engine.local_cores", lambda: 2)
     lab = Lab(None, tmp_path)
     for number in range(2):

@@ -14,7 +14,7 @@ from lastkey.udfs.reindex.write import LEFTOVER
 from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT, not_same
 from tests.builders.reindexed import run as reindex
-from tests.builders.stopping import start, wait_until_gone
+from tests.builders.stopping import start, tracebacks, wait_until_gone
 from tests.builders.trees import files_of
 
 pytestmark = pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_run_that_is_asked_to_end_says_what_it_leaves(broken, mode, said, tmp_
     code, out, err = run.finish()
     assert (code, json.loads(out)["error"]["exit_code"]) == (130, 130), err
     assert f"interrupted; 0 of 1 partition done; {said}" in err
-    assert "Traceback" not in err
+    assert tracebacks(err) == []
     if mode == "--in-place":
         _check_old_or_new(root, good)
         assert reindex(root, "in_place").exit_code == DONE

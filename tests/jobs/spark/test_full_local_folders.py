@@ -63,7 +63,7 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
             control.end()
             assert control.done > 0
             assert (code, report["error"]["kind"]) == (5, kind), report
-            assert kind == "DiskFullError" or "spark.local.dir" in report["error"]["message"]
+            assert kind == "DiskFullError" or "spark.local.dir" in report["error"]["hint"]
             assert not open_state(str(part.store)).checkpoints()
             assert not list(part.store.glob("segments/*/*"))
         assert compact(part.store, "window")[0] == 0
@@ -98,7 +98,7 @@ def test_the_same_on_a_disk_that_is_really_full(
     assert "please report" not in done.stderr, done.stderr
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"]) == (5, kind), error
-    assert str(local) in error["message"] or "spark.local.dir" in error["message"], error
+    assert str(local) in error["message"] or "spark.local.dir" in error["hint"], error
     assert tree(part.root) == before
     assert not open_state(str(part.store)).checkpoints()
     tell(request, f"full disk, spark.local.dir with {left}: named")

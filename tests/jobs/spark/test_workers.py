@@ -161,7 +161,7 @@ def test_of_tasks_of_spark_the_same_is_heard(spark) -> None:  # type: ignore[no-
         bytes_read.tell(1)
         return -item
 
-    assert run_tasks(spark.sparkContext, work, [10, 20, 30], "work", heard) == [-10, -20, -30]
+    assert run_tasks(spark, work, [10, 20, 30], "work", heard) == [-10, -20, -30]
     assert sorted(heard.ends) == [(0, -10), (1, -20), (2, -30)]
     read = {item: sum(n for i, n in heard.reads if i == item) for item in range(3)}
     assert read == {0: 11, 1: 21, 2: 31}
