@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from importlib.abc import MetaPathFinder
 
 from lastkey.jobs.command.stopping import at_once, signals_handled
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
@@ -22,7 +21,6 @@ def main(program: str = "") -> int:
         from lastkey.jobs.command import cli  # noqa: PLC0415 - here Ctrl-C ends the process
         from lastkey.jobs.spark import submit  # noqa: PLC0415
 
-        _keep_pandas_out()
     cli.program = program or cli.program
     spark, rest = submit.split_arguments(sys.argv[1:])
     if spark:
@@ -34,35 +32,6 @@ def main(program: str = "") -> int:
 
         session.start()
     return cli.main(rest or ["--help"])
-
-
-# Python 3.11 and later keep frames in chunks of 16 KiB, and map and unmap one with each call across a border. A command
-# did so 15,000 times as it started (0.1 s), where a border fell into a loop of numba's. One frame of 1 MiB, below all
-# the others, makes the chunk that holds them large enough.
-main.__code__ = main.__code__.replace(co_stacksize=(1 << 20) // 8)
-
-
-class _NoPandas(MetaPathFinder):
-    """Finder that finds no pandas."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for pandas."""
-        if name == "pandas":
-            raise ModuleNotFoundError(name)
-
-
-def _keep_pandas_out() -> None:
-    """Let pyarrow do without pandas, which it imports with its first value, to tell a Series from a list: 0.2 s of each
-    command. It asks once; `to_pandas` still imports it.
-    """
-    import pyarrow as pa  # noqa: PLC0415 - with Ctrl-C as for all imports
-
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.scalar(0)
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def _open_streams() -> None:

@@ -498,21 +498,6 @@ def test_closed_streams_are_no_defect(closed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_command_imports_no_pandas_which_pyarrow_still_finds(tmp_path):
-    words = ["compact", ROOT / "examples" / "archive", "--store", tmp_path / "store", "--topics", "prices"]
-    code = """if True:
-        import sys
-        import pyarrow as pa
-        from lastkey.jobs.main import main
-        assert main("lastkey") == 0 and "pandas" not in sys.modules
-        assert pa.table({"a": pa.array([1])}).to_pandas()["a"].tolist() == [1] and "pandas" in sys.modules
-    """
-    subprocess.run(
-        [sys.executable, "-c", code, *words, "--cleanup-policy", "compact", "--engine", "threads"], cwd=ROOT, check=True
-    )
-
-
-@pytest.mark.slow
 def test_a_command_loads_each_kernel_once_and_no_compiler(tmp_path):
     config = ["--config", ROOT / "examples" / "topics.toml"]
     words = ["compact", ROOT / "examples" / "archive", *config, "--engine", "threads", "--store"]
@@ -530,30 +515,6 @@ def test_a_command_loads_each_kernel_once_and_no_compiler(tmp_path):
     loaded = [sys.executable, "-c", code, *words, tmp_path / "second"]
     done = subprocess.run(loaded, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stderr == "{'build_index_entries': 2} 1\n", "that one takes fields of one entry, and of several"
-
-
-@pytest.mark.slow
-def test_calls_map_no_memory_however_deep_they_are():
-    code = """if True:
-        import resource, sys
-        from lastkey.jobs.command import cli
-        from lastkey.jobs.main import main
-        faults = []
-
-        def called():
-            pass
-
-        def deeper(levels):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            for _ in range(1000):
-                called()
-            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-            return deeper(levels - 1) if levels else 0
-
-        cli.main = lambda _: deeper(900)
-        assert main() == 0 and len(faults) == 901 and max(faults) < 500, max(faults)
-    """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("given", [{"SPARK_CONF_DIR": "{}/conf"}, {"SPARK_HOME": "{}"}])
