@@ -285,16 +285,6 @@ class JarsError(MachineError):
     hint = "{advice}"
 
 
-class ForeignJarError(MachineError):
-    """A jar that is not the published one."""
-
-    template = _FOUND
-    hint = (
-        "this is not the jar that Maven Central has: find out who put it there, then delete the folders jars and cache "
-        "there; Spark fetches it again"
-    )
-
-
 class SparkStartError(MachineError):
     """Spark's JVM ended before it answered, or it made no session."""
 

@@ -58,7 +58,7 @@ def main() -> int:
 
 def _prepare_spark(java: Path) -> None:
     """Fetch jars, and train a JVM that writes the archive of its classes."""
-    if not jars.cached(jars.cache({})):
+    if not jars.cached_delta(jars.cache({})):
         subprocess.run([sys.executable, "-c", "from lastkey.jobs.spark import session; session.start()"], check=False)
     archive = jvm.class_archive(java)
     if archive is None or archive.is_file():

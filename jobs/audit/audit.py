@@ -48,10 +48,12 @@ def run_audit(
     ask: Callable[[Audit], None],
     progress: Progress,
     listed_by: Callable[[AuditReport], list[Source]] | None = None,
+    tables: Sequence[str] = (),
 ) -> AuditReport:
     """Read what is new in the sources, let `ask` fill the report, and add the audit to `audit_runs`.
 
-    listed_by: lists what is read for the sources; None: themselves.
+    listed_by: lists what is read for the sources; None: themselves. tables: URIs of others that Spark reads, in
+    Hadoop's spelling.
     """
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     check_audits(options.audits, *sources)
@@ -64,10 +66,11 @@ def run_audit(
     roots = {s.root for one in listed for partition in one.partitions for s in partition.segments} - {state.root.uri}
     check_apart(Place("--audits", state.root.uri), *(Place("what is audited", root) for root in sorted(roots)))
     size = sum(s.size_bytes for one in listed for partition in one.partitions for s in partition.segments)
-    with spark_workers(f"audit {kind}", options, report, progress, brief=size < _FEW_BYTES) as workers:
+    audits, brief = uri_for_spark(state.root), size < _FEW_BYTES
+    with spark_workers(f"audit {kind}", options, report, progress, brief=brief, tables=(audits, *tables)) as workers:
         if not state.root.is_local:  # before hours of reading
             with workers.spark(f"audit {kind}") as spark:
-                connector.connect(spark, uri_for_spark(state.root))
+                connector.connect(spark, audits)
         at = time.perf_counter()
         asked = ReadSettings(options.config, audit_secret(state), options.hide_keys, options.gaps)
         found = gather(state, listed, asked, workers, progress)

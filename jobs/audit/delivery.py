@@ -39,7 +39,9 @@ from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
+from lastkey.logformat.locations import as_hadoop_names_it
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
+from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
     from lastkey.jobs.audit.sources import Source
@@ -55,7 +57,9 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     coordinators = None
     if options.deliveries is None:  # before Spark starts: it may be missing
         coordinators = coordinators_of(options.source, options.offsets_archive)
-    return run_audit("delivery", options, [options.source], partial(_ask, options, coordinators), progress)
+    tables = () if options.deliveries is None else (as_hadoop_names_it(normal_uri(options.deliveries)),)
+    asked = partial(_ask, options, coordinators)
+    return run_audit("delivery", options, [options.source], asked, progress, tables=tables)
 
 
 def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audit) -> None:

@@ -61,7 +61,10 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     by_topic = {topic: list(group) for topic, group in groupby(partitions, lambda p: p.topic) if topic is not None}
     output = ExportFolder(root, request_of(options))
     size = sum(s.size_bytes for p in partitions for s in p.segments)
-    with taken(root), session_of("export", options, report, progress, brief=size < _FEW_BYTES) as whole:
+    with (
+        taken(root),
+        session_of("export", options, report, progress, brief=size < _FEW_BYTES, tables=(output.uri_of(""),)) as whole,
+    ):
         spark = session_for(whole, size)
         connector.connect(whole, output.uri_of(""))
         if origin is None:

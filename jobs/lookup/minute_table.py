@@ -31,6 +31,7 @@ from lastkey.jobs.store.minutes import known_segments, minute_table, replace_seg
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
+from lastkey.logformat.locations import as_hadoop_names_it
 from lastkey.udfs.groups import groups
 from lastkey.udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import LookupPlan
@@ -112,7 +113,7 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
     plans = list_plans(options, report) if options.refresh and options.archive is not None else None
-    with session_of("lookup --at", options, report, progress) as spark:
+    with session_of("lookup --at", options, report, progress, tables=(as_hadoop_names_it(store),)) as spark:
         _ask(spark, options, report, plans)
     report.seconds["total"] = time.perf_counter() - started
     return report

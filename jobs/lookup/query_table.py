@@ -89,7 +89,8 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
         raise NotEmptyError(path=target, found="something")
     place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)
-    with session_of("lookup --queries", options, report, progress, brief=False) as spark:
+    tables = as_hadoop_names_it(source), as_hadoop_names_it(target)
+    with session_of("lookup --queries", options, report, progress, brief=False, tables=tables) as spark:
         _answer_all(spark, (source, target), kinds, plans, report, progress)
     report.seconds["total"] = time.perf_counter() - started
     return report

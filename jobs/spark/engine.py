@@ -68,13 +68,20 @@ def asked_engine(option: Engine | None, config: Config, *, writes: bool) -> Engi
 
 @contextmanager
 def workers(
-    engine: Engine, n_bytes: int, config: Config, report: WorkLog, progress: Progress, *, brief: bool = True
+    engine: Engine,
+    n_bytes: int,
+    config: Config,
+    report: WorkLog,
+    progress: Progress,
+    *,
+    brief: bool = True,
+    tables: Sequence[str] = (),
 ) -> Iterator[Workers]:
     """Yield workers for `n_bytes` of input, and write into the report who worked. Spark starts with the first task.
 
-    brief: as of `jobs.spark.session.start`.
+    brief, tables: as of `jobs.spark.session.start`.
     """
-    start = _started_once(report, progress, brief)
+    start = _started_once(report, progress, brief, tables)
     cores = local_cores()
     if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.spark_from_bytes):
         made: Workers = SparkTasks(start, config.job.max_bytes_per_second)
@@ -119,24 +126,36 @@ def each(
 
 @contextmanager
 def session_of(
-    name: str, options: Options, report: JobReport, progress: Progress, *, brief: bool = True
+    name: str,
+    options: Options,
+    report: JobReport,
+    progress: Progress,
+    *,
+    brief: bool = True,
+    tables: Sequence[str] = (),
 ) -> Iterator[SparkSession]:
     """Yield the session for a job that only Spark can do, and write into the report that it did. UsageError: threads.
 
-    name: of its jobs, in Spark's UI and event logs. brief: as of `jobs.spark.session.start`.
+    name: of its jobs, in Spark's UI and event logs. brief, tables: as of `jobs.spark.session.start`.
     """
-    with spark_workers(name, options, report, progress, brief=brief) as made, made.spark(name) as spark:
+    with spark_workers(name, options, report, progress, brief=brief, tables=tables) as made, made.spark(name) as spark:
         yield spark
 
 
 @contextmanager
 def spark_workers(
-    name: str, options: Options, report: JobReport, progress: Progress, *, brief: bool = True
+    name: str,
+    options: Options,
+    report: JobReport,
+    progress: Progress,
+    *,
+    brief: bool = True,
+    tables: Sequence[str] = (),
 ) -> Iterator[Workers]:
     """Yield Spark's workers for a job that only Spark can do, as `session_of`. UsageError: threads."""
     if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
-    with workers("spark", 0, options.config, report, progress, brief=brief) as made:
+    with workers("spark", 0, options.config, report, progress, brief=brief, tables=tables) as made:
         yield made
 
 
@@ -155,7 +174,7 @@ def local_cores() -> int | None:
     return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
-def _started_once(report: WorkLog, progress: Progress, brief: bool) -> StartSpark:
+def _started_once(report: WorkLog, progress: Progress, brief: bool, tables: Sequence[str]) -> StartSpark:
     """Return a function that starts Spark at its first call, whichever thread calls it."""
     made: list[SparkSession] = []
     starting = threading.Lock()
@@ -167,7 +186,7 @@ def _started_once(report: WorkLog, progress: Progress, brief: bool) -> StartSpar
 
                 at = time.perf_counter()
                 progress.doing("starting Spark")
-                made.append(session.start(brief=brief))
+                made.append(session.start(brief=brief, tables=tables))
                 progress.doing("")
                 report.seconds["session"] = time.perf_counter() - at
             return made[0]

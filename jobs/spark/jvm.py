@@ -17,6 +17,7 @@ import shutil
 import site
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from lastkey.jobs.errors import JavaError
@@ -51,22 +52,27 @@ def path_of_workers(user: UserOptions) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (known, str(HOME))))}
 
 
-def settings_for(user: UserOptions, java: Path, *, brief: bool = True) -> dict[str, str]:
-    """Return the settings that we ask of Spark; the user's own options come after them."""
+def settings_for(user: UserOptions, java: Path, *, brief: bool = True, tables: Iterable[str] = ()) -> dict[str, str]:
+    """Return the settings that we ask of Spark; the user's own options come after them.
+
+    tables: as in `session.start`.
+    """
     settings = read_properties(CONF / "spark-defaults.conf")
     local = is_local(user)
     java_options = [f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()}"]
     ivy = jars.cache(user.conf)
-    of_delta = jars.cached(ivy)
-    if not of_delta:
-        settings["spark.jars.packages"] = jars.PACKAGE
-        if "spark.jars.packages" not in user.conf:  # else the user's would lack what they need
-            settings["spark.jars.excludes"] = jars.NOT_NEEDED
-        settings["spark.jars.ivy"] = str(ivy)  # Java's idea of a home may be another one
+    delta, packages = jars.cached_delta(ivy), jars.connectors_for(tables, user.conf)
+    if not delta:
+        packages = [jars.DELTA, *packages]
     elif local:
-        settings["spark.driver.extraClassPath"] = ":".join(of_delta)
+        settings["spark.driver.extraClassPath"] = ":".join(delta)
     else:
-        settings["spark.jars"] = ",".join(of_delta)
+        settings["spark.jars"] = ",".join(delta)
+    if packages:
+        settings["spark.jars.packages"] = ",".join(packages)
+        # The user's own packages may need what ours do without
+        settings["spark.jars.excludes"] = jars.BUNDLE if "spark.jars.packages" in user.conf else jars.NOT_NEEDED
+        settings["spark.jars.ivy"] = str(ivy)  # Java's idea of a home may be another one
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
@@ -117,5 +123,5 @@ def class_archive(java: Path) -> Path | None:
     found = importlib.util.find_spec("pyspark")
     spark = None if found is None else found.origin
     stat = java.stat()
-    key = hashlib.sha256(f"{java} {stat.st_size} {stat.st_mtime_ns} {spark} {jars.DELTA} 1".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{java} {stat.st_size} {stat.st_mtime_ns} {spark} {jars.DELTA}".encode()).hexdigest()[:16]
     return Path(sys.prefix) / "lastkey" / f"spark-{key}.jsa"

@@ -7,7 +7,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -34,11 +34,13 @@ def start(
     options: UserOptions | None = None,
     conf: Mapping[str, str] | None = None,
     brief: bool = True,
+    tables: Iterable[str] = (),
 ) -> SparkSession:
     """Make a session, or join the running one.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
-    brief: the JVM has little to do (no shuffle of many rows); only used in local mode.
+    brief: the JVM has little to do (no shuffle of many rows); only used in local mode. tables: URIs, in Hadoop's
+    spelling, of tables that Spark itself reads or writes: a new session gets the connectors that these need.
     """
     running = running_spark()
     if running is not None:  # a notebook's, or that of tests
@@ -52,7 +54,7 @@ def start(
     if not is_local(user):
         _hide_checkout()
     os.environ.update(jvm.environment_for(user))  # pyspark reads it too
-    settings = jvm.settings_for(user, jvm.find_java(), brief=brief)
+    settings = jvm.settings_for(user, jvm.find_java(), brief=brief, tables=tables)
     settings = {"spark.app.name": name, **settings, **(conf or {})}
     # Memory, class path and packages count only before the JVM starts: PySpark takes them from this variable
     launch = {"PYSPARK_SUBMIT_ARGS": launch_arguments(settings, user), **jvm.path_of_workers(user)}
@@ -186,7 +188,7 @@ def _start_error(error: Exception, settings: Mapping[str, str], master: str | No
     if "JAVA_GATEWAY_EXITED" not in str(error):
         return SparkStartError(found=_plain(str(error)))
     if "spark.jars.packages" in settings:
-        return jars.unfetched(settings["spark.jars.packages"], "the lines above say why")
+        return jars.unfetched(settings["spark.jars.packages"])
     return SparkStartError(found="its JVM ended; the lines above say why")
 
 

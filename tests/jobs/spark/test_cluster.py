@@ -26,7 +26,7 @@ import pytest
 import lastkey
 from lastkey import open_partition
 from lastkey.jobs.errors import ENVIRONMENT
-from lastkey.jobs.spark.jars import cache, cached
+from lastkey.jobs.spark.jars import cache, cached_delta
 from tests.builders.cluster import IS_ROOT, PYTHON, Node, cluster, link, make_node
 from tests.builders.s3_server import BUCKET, CREDENTIALS, get, put, s3_server
 from tests.builders.steps import Holds
@@ -300,7 +300,7 @@ def _looked_up(place: Place) -> dict[str, Any]:
 
 def test_other_jobs_a_data_source_and_where_executors_import_from(place, local):
     """By Spark's own spark-submit; it gets Delta's jars from the user, and executors from it."""
-    jars = [place.elsewhere / Path(jar).name for jar in cached(cache({}))]
+    jars = [place.elsewhere / Path(jar).name for jar in cached_delta(cache({}))]
     assert jars
     for jar in jars:
         shutil.copy(Path("~/.ivy2.5.2/jars").expanduser() / jar.name, jar)

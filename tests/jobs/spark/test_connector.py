@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from pyspark import SparkConf
-from pyspark.sql import SparkSession
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.errors import ConnectorError, JarsError
-from lastkey.jobs.spark import connector, jars
+from lastkey.jobs.errors import ENVIRONMENT, ConnectorError
+from lastkey.jobs.spark import connector
+from lastkey.jobs.spark.java import classes, java_context
 from lastkey.logformat.locations import hadoop_settings
 from tests.builders.cloud_servers import KEY, azure_server, gcs_server
 from tests.builders.s3_proxy import S3Proxy, s3_proxy
@@ -75,16 +71,9 @@ def test_googles_connector_is_told_of_the_server_and_of_no_key(uri, server, expe
     assert found == {f"fs.gs.{name}": value for name, value in expected.items()}
 
 
-def test_each_jar_has_coordinates():
-    named = [jars.coordinates(name) for name in (*jars.S3, *jars.AZURE, *jars.GOOGLE)]
-    assert ("org.apache.hadoop", "hadoop-aws", jars.HADOOP, "") in named
-    assert ("com.google.cloud.bigdataoss", "gcs-connector", "4.0.4", "shaded") in named
-    assert not any("bundle" in artifact for _, artifact, _, _ in named)
-
-
 @pytest.mark.spark
 def test_settings_of_the_user_win(spark):
-    hadoop = spark.sparkContext._jvm.org.apache.hadoop
+    hadoop = classes(spark.sparkContext).org.apache.hadoop
     conf, endpoint, region, style = (
         hadoop.conf.Configuration(),
         *(f"fs.s3a.{name}" for name in ("endpoint", "endpoint.region", "path.style.access")),
@@ -98,9 +87,8 @@ def test_settings_of_the_user_win(spark):
 
 
 @pytest.mark.spark
-def test_a_connector_of_the_user_wins(spark, monkeypatch):
-    conf, own = spark.sparkContext._jsc.hadoopConfiguration(), "org.apache.hadoop.fs.RawLocalFileSystem"
-    monkeypatch.setattr(connector, "fetched", lambda *_: pytest.fail("it is fetched"))
+def test_a_connector_of_the_user_wins(spark):
+    conf, own = java_context(spark.sparkContext).hadoopConfiguration(), "org.apache.hadoop.fs.RawLocalFileSystem"
     before = conf.get("fs.gs.impl")
     conf.set("fs.gs.impl", own, "spark")
     connector.connect(spark, "gs://b/t")
@@ -109,54 +97,39 @@ def test_a_connector_of_the_user_wins(spark, monkeypatch):
 
 
 @pytest.mark.spark
-def test_what_is_not_fetched_is_named_in_one_line(spark, monkeypatch):
-    monkeypatch.setattr(jars, "HADOOP", "another")
-    for uri in ("/a/path", "file:///a/path"):
-        connector.connect(spark, uri)
-    with pytest.raises(ConnectorError, match=r"^gs://b/t: .*GoogleHadoopFileSystem not found$") as raised:
-        connector.connect(spark, "gs://b/t")
-    assert re.search(r"--packages org\.apache\.hadoop:hadoop-gcp:\d+\.\d+\.\d+,", raised.value.advice)
-    with pytest.raises(ConnectorError, match=r"^x://b/t: .* a connector for x://: ") as raised:
-        connector.connect(spark, "x://b/t")
-    assert "(--jars)" in raised.value.advice
-
-
-def context_with(spark: SparkSession, given: dict[str, str]) -> SimpleNamespace:
-    """Return a context of the session's JVM with these settings alone."""
-    conf = SparkConf(loadDefaults=False).setAll([*given.items()])
-    return SimpleNamespace(_jvm=spark.sparkContext._jvm, getConf=lambda: conf)
-
-
-@pytest.mark.spark
 @pytest.mark.parametrize(
-    "resolver", ["", "<filesystem name='here'><artifact pattern='{}/[artifact].jar'/></filesystem>"]
+    ("uri", "option"),
+    [
+        ("s3a://b/t", "--packages org.apache.hadoop:hadoop-aws:3.5.0,software.amazon.awssdk:s3:"),
+        ("abfs://c@a.dfs.core.windows.net/t", "--packages org.apache.hadoop:hadoop-azure:3.5.0 --exclude-packages"),
+        ("gs://b/t", f"--jars {connector.GOOGLES_JAR}"),
+        ("x://b/t", "(--jars)"),
+    ],
 )
-def test_a_connector_that_cannot_be_fetched_is_one_line(spark, tmp_path, resolver):
-    default, resolvers = ("here" if resolver else "none"), f"<resolvers>{resolver.format(tmp_path)}</resolvers>"
-    settings = f"<ivysettings><settings defaultResolver='{default}'/>{resolvers}</ivysettings>"
-    (tmp_path / "nowhere.xml").write_text(settings)
-    given = {"spark.jars.ivy": str(tmp_path / "ivy"), "spark.jars.ivySettings": str(tmp_path / "nowhere.xml")}
-    with pytest.raises(JarsError, match=r"^Spark's connector for S3 could not be fetched: ") as raised:
-        connector.fetched(context_with(spark, given), "S3", jars.S3)
-    assert "check the network" in raised.value.advice
+def test_a_session_without_the_connector_is_told_how_to_get_it_in_one_line(spark, uri, option):
+    """As a notebook's, or one that Spark's own spark-submit made."""
+    for here in ("/a/path", "file:///a/path"):
+        connector.connect(spark, here)
+    scheme = uri.partition(":")[0]
+    with pytest.raises(ConnectorError, match=rf"^{uri}: .* a connector for {scheme}://: ") as raised:
+        connector.connect(spark, uri)
+    assert option in raised.value.advice
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.spark
-def test_a_jar_with_a_classifier_comes_from_the_repositories_of_the_user(spark, tmp_path):
-    jar, name = BytesIO(), "a.b_c-d-1.2-shaded.jar"
-    with zipfile.ZipFile(jar, "w") as file:
-        file.writestr("x", "y")
-    (tmp_path / "repository/a/b/c-d/1.2").mkdir(parents=True)
-    (tmp_path / "repository/a/b/c-d/1.2/c-d-1.2-shaded.jar").write_bytes(jar.getvalue())
-    pattern = f"{tmp_path}/repository/[organisation]/[module]/[revision]/[artifact]-[revision](-[classifier]).[ext]"
-    (tmp_path / "own.xml").write_text(
-        "<ivysettings><settings defaultResolver='own'/><resolvers><filesystem name='own' m2compatible='true'>"
-        f"<artifact pattern='{pattern}'/></filesystem></resolvers></ivysettings>"
+@pytest.mark.slow
+def test_a_connector_that_cannot_be_fetched_is_one_line(tmp_path):
+    settings = "<ivysettings><settings defaultResolver='none'/><resolvers></resolvers></ivysettings>"
+    (tmp_path / "nowhere.xml").write_text(settings)
+    options = f"--conf spark.jars.ivy={tmp_path} --conf spark.jars.ivySettings={tmp_path}/nowhere.xml --master local[1]"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell"}
+    words = ["lookup", str(EXAMPLE), "--store", str(tmp_path / "store"), "--at", "2026-11-21T02:30Z"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lastkey", *words], env=environment, capture_output=True, text=True, check=False
     )
-    given = {"spark.jars.ivy": str(tmp_path / "ivy"), "spark.jars.ivySettings": str(tmp_path / "own.xml")}
-    wanted = {name: hashlib.sha256(jar.getvalue()).hexdigest()}
-    assert connector.fetched(context_with(spark, given), "X", wanted) == [str(tmp_path / "ivy/jars" / name)]
+    assert done.returncode == ENVIRONMENT
+    *_, line = done.stderr.splitlines()
+    assert re.match(r"error: io\.delta:delta-spark\S+ could not be fetched: .*check the network", line), done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -187,20 +160,16 @@ def words_of(archive: str, store: str, folder: str) -> list[list[str]]:
     ]
 
 
-def in_a_process(commands: list[list[str]]) -> tuple[list[tuple[int, object]], str]:
-    """Run commands in a process of their own, which has one session; return their exit codes and reports, `alike`, and
-    all that was said.
-    """
-    code = (
-        "import json, sys\nfrom lastkey.jobs.command import cli\n"
-        "for words in json.loads(sys.argv[1]):\n    print('exit code', cli.main([*words, '--json']))\n"
-    )
-    command = [sys.executable, "-c", code, json.dumps(commands)]
-    with environment({"PYTHONPATH": str(ROOT)}):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"(.*?)^exit code (\d+)$", done.stdout, re.MULTILINE | re.DOTALL)
-    return [(int(code), alike(json.loads(text))) for text, code in found], done.stdout + done.stderr
+def in_processes(commands: list[list[str]]) -> tuple[list[tuple[int, object]], str]:
+    """Run each command in a process of its own; return their exit codes and reports, `alike`, and all that was said."""
+    found, said = [], ""
+    for words in commands:
+        command = [sys.executable, "-m", "lastkey", *words, "--json"]
+        with environment({"PYTHONPATH": str(ROOT)}):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said += done.stdout + done.stderr
+        found.append((done.returncode, alike(json.loads(done.stdout))))
+    return found, said
 
 
 def alike(said: object) -> object:
@@ -230,7 +199,7 @@ def test_tables_in_a_bucket_are_those_of_a_disk(spark, bucket, tmp_path, capsys)
     profile |= {name: str(tmp_path / profile[name]) for name in profile if name != "AWS_PROFILE"}
     bucket.signed.clear()
     with environment({**UNSET, **profile, "SPARK_CONF_DIR": str(tmp_path / "conf")}):
-        found, said = in_a_process(words_of(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
+        found, said = in_processes(words_of(f"{BUCKET}/archive", f"{BUCKET}/tables", f"{BUCKET}/asked"))
     assert found == [(code, alike(report)) for code, report in expected], said
     assert {*bucket.signed} == {("PKEY", "eu-north-1")}
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
@@ -249,13 +218,14 @@ def test_tables_in_a_cloud_are_those_of_a_disk(server, place, seen, tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "asked/q.csv").write_text("topic,partition,offset\norders,0,1\nusers,1,7\n")
     events = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{tmp_path}/conf\n"
-    (tmp_path / "conf/spark-defaults.conf").write_text(events)
+    jar = f"spark.jars {connector.GOOGLES_JAR}\n" if seen == "gs://" else ""
+    (tmp_path / "conf/spark-defaults.conf").write_text(events + jar)
     with server(), environment({"SPARK_CONF_DIR": str(tmp_path / "conf")}):
         put(EXAMPLE, f"{place}/archive")
         put(tmp_path / "asked", f"{place}/asked")
-        found, said = in_a_process(words_of(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
+        found, said = in_processes(words_of(f"{place}/archive", f"{place}/tables", f"{place}/asked"))
     assert [code for code, _ in found] == [0] * 5, said
-    expected, _ = in_a_process(words_of(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path / "asked")))
+    expected, _ = in_processes(words_of(str(EXAMPLE), str(tmp_path / "store"), str(tmp_path / "asked")))
     assert found == expected, said
     logs = [path.read_text() for path in (tmp_path / "conf").rglob("*") if path.is_file()]
     assert sum(seen in text for text in logs) > 0

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -15,51 +14,61 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs import prepare
-from lastkey.jobs.errors import ENVIRONMENT, ForeignJarError, JarsError, JavaError, SparkStartError
+from lastkey.jobs.errors import ENVIRONMENT, JarsError, JavaError, SparkStartError
 from lastkey.jobs.spark import engine, jars, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
 
 ROOT = Path(__file__).resolve().parents[3]
-DELTA = next(iter(jars.DELTA))
+DELTA = jars._DELTA_FILES[0]
 
 
-def _jars(folder, monkeypatch):
+def _jars(folder):
     """Write empty jars in place of the real ones."""
     (folder / "jars").mkdir(parents=True)
-    for name in jars.DELTA:
-        path = folder / "jars" / name
-        with zipfile.ZipFile(path, "w") as jar:
+    for name in jars._DELTA_FILES:
+        with zipfile.ZipFile(folder / "jars" / name, "w") as jar:
             jar.writestr("x", name)
-        monkeypatch.setitem(jars.DELTA, name, hashlib.sha256(path.read_bytes()).hexdigest())
     return folder
 
 
-def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path, monkeypatch):
-    assert jars.cached(tmp_path) == []
-    _jars(tmp_path, monkeypatch)
-    assert len(jars.cached(tmp_path)) == len(jars.DELTA)
+def test_cached_jars_count_only_when_all_are_there_and_whole(tmp_path):
+    assert jars.cached_delta(tmp_path) == []
+    _jars(tmp_path)
+    assert len(jars.cached_delta(tmp_path)) == len(jars._DELTA_FILES)
     (tmp_path / "jars" / DELTA).write_bytes(b"PK\x03\x04 cut")
-    assert jars.cached(tmp_path) == []
-
-
-def test_a_jar_that_is_another_one_is_not_loaded(tmp_path, monkeypatch):
-    _jars(tmp_path, monkeypatch)
-    path = tmp_path / "jars" / DELTA
-    with zipfile.ZipFile(path, "a") as jar:
-        jar.writestr("Evil.class", "")
-    with pytest.raises(ForeignJarError, match=rf"{DELTA}: expected SHA-256 {jars.DELTA[DELTA]}, found [0-9a-f]{{64}}"):
-        jars.cached(tmp_path)
+    assert jars.cached_delta(tmp_path) == []
 
 
 @pytest.mark.spark
-def test_the_jars_of_this_session_are_those_that_are_published(spark):
-    """The hashes stand for what the resolver brings."""
-    assert len(jars.cached(jars.cache({}))) == len(jars.DELTA)
+def test_the_resolver_brings_the_files_that_the_class_path_names(spark, tmp_path):
+    """And no others, with its own cache emptied: as on a new machine."""
+    code = "from lastkey.jobs.spark import session; session.start().stop()"
+    options = f"--master local[1] --conf spark.jars.ivy={tmp_path} pyspark-shell"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": options}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "jars").iterdir()) == sorted(jars._DELTA_FILES)
+
+
+def test_connectors_of_tables_in_buckets(tmp_path):
+    java = Path("/usr/bin/java")
+    _jars(tmp_path)
+    ours = {"spark.jars.ivy": str(tmp_path)}
+    tables = ("s3a://b/x", "s3a://b/y", "abfs://c@a/x", "gs://b/x", "/a/path")
+    found = jvm.settings_for(UserOptions(conf=ours), java, tables=tables)
+    names = [package.split(":")[1] for package in found["spark.jars.packages"].split(",")]
+    assert names == ["hadoop-aws", "s3", "s3-transfer-manager", "sts", "apache-client", "hadoop-azure"]
+    assert found["spark.jars.excludes"] == jars.NOT_NEEDED
+    assert "spark.driver.extraClassPath" in found
+    user = UserOptions(conf=ours | {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.4.1"})
+    theirs = jvm.settings_for(user, java, tables=tables)
+    assert theirs["spark.jars.packages"] == "org.apache.hadoop:hadoop-azure:3.5.0"
+    assert theirs["spark.jars.excludes"] == jars.BUNDLE
 
 
 def test_settings_by_master(tmp_path, monkeypatch):
     monkeypatch.setenv("LASTKEY_CLASS_ARCHIVE", "off")
-    _jars(tmp_path, monkeypatch)
+    _jars(tmp_path)
     java = Path("/usr/bin/java")
     local = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java)
     assert local["spark.master"] == "local[*]"
@@ -77,10 +86,10 @@ def test_settings_by_master(tmp_path, monkeypatch):
     assert "TieredStopAtLevel" not in cluster["spark.driver.defaultJavaOptions"]
 
     fresh = jvm.settings_for(UserOptions(conf={"spark.jars.ivy": str(tmp_path / "none")}), java)
-    assert fresh["spark.jars.packages"] == jars.PACKAGE
+    assert fresh["spark.jars.packages"] == jars.DELTA
     assert fresh["spark.jars.excludes"] == jars.NOT_NEEDED
     packages = {"spark.jars.ivy": str(tmp_path / "none"), "spark.jars.packages": "org.example:jar:1"}
-    assert "spark.jars.excludes" not in jvm.settings_for(UserOptions(conf=packages), java)  # theirs need more
+    assert jvm.settings_for(UserOptions(conf=packages), java)["spark.jars.excludes"] == jars.BUNDLE  # theirs need more
     assert "TieredStopAtLevel" not in jvm.settings_for(
         UserOptions(conf={"spark.jars.ivy": str(tmp_path)}), java, brief=False
     ).get("spark.driver.defaultJavaOptions")
@@ -272,7 +281,7 @@ def test_classes_of_a_jvm_that_did_not_end_well_are_not_kept(code, tmp_path, mon
         Path(re.findall(r"'(/.*)'", command[-1])[0]).write_bytes(b"classes")
         return subprocess.CompletedProcess(command, code)
 
-    monkeypatch.setattr(jars, "cached", lambda ivy: ["delta.jar"])
+    monkeypatch.setattr(jars, "cached_delta", lambda ivy: ["delta.jar"])
     monkeypatch.setattr(jvm, "class_archive", lambda java: archive)
     monkeypatch.setattr(prepare.subprocess, "run", run)
     prepare._prepare_spark(Path("java"))

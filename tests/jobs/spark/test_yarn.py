@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 import lastkey
 from lastkey.jobs.command import cli
+from lastkey.jobs.spark.connector import GOOGLES_JAR
 from tests.builders.cloud_servers import azure_environment, azure_server, gcs_server
 from tests.builders.s3_server import CREDENTIALS, get, put, s3_server
 from tests.builders.trees import files_in, files_of
@@ -254,6 +255,7 @@ def test_archive_store_and_tables_in_a_bucket(yarn, pack, here, config, tmp_path
         places = ("spark.executorEnv", "spark.yarn.appMasterEnv")
         options = [f"--conf={place}.{name}={value}" for place in places for name, value in settings.items()]
         options.append("--num-executors=1")  # which of them asks the bucket is all the same
+        options += [f"--jars={GOOGLES_JAR}"] if scheme == "gs" else []
         words = compact_words(f"{scheme}://logs/archive", f"{scheme}://logs/store", config.name)
         code, said = submit_to_cluster(yarn, pack, *words, "--json", options=(*options, f"--files={config}"))
         assert code == 0, said
