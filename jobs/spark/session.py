@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,6 +18,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.errors import SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import jars, jvm
@@ -25,6 +27,7 @@ from lastkey.jobs.spark.master import check_master, is_local, public_address
 from lastkey.jobs.spark.running import running_context, running_spark
 from lastkey.jobs.spark.submit import UserOptions, from_environment, launch_arguments, read_properties
 
+VERSION: Final = "4.2.0"  # of Spark: delta-spark 4.4 is made for it, and asks for no newer pyspark
 _LOOK_SECONDS: Final = 0.1
 
 
@@ -36,18 +39,27 @@ def start(
     brief: bool = True,
     tables: Iterable[str] = (),
 ) -> SparkSession:
-    """Make a session, or join the running one.
+    """Make a session, or join the running one. SparkStartError: Spark cannot start, or is of another version.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode. tables: URIs, in Hadoop's
     spelling, of tables that Spark itself reads or writes: a new session gets the connectors that these need.
     """
-    running = running_spark()
-    if running is not None:  # a notebook's, or that of tests
-        return running
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _start_in_submitted(name)
-    user = options or from_environment()
+    spark = running_spark()  # a notebook's, or that of tests
+    if spark is None:
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            spark = _start_in_submitted(name)
+        else:
+            spark = _launched(name, options or from_environment(), conf or {}, brief, tables)
+    if re.match(rf"{re.escape(VERSION)}\b", spark.version) is None:
+        raise SparkStartError(found=f"this is Spark {spark.version}, expected {VERSION} (SPARK_HOME, or the server's)")
+    return spark
+
+
+def _launched(
+    name: str, user: UserOptions, conf: Mapping[str, str], brief: bool, tables: Iterable[str]
+) -> SparkSession:
+    """Make a session in a JVM of its own, or of a server of Spark Connect."""
     check_master(user)
     if user.remote is not None:
         return _connected(user, user.remote)
@@ -55,7 +67,7 @@ def start(
         _hide_checkout()
     os.environ.update(jvm.environment_for(user))  # pyspark reads it too
     settings = jvm.settings_for(user, jvm.find_java(), brief=brief, tables=tables)
-    settings = {"spark.app.name": name, **settings, **(conf or {})}
+    settings = {"spark.app.name": name, **settings, **conf}
     # Memory, class path and packages count only before the JVM starts: PySpark takes them from this variable
     launch = {"PYSPARK_SUBMIT_ARGS": launch_arguments(settings, user), **jvm.path_of_workers(user)}
     try:
@@ -83,14 +95,19 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _made(builder: SparkSession.Builder) -> SparkSession:
-    """Make the session, and go on ignoring Ctrl-C where the process does, as in the background of a script: PySpark
-    takes its handler in any case.
+    """Make the session, in a thread that no signal interrupts. PySpark would remove the folder to which the JVM that it
+    launches writes its address, and that JVM would never end. Nor does PySpark take over Ctrl-C there.
     """
-    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    made = builder.getOrCreate()
-    if ignored and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return made
+    made: Future[SparkSession] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result(builder.getOrCreate())
+        except BaseException as error:  # raised by result_of
+            made.set_exception(error)
+
+    threading.Thread(target=work, daemon=True, name="session").start()
+    return result_of(made)
 
 
 def _start_in_submitted(name: str) -> SparkSession:

@@ -107,7 +107,7 @@ def start(
 def tracebacks(err: str) -> list[str]:
     """Return the tracebacks in a run's stderr, without those of PySpark's workers, which lose their JVM at an end."""
     found = re.findall(r"Traceback \(most recent call last\):\n(?: +.*\n)+.*", err)
-    return [trace for trace in found if "pyspark/daemon.py" not in trace]
+    return [trace for trace in found if "/pyspark/daemon." not in trace]
 
 
 def wait_until_gone(pid: int) -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,8 @@ from lastkey.jobs import prepare
 from lastkey.jobs.errors import ENVIRONMENT, JarsError, JavaError, SparkStartError
 from lastkey.jobs.spark import engine, jars, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
+from tests.builders.stopping import descendants, start, tracebacks
+from tests.kafka_lab.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 DELTA = jars._DELTA_FILES[0]
@@ -202,6 +206,25 @@ def test_what_the_user_asked_of_spark_and_cannot_be_is_one_line(tmp_path, option
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_ends_while_spark_starts_leaves_no_jvm(tmp_path, number):
+    """It found no folder for its address, and stayed for ever, with the run's stdout open."""
+    run = start(tmp_path, ["reindex", str(ROOT / "examples" / "archive"), "--check", "--engine", "spark"])
+    wait_until(lambda: "java" in map(_program, descendants(run.process.pid)), "a JVM", seconds=60)
+    run.process.send_signal(number)
+    code, _, err = run.finish()
+    assert code == 128 + number, err
+    assert tracebacks(err) == []
+
+
+def _program(pid: int) -> str:
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/exe").readlink().name
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
 def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
     """And its workers are those of --conf spark.pyspark.python, which pyspark itself would pass over. A process that
     ignores Ctrl-C, as in the background of a script, goes on ignoring it.
@@ -270,6 +293,19 @@ def test_the_session_has_delta_and_arrow_and_no_web_pages(spark, tmp_path):
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     assert spark.sparkContext.uiWebUrl is None
     assert session.start() is not None  # joins the running one
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("version", "good"), [("4.2.0", True), ("4.2.0-vendors-1", True), ("4.2.1", False)])
+def test_another_spark_is_one_line(spark, monkeypatch, version, good):
+    """A notebook, a server or SPARK_HOME may bring one that delta-spark excludes."""
+    monkeypatch.setitem(spark.__dict__, "version", version)  # a cached property
+    if good:
+        assert session.start() is spark
+    else:
+        with pytest.raises(SparkStartError, match=r"this is Spark 4\.2\.1, expected 4\.2\.0") as raised:
+            session.start()
+        assert raised.value.exit_code == ENVIRONMENT
 
 
 @pytest.mark.parametrize("code", [0, 1])
