@@ -64,8 +64,8 @@ def last_per_key(records: DataFrame) -> DataFrame:
     """Select the last record of each key of each partition, tombstones too, of `kafka_log` or of Spark's Kafka source.
 
     Records without key are left out, and so are control records if a column tells them. A Spark window over (topic,
-    partition, key) finds the last ones, as `split.by = "window"` of compact does: any number of keys. Read a log with
-    transactions with isolationLevel read_committed: otherwise the last record may be an aborted one.
+    partition, key) finds the last ones: any number of keys. Read a log with transactions with isolationLevel
+    read_committed: otherwise the last record may be an aborted one.
     """
     keyed = records.where(F.col("key").isNotNull())
     if "control" in records.columns:

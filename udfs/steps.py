@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 EVENT: Final = "lastkey.step"
 
-# The tasks of a large partition: the files of a task are there, and the driver does not know yet
-Stage = Literal["walk", "settle", "rewrite", "join"]
+# The tasks of a large partition, at their ends: the driver does not know yet
+Stage = Literal["walk", "resolve", "rewrite"]
 Step = Literal[
     Stage,
     # compact, one task
@@ -21,7 +21,6 @@ Step = Literal[
     "read back",  # a new segment is complete
     "generation written",  # all its files are there, none of the small ones is flushed
     "partition done",  # the driver does not know yet
-    "last split cleaned",  # in its walk
     # compact, driver
     "partitions planned",  # the run is not announced yet
     "wave planned",  # no task has begun

@@ -59,7 +59,6 @@ _OF_TABLE = re.compile(r".*\.parquet|[0-9]{20}(\.[a-z0-9.-]+)?\.(json|parquet)(\
 _FACTS: Final = ".facts"
 _KEY_FILE: Final = ".keys"
 _FILTER: Final = ".filter"
-_EXCHANGE: Final = ".9999999999999999999"  # ends the folder in which the tasks of a run exchange hashes and records
 _TASK_BYTES: Final = 256 << 20
 _OPEN_BYTES: Final = 128 << 10  # cost of opening a file
 
@@ -208,11 +207,6 @@ def _add_segment_file(
     made_by = next((path for path in secrets if path in there), None)
     if _LOG.fullmatch(name):
         places.files.append(replace(_by_name(file, there, config), state=file.state))
-    elif folder.endswith(_EXCHANGE):
-        hint = "a run that died left them, and nobody can test a hash without its secret: vacuum deletes them"
-        path, held = f"{file.root}/{file.path}", "hashes of keys, and records, that tasks exchanged"
-        places.problems.append(Problem("side_file", path, 0, "a file of a generation", held, hint=hint))
-        places.files.append(file)  # records stand there as they are
     elif name.endswith(_KEY_FILE):
         places.files.append(replace(file, kind="key_file", secret=made_by, checksum=known.key_files.get(file.path)))
     elif name.endswith(_FILTER):

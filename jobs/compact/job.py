@@ -115,9 +115,8 @@ def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome:
         if any(now.get(key) != start.checkpoints.get(key) for key in outcome.planned):
             return False
         at = time.perf_counter()
-        brief = options.config.job.split_by != "window"
         n_bytes = sum(plan.least_bytes for plan in plans)
-        with workers(engine, n_bytes, options.config, outcome, progress, brief=brief) as made:
+        with workers(engine, n_bytes, options.config, outcome, progress) as made:
             run_waves(made, start, plans, outcome, progress)
         outcome.seconds["partitions"] = time.perf_counter() - at - outcome.seconds.get("session", 0.0)
         outcome.conflict = outcome.conflict or _conflict_if_replaced(start, outcome)

@@ -160,7 +160,7 @@ class CompactReport(JobReport):
             "expired": [asdict(one) for one in r.log.expired],
             **r.work.counters,
             "splits": r.work.splits,
-            "several_because": r.work.several_because or None,
+            "rounds": r.work.rounds,
             "schedule": [asdict(s) for s in r.schedule],
             "peak_memory_bytes": r.work.peak_memory_bytes,
             "seconds": {name: round(value, 4) for name, value in r.work.seconds.items()},
@@ -203,8 +203,9 @@ class CompactReport(JobReport):
                 f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.work.bytes_written for r in cleaned))}"
             )
         out += labelled("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.log.expired))
-        several = (f"{r.name()}: {r.work.splits}, {r.work.several_because}" for r in cleaned if r.work.several_because)
-        out += labelled("in several splits", several)
+        out += labelled("in several splits", (f"{r.name()}: {r.work.splits}" for r in cleaned if r.work.splits > 1))
+        in_rounds = (f"{r.name()}: {r.work.rounds}" for r in cleaned if r.work.rounds > 1)
+        out += labelled("in several rounds, for task.memory.bytes holds not all keys", in_rounds)
         out += labelled("set aside", (_aside(r) for r in self.results if r.problem is not None))
         for topic, partition in sorted(self.anew & self.generations.keys()):
             generation = self.generations[topic, partition]

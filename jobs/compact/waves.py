@@ -3,7 +3,6 @@
 One task for each partition is the cheapest way, but a large partition among few leaves cores idle. So the cost of both
 ways is counted, in bytes of log that one task works through: several tasks share a partition among all cores, at
 `_MORE` times the work and the fixed cost of the stages. The largest partitions are shared while that shortens the wave.
-A partition whose keys do not fit one task is known too late for this choice: several tasks then take it over.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from lastkey.jobs.command.stopping import (
 )
 from lastkey.jobs.compact.commit import commit_of
 from lastkey.jobs.compact.due import begins_anew, restart_plan
+from lastkey.jobs.compact.large import compact_large, on_spark, one_partition
 from lastkey.jobs.compact.report import committed_of
 from lastkey.jobs.compact.run import Outcome, Start, key_of
-from lastkey.jobs.compact.splits import ASKED, CORES_IDLE, KEYS, compact_in_splits, one_partition
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.spark.workers import Workers
+from lastkey.jobs.spark.workers import SparkTasks, Workers
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import check_files, write_manifests
@@ -47,8 +46,8 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step
 
 _AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
-# Measured by the clock on 2 cores, in threads: 1 GB takes 0.87 times as long as in one task, 4 GB 0.8 times
-_MORE: Final = 1.5  # work of several tasks, relative to one
+_MORE: Final = 2.8  # work of several tasks, relative to one: they read each record twice (measured: BENCHMARKS.md)
+_STAGES_BYTES: Final = 1536 << 20  # fixed cost of a job's stages: bytes of log that a core cleans in that time
 _WORTH: Final = 0.9  # sharing must save at least a tenth of the time
 _COUNTED: Final = 8  # partitions a core that are placed in order; smaller ones fill the gaps
 _PASSES: Final = 2  # a task's passes over its input; several tasks make a third, and so does reading back
@@ -215,16 +214,15 @@ class _Partitions(CountedBytes):
         self._results: dict[int, PartitionResult] = {}
 
     def ended(self, item: int, result: PartitionResult | None = None) -> None:
-        """Keep the result of a partition. Ignore one that is too large for a task: that partition begins again."""
-        if result is not None and result.status != "too_large":
-            if item in self._results:
-                return
-            self._results[item] = result
-            super().ended(item)
-            kept = result.work.counters.get("records_kept", 0)
-            self._workers.count(
-                bytes_read=result.work.bytes_read, bytes_written=result.work.bytes_written, records_kept=kept
-            )
+        """Keep the result of a partition."""
+        if result is None or item in self._results:
+            return
+        self._results[item] = result
+        super().ended(item)
+        kept = result.work.counters.get("records_kept", 0)
+        self._workers.count(
+            bytes_read=result.work.bytes_read, bytes_written=result.work.bytes_written, records_kept=kept
+        )
 
     def results(self) -> list[PartitionResult]:
         """Return the results in the order of the partitions."""
@@ -238,34 +236,23 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
     plans = [*choice.one_task, *choice.several]
     partitions = _Partitions(progress, plans, workers)
 
-    def several(plan: PartitionPlan, because: str, item: int) -> None:
-        workers.set_pool(plan.name)
+    def several(spark: SparkTasks, plan: PartitionPlan, item: int) -> None:
+        spark.set_pool(plan.name)
         part = PartOf(partitions, item)
-        if plan.run.limits.split_by == "window":
-            with workers.spark(f"compact {plan.name}: window") as spark:
-                from lastkey.jobs.compact.window import settle_by_window  # noqa: PLC0415 - threads need no pyspark
-
-                result = compact_in_splits(workers, plan, part, partial(settle_by_window, spark))
-        else:
-            result = compact_in_splits(workers, plan, part)
-        partitions.ended(item, replace(result, work=replace(result.work, several_because=because)))
+        partitions.ended(item, compact_large(spark, plan, part, partial(on_spark, spark, part)))
 
     def one_task() -> None:
         done = workers.run(one_partition, choice.one_task, "compact: a partition in each task", partitions)
-        for item, (plan, result) in enumerate(zip(choice.one_task, done, strict=True)):
+        for item, result in enumerate(done):
             partitions.ended(item, result)
-            if result.status == "too_large":  # an earlier attempt may still write to its folder, or remove it
-                elsewhere = replace(plan, run=replace(plan.run, folder=f"{plan.run.folder}.0"))
-                working.append(pool.submit(several, elsewhere, KEYS, item))
 
     pool, other_pool = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
-    first = len(choice.one_task)
-    working: list[Future[Any]] = [
-        pool.submit(several, plan, choice.because, item) for item, plan in enumerate(choice.several, first)
-    ]
-    working.append(other_pool.submit(one_task))
+    working: list[Future[Any]] = [other_pool.submit(one_task)]
+    if isinstance(workers, SparkTasks):
+        for item, plan in enumerate(choice.several, len(choice.one_task)):
+            working.append(pool.submit(several, workers, plan, item))
     try:
-        while pending := [future for future in working if not future.done()]:  # one_task may add some
+        while pending := [future for future in working if not future.done()]:
             wait([*pending, stop.asked], LOOK_SECONDS, FIRST_COMPLETED)
             if stop.is_asked:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -293,42 +280,41 @@ class Ways:
 
     one_task: tuple[PartitionPlan, ...] = ()
     several: tuple[PartitionPlan, ...] = ()
-    because: str = CORES_IDLE
 
 
 def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
-    """Choose how each partition is taken. The plans are of one run: the setting and dry run are the same for all."""
+    """Choose how each partition is taken. The plans are of one run: the setting is the same for all."""
     by_size = tuple(sorted(plans, key=lambda plan: plan.log_bytes)[::-1])
     split = by_size[0].run.limits.split_by
-    if split == "none" or by_size[0].run.dry_run:  # several tasks would meet in the store, and a dry run may not
+    if split == "none" or not isinstance(workers, SparkTasks):
         return Ways(by_size, ())
     # few bytes are read, or no keys held
-    alone = [plan.policy.partial or plan.policy.erasing is not None for plan in by_size]
+    alone = [p.policy.partial or p.policy.erasing is not None or not p.policy.settings.compacts for p in by_size]
     partial = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if is_alone)
     rest = tuple(plan for plan, is_alone in zip(by_size, alone, strict=True) if not is_alone)
-    if split != "auto":
-        return Ways(partial, rest, ASKED)
-    n = several_of([plan.log_bytes for plan in rest], workers.cores, workers.stages_bytes)
+    if split == "always":
+        return Ways(partial, rest)
+    n = several_of([plan.log_bytes for plan in rest], workers.cores)
     return Ways((*rest[n:], *partial), rest[:n])
 
 
-def several_of(sizes: Sequence[int], cores: int, stages_bytes: int) -> int:
+def several_of(sizes: Sequence[int], cores: int) -> int:
     """Return how many of the largest partitions (bytes, descending) are taken in several tasks."""
-    best, n_best = _time(sizes, 0, cores, stages_bytes), 0
+    best, n_best = _time(sizes, 0, cores), 0
     for n in range(1, min(len(sizes), cores) + 1):
-        time = _time(sizes, n, cores, stages_bytes)
+        time = _time(sizes, n, cores)
         if time < _WORTH * best:
             best, n_best = time, n
     return n_best
 
 
-def _time(sizes: Sequence[int], n: int, cores: int, stages_bytes: int) -> float:
+def _time(sizes: Sequence[int], n: int, cores: int) -> float:
     """Estimate a wave's time in bytes of log a core: `n` partitions are shared, the rest fill cores, longest first."""
     several, rest = _MORE * sum(sizes[:n]), sizes[n:]
     busy = [0.0] * cores
     for size in rest[: _COUNTED * cores]:
         heapq.heapreplace(busy, busy[0] + size)
-    return max(*busy, (several + sum(rest)) / cores + (stages_bytes if n else 0))
+    return max(*busy, (several + sum(rest)) / cores + (_STAGES_BYTES if n else 0))
 
 
 def _begin_commit(

@@ -86,10 +86,17 @@ def workers(
     if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.spark_from_bytes):
         made: Workers = SparkTasks(start, config.job.max_bytes_per_second)
     else:
-        made = Threads(_no_spark if engine == "threads" else start, cores)
+        made = Threads(cores)
+    with _at_work(made, config, report):
+        yield made
+
+
+@contextmanager
+def _at_work(made: Workers, config: Config, report: WorkLog) -> Iterator[None]:
+    """Limit what this process reads and writes, end the workers, and write into the report who worked."""
     try:
         with limited(config.job.max_bytes_per_second):
-            yield made
+            yield
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM: else running tasks would go on
             made.cancel([])
@@ -151,11 +158,13 @@ def spark_workers(
     *,
     brief: bool = True,
     tables: Sequence[str] = (),
-) -> Iterator[Workers]:
+) -> Iterator[SparkTasks]:
     """Yield Spark's workers for a job that only Spark can do, as `session_of`. UsageError: threads."""
     if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
-    with workers("spark", 0, options.config, report, progress, brief=brief, tables=tables) as made:
+    config = options.config
+    made = SparkTasks(_started_once(report, progress, brief, tables), config.job.max_bytes_per_second)
+    with _at_work(made, config, report):
         yield made
 
 
@@ -192,9 +201,3 @@ def _started_once(report: WorkLog, progress: Progress, brief: bool, tables: Sequ
             return made[0]
 
     return start
-
-
-def _no_spark() -> SparkSession:
-    raise UsageError(
-        message='--engine threads: split.by = "window" needs Spark; give --engine spark, or another split.by'
-    )

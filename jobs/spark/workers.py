@@ -52,20 +52,8 @@ class InTurn:
 class Workers(Runner, Protocol):
     """Protocol of the workers of one machine or cluster."""
 
-    @property
-    def stages_bytes(self) -> int:
-        """Fixed cost of the stages of one partition, beside the work: bytes of log that a core cleans in that time."""
-
     def start(self) -> None:
         """Start Spark, if these workers are its tasks."""
-
-    def spark(self, name: str) -> AbstractContextManager[SparkSession]:
-        """Yield the session; start it if there is none. The jobs that this thread starts in it get a name, and end with
-        `cancel`.
-        """
-
-    def set_pool(self, name: str) -> None:
-        """Let everything that this thread runs from now on belong to `name`; items of several names take turns."""
 
     def count(self, **amounts: int) -> None:
         """Add what is done to Spark's metrics. amounts: by name, those of `jobs.spark.metrics`."""
@@ -139,8 +127,6 @@ class _Session:
 class SparkTasks:
     """Workers of Spark: each item is a task. Spark starts with the first of them."""
 
-    stages_bytes = 512 << 20  # half a second
-
     def __init__(self, start_spark: StartSpark, bytes_per_second: float = 0) -> None:
         """bytes_per_second: limit on the I/O of all tasks together; 0: none."""
         self._session, self._bytes_per_second = _Session(start_spark), bytes_per_second
@@ -159,11 +145,15 @@ class SparkTasks:
         self._session.get()
 
     def spark(self, name: str) -> AbstractContextManager[SparkSession]:
-        """Yield the session; start it if there is none."""
+        """Yield the session; start it if there is none. The jobs that this thread starts in it get a name, and end with
+        `cancel`.
+        """
         return self._session.tagged(name)
 
     def set_pool(self, name: str) -> None:
-        """Set Spark's pool; a client of Spark Connect cannot."""
+        """Let everything that this thread runs from now on belong to `name`; items of several names take turns. A
+        client of Spark Connect cannot.
+        """
         if (context := context_of(self._session.get())) is not None:
             context.setLocalProperty("spark.scheduler.pool", name)
 
@@ -177,6 +167,19 @@ class SparkTasks:
         if self._bytes_per_second:
             function = partial(_limited, self._bytes_per_second / self.cores, function)
         return run_tasks(self._session.get(), function, items, name, watcher, self._session.tag)
+
+    @contextmanager
+    def stages(
+        self, name: str, n_tasks: int, watcher: Watcher
+    ) -> Iterator[tuple[SparkSession, Callable[[int], AbstractContextManager[None]]]]:
+        """Yield a session for one job of several stages, and a function for their tasks: within `around(number)` what a
+        task reads is limited, and `watcher` hears of it.
+        """
+        from lastkey.jobs.spark.tasks import session_for_one_job, watched  # noqa: PLC0415 - as above
+
+        limit = self._bytes_per_second / self.cores
+        with self._session.tagged(name) as spark, watched(spark, n_tasks, watcher) as reading:
+            yield session_for_one_job(spark), partial(_around, limit, reading)
 
     def count(self, **amounts: int) -> None:
         """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
@@ -216,6 +219,14 @@ class _UnwantedError(BaseException):
     """Signal that ends a thread's work at its next read; a BaseException, so that no code takes it for a problem."""
 
 
+@contextmanager
+def _around(
+    bytes_per_second: float, reading: Callable[[int], AbstractContextManager[None]], task: int
+) -> Iterator[None]:
+    with reading(task), limited(bytes_per_second) if bytes_per_second else nullcontext():
+        yield
+
+
 def _limited(bytes_per_second: float, function: Callable[[T], R], item: T) -> R:
     with limited(bytes_per_second):
         return function(item)
@@ -226,10 +237,8 @@ class Threads:
     fair pools. After `cancel` a thread's work ends when it reads on, and the process can end without it.
     """
 
-    stages_bytes = 128 << 20
-
-    def __init__(self, start_spark: StartSpark, cores: int) -> None:
-        self._session, self.cores = _Session(start_spark), cores
+    def __init__(self, cores: int) -> None:
+        self.cores = cores
         self._began = False
         self._runs: deque[deque[Callable[[], None]]] = deque()  # for each `run` the items that have not begun
         self._wanted: set[Future[Any]] = set()
@@ -244,20 +253,11 @@ class Threads:
     def start(self) -> None:
         """Do nothing: the threads wait already."""
 
-    def spark(self, name: str) -> AbstractContextManager[SparkSession]:
-        """Yield the session, for what threads cannot do; start it if there is none."""
-        return self._session.tagged(name)
-
-    def set_pool(self, name: str) -> None:
-        """Do nothing: threads know no names."""
-
     def count(self, **amounts: int) -> None:
         """Do nothing: the report has these figures."""
 
     def work(self) -> Work | None:
-        """Return how many threads there are, and the session that they asked for."""
-        if self._session.started is not None:
-            return replace(self._session.work, threads=self.cores)
+        """Return how many threads there are."""
         return Work(self.cores) if self._began else None
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
@@ -302,14 +302,13 @@ class Threads:
         for future in list(self._wanted):
             with suppress(InvalidStateError):
                 future.set_exception(_ended())
-        self._session.cancel(working)
 
     def await_end(self) -> bool:
         """Wait for a while until the threads have finished or given up their items. Return whether they have."""
         patience = time.monotonic() + _PATIENCE
         for thread in self._threads:
             thread.join(max(patience - time.monotonic(), 0))
-        return self._session.await_end() and not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         """Let the threads end."""

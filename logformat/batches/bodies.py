@@ -102,18 +102,12 @@ class BodyLoader:
         *,
         backwards: bool,
         before: int = -1,
-        thinned: np.ndarray | None = None,
     ) -> Iterator[Run]:
         """Yield all of `batches` in runs whose decompressed bodies fit; the last run first if `backwards`.
 
         raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n]; before: last
-        offset of the batch before them, -1 if unknown; thinned: `Chunk.bodies`, all of which are one run.
+        offset of the batch before them, -1 if unknown.
         """
-        if thinned is not None:
-            bodies = thinned.copy()
-            bodies["n_records"][~wanted] = 0
-            yield self._decode(raw, raw_position, batches, wanted, bodies, self._scratch.array, path, 0)
-            return
         lo, hi = 0, len(batches)
         while lo < hi:
             first, last, n_wrappers = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)

@@ -32,7 +32,6 @@ class Chunk:
     raw: np.ndarray  # uint8, exactly the bytes of `batches`; empty if only headers were read
     batches: np.ndarray  # BATCH[n]
     before: int = -1  # last offset of the batch before them; -1: unknown
-    bodies: np.ndarray | None = None  # BODY[n] if `raw` has, instead, some records of each batch, uncompressed
     path: str = ""  # of the file, in messages
     bytes_read: int = 0
 

@@ -220,7 +220,6 @@ KINDS: Final = {
     for kind in (
         Kind("compact", compact),
         Kind("first compact", compact, generations=0),
-        Kind("compact by blocks", lambda root: compact(root, "blocks")),
         Kind("compact that spills", lambda root: compact(root, "spilling"), generations=0, spills=True),
         # files that cannot be read cost it time only: it then leaves other files than undisturbed
         Kind(
@@ -243,7 +242,7 @@ KINDS: Final = {
 
 EPOCHS: Final = "leader-epoch-checkpoint"
 COMPACTIONS: Final = (
-    "compact", "first compact", "compact by blocks", "compact that spills", "compact by yield", "compact by the clock",
+    "compact", "first compact", "compact that spills", "compact by yield", "compact by the clock",
 )  # fmt: skip
 
 
@@ -270,7 +269,7 @@ def grow_by_yield(archive: Path, number: int) -> None:
 def write_settings(work: Path) -> None:
     """Write settings for the ways of `compact`."""
     for name, way, split, memory in (
-        ("auto", "auto", 1 << 30, 1 << 30), ("blocks", "blocks", 500, 1 << 30),
+        ("auto", "auto", 1 << 30, 1 << 30),
         ("spilling", "auto", 1 << 30, 64 << 20),
     ):  # fmt: skip
         (work / f"{name}.toml").write_text(_TOML.format(way=way, split=split, memory=memory))
@@ -657,7 +656,7 @@ def warm() -> None:
     pa.table({"a": [1]}).join(pa.table({"a": [1]}), ["a"]).sort_by("a")
     with tempfile.TemporaryDirectory() as folder:
         part = build(Path(folder) / "archive")
-        for job in ("compact", "compact by blocks", "verify", "reindex", "lookup", "data source"):
+        for job in ("compact", "verify", "reindex", "lookup", "data source"):
             readers.JOBS[job](part.root, Path(folder))
     sys.stdout.flush()
     gc.collect()

@@ -405,7 +405,7 @@ class World:
             "compaction.full.ms": rng.choice((DAY_MS, *(1 << 62,) * 5)),
             **({"compaction.strategy.header": "v"} if told.strategy == "header" else {}),
         }
-        job = {"split.by": rng.choice(("auto", "none", "blocks")), "split.bytes": rng.choice((200, 1 << 30))}
+        job = {"split.by": rng.choice(("auto", "none", "always")), "split.bytes": rng.choice((200, 1 << 30))}
         lines = ["[defaults]", *(f'"{k}" = {json.dumps(v)}' for k, v in values.items())]
         path.write_text("\n".join([*lines, "[job]", *(f'"{k}" = {json.dumps(v)}' for k, v in job.items())]) + "\n")
         return path

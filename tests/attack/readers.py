@@ -88,8 +88,8 @@ def compact(root: Path, work: Path) -> Seen:
     return _compacted(root, work, compact_partition)
 
 
-def compact_blocks(root: Path, work: Path) -> Seen:
-    """Compact by blocks, with a split every few bytes."""
+def compact_large(root: Path, work: Path) -> Seen:
+    """Compact in several tasks, with a split every few bytes."""
     return _compacted(root, work, lambda plan: compact_in_blocks(plan).result)
 
 
@@ -398,7 +398,7 @@ def check_named(problems: Iterable[Problem]) -> None:
 
 
 JOBS: dict[str, Callable[[Path, Path], Seen]] = {
-    "compact": compact, "compact by blocks": compact_blocks, "verify": verify_archive, "reindex": reindex_check,
+    "compact": compact, "compact in several tasks": compact_large, "verify": verify_archive, "reindex": reindex_check,
     "reindex into a folder": reindex_output, "convert and back": convert_and_back,
     "lookup": look_up, "inspect": dump, "report": report_profile,
     "time index": time_index,

@@ -39,10 +39,10 @@ pytestmark = [pytest.mark.attack, pytest.mark.slow, pytest.mark.spark]
 T = TypeVar("T")
 
 FEW = 8  # damages: partitions of one archive
-_WINDOW = replace(CONFIG, job=replace(CONFIG.job, split_by="window", engine="spark"))
+_LARGE = replace(CONFIG, job=replace(CONFIG.job, split_by="always", engine="spark"))
 
 
-def test_window(
+def test_large_partitions(
     request: pytest.FixtureRequest, spark: SparkSession, specimens: dict[str, Specimen], tmp_path: Path
 ) -> None:
     """Each partition gives a problem, or byte for byte the files that one task makes."""
@@ -52,7 +52,7 @@ def test_window(
         root, store, twins = (_emptied(tmp_path / name) for name in ("archive", "store", "twins"))
         members = lay_out(root, specimens, cases)
         before = files_of(root)
-        report = compact.run(CompactOptions(str(root), str(store), now_ms=NOW_MS, config=_WINDOW), Silent())
+        report = compact.run(CompactOptions(str(root), str(store), now_ms=NOW_MS, config=_LARGE), Silent())
         if files_of(root) != before:
             raise Failed("the archive changed")
         results, listed = {r.topic: r for r in report.results}, list_archive(open_root(str(root)), lambda _: True)
@@ -67,7 +67,7 @@ def test_window(
         return judge_each(members, verdict)
 
     cases, of = all_cases(specimens, request.config.getoption("--attack-seed"))
-    attack(request, "window", cases, of, FEW, work)
+    attack(request, "large partitions", cases, of, FEW, work)
 
 
 def test_stream(

@@ -51,7 +51,7 @@ def files_below(uri: str) -> list[str]:
 def test_no_folder_is_made_for_what_is_written(proxy, tmp_path):
     """Only pyarrow's deletions leave one: the partition's, when folders of its splits go."""
     split, seen = tmp_path / "split.toml", []
-    split.write_text(TOPICS.read_text() + '[job]\n"split.by" = "blocks"\n"split.bytes" = 100000\n')
+    split.write_text(TOPICS.read_text() + '[job]\n"split.by" = "always"\n"split.bytes" = 100000\n')
     proxy.decide = lambda method, path: seen.append(f"{method} {path}")
     store, archive = ("--store", f"{BUCKET}/made/store"), f"{BUCKET}/archive"
     run("compact", archive, *store, *NOW, *THREADS)

@@ -157,7 +157,7 @@ def check_with_kafkas_tool(output: Path) -> None:
         assert [line for line in said.splitlines() if BAD_INDEX.search(line)] == []
 
 
-@pytest.mark.parametrize("split", ["auto", "blocks"])
+@pytest.mark.parametrize("split", ["auto", "always"])
 def test_logs_of_a_broker_of_today(split, written, tmp_path, spark):
     outputs = three_passes(written, tmp_path, split)
     check_with_kafkas_tool(outputs[0])
@@ -172,7 +172,7 @@ def test_logs_of_a_broker_of_today(split, written, tmp_path, spark):
             assert {name: hidden[name] for name in full if hidden[name]} == {}
 
 
-@pytest.mark.parametrize("split", ["auto", "blocks"])
+@pytest.mark.parametrize("split", ["auto", "always"])
 def test_golden_logs_are_cleaned_and_served_as_by_kafka(split, kept, tmp_path, spark):
     first, more = kept
     for name in ("first", "more"):

@@ -11,13 +11,15 @@ from typing import get_args
 import pytest
 
 from lastkey.udfs.steps import Stage
-from tests.builders.archives import COMPACT, Lab
 from tests.builders.erasures import NOW, Erasures
+from tests.builders.folders import archived_at, plan_of
 from tests.builders.logs import write_partition
 from tests.builders.reindexed import TEXT
 from tests.builders.reindexed import run as reindex
+from tests.builders.splits import compact_in_blocks
 from tests.builders.steps import STEPS, listening
 from tests.builders.trees import files_in
+from tests.reference.cleaner import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,16 +59,11 @@ def test_a_compaction_and_an_erasure(tmp_path: Path) -> None:
 
 
 def test_the_tasks_of_a_large_partition(tmp_path: Path) -> None:
-    lab = Lab(
-        None, tmp_path, {"defaults": COMPACT, "job": {"engine": "threads", "split.by": "blocks", "split.bytes": 1}}
-    )
-    write_partition(lab.archive / "t-0", "ann=1 bob=1 || cem=1 | ann=2 || dan=1 || bob=2")
-    steps = reached(lambda: lab.run(NOW))
-    tasks = steps[steps.index("wave planned") + 1 : steps.index("manifests written")]
-    walks, others = {"last split cleaned", "walk"}, ["settle", "rewrite", "log written", "read back", "join"]
-    begun = tasks.index("settle")
-    assert set(tasks[:begun]) == walks  # in any order
-    assert list(dict.fromkeys(tasks[begun:])) == [*others, "generation written"]
+    write_partition(tmp_path / "t-0", "ann=1 bob=1 || cem=1 | ann=2 || dan=1 || bob=2")
+    plan = plan_of(archived_at(tmp_path, "t-0"), tmp_path / "store", Settings(), now_ms=NOW, log_start_offset=0)
+    tasks = reached(lambda: compact_in_blocks(plan))
+    stages = ["walk", "resolve", "log written", "read back", "rewrite", "generation written"]
+    assert list(dict.fromkeys(tasks)) == stages
 
 
 @pytest.mark.parametrize("mode", ["in_place", "output"])

@@ -15,7 +15,7 @@ from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import LastBatch, ReadFile, SideFile
 
-SplitBy = Literal["auto", "none", "blocks", "window"]
+SplitBy = Literal["auto", "none", "always"]
 Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
@@ -68,7 +68,7 @@ class Limits:
     chunk_bytes: int = 8 << 20
     task_memory_bytes: int = 1 << 30
     split_bytes: int = 4 << 30
-    split_by: SplitBy = "auto"  # who finds last offsets: one task or several; auto: whichever costs less
+    split_by: SplitBy = "auto"  # whether several tasks of Spark share a partition; auto: if that costs less
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class ScheduledSegment:
 
 
 # scheduled: the plan of a run was asked for, no more; stopped: the run ended first
-Status = Literal["cleaned", "scheduled", "not_due", "set_aside", "too_large", "stopped"]
+Status = Literal["cleaned", "scheduled", "not_due", "set_aside", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,8 @@ class Work:
     bytes_after: int = 0
     recompressed_bytes: int = 0  # part of bytes_after; an estimate in a dry run
     seconds: dict[str, float] = field(default_factory=dict)
-    splits: int = 1
-    several_because: str = ""  # why several tasks did the work; "": one task did
+    splits: int = 1  # tasks that found the last record of each key
+    rounds: int = 1  # passes for that of a task whose memory is too small for all keys at once
     peak_memory_bytes: int = 0
 
 

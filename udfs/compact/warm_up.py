@@ -22,17 +22,7 @@ from lastkey.udfs.compact.clean.rebuild_kernels import CLEANED, assemble_batches
 from lastkey.udfs.compact.cleaner import LastBatches, Rules
 from lastkey.udfs.compact.one_task import compact_partition  # noqa: F401 - so that workers need not
 from lastkey.udfs.compact.scan.transactions import discardable_batches
-from lastkey.udfs.compact.split import rewrite_split  # noqa: F401 - so that workers need not
-from lastkey.udfs.compact.split.block_kernels import (
-    batch_verdicts,
-    checksum_cells,
-    collect_leaving,
-    in_order_of_walk,
-    mark_kept,
-    settle_cells,
-    sort_by_bucket,
-    thin_bodies,
-)
+from lastkey.udfs.compact.split.survivor_kernels import collect_survivors, mark_first, mark_survivors
 from lastkey.udfs.compact.verdicts import EMPTIED
 from lastkey.udfs.segments import TXN_BATCH
 from lastkey.udfs.yields.key_filter import filter_of, holds
@@ -71,17 +61,10 @@ def load_kernels() -> None:
 
     def mark_last(run: Run, is_last: np.ndarray) -> None:
         mark_last_offsets(run.batches, run.bodies, run.wanted, run.spans, 0, slots, 0, is_last, 0)
-        entries, buckets, verdicts = np.empty((0, 2), np.uint64), np.empty(0, np.uint8), np.zeros(1, np.int8)
-        collect_leaving(
-            run.batches, run.bodies, run.wanted, run.spans, is_last, 0, 0, 60, is_last, flags, entries, buckets
-        )
-        sort_by_bucket(entries, buckets, offsets, entries)
-        checksum_cells(raw, offsets[:0], np.empty(0, np.uint32))
-        settle_cells(entries, offsets, offsets, slots, offsets, offsets, offsets, is_last)
-        in_order_of_walk(buckets, offsets, is_last, is_last)
-        batch_verdicts(run.batches, run.wanted, is_last, 0, flags, verdicts)
-        mark_kept(run.batches, run.bodies, run.wanted, verdicts, is_last, is_last, 0, is_last)
-        thin_bodies(run.raw, run.scratch, run.bodies, run.wanted, run.spans, is_last, raw, run.bodies.copy())
+        collect_survivors(run.bodies, run.spans, is_last, np.empty((0, 2), np.uint64), offsets)
+        received = np.frombuffer(b"", np.uint64).reshape(0, 2)  # read-only, as from Arrow: another type to numba
+        mark_first(received, is_last[:0], slots, is_last[:0])
+        mark_survivors(run.batches, run.bodies, run.wanted, run.spans, offsets, 0, is_last)
         kept, out = np.empty(0, np.bool_), np.empty(0, np.uint8)
         rows = np.empty(len(run.spans), np.int32)
         encode_bodies(

@@ -322,7 +322,7 @@ def test_topics_leave_others_out_and_say_so(clean: Path) -> None:
     assert sought.places.left_out > 20 and sought.places.topics == {"t"}
 
 
-def test_damage_lost_secrets_and_exchanged_hashes_are_named(clean: Path, tmp_path: Path) -> None:
+def test_damage_and_lost_secrets_are_named(clean: Path, tmp_path: Path) -> None:
     root = shutil.copytree(clean, tmp_path / "root")
     store = root / "store"
     secrets = [p for p in store.rglob("hash.key") if list(p.parent.glob("*.filter"))]
@@ -332,23 +332,17 @@ def test_damage_lost_secrets_and_exchanged_hashes_are_named(clean: Path, tmp_pat
     data[3] ^= 1
     key_file.write_bytes(data)
     lost.unlink()
-    exchange = store / "segments" / "t-0" / f"{DEAD}.9999999999999999999"
-    exchange.mkdir()
-    (exchange / "walk-1").write_bytes(bytes(64) + KEY + bytes(64))
     log = next(
         path for path in store.rglob("*.log") if path.with_suffix(".filter").exists() and path.parent != lost.parent
     )
     log.unlink()
     (root / "archive" / "pipe").symlink_to("nowhere")
     (root / "archive" / "t-0" / "00000000000000009000.log").mkdir()
-    sought, rows = searched(store, root / "archive", [KEY])
+    sought, _ = searched(store, root / "archive", [KEY])
     problems = {(p.path.removeprefix(f"{root}/"), p.kind, p.found) for p in sought.problems}
     named = {path: (kind, found) for path, kind, found in problems}
     assert named[str(key_file.relative_to(root))][0] == "readback"
     assert any(path.startswith(str(lost.parent.relative_to(root))) and found == "none" for path, _, found in problems)
-    walked = "hashes of keys, and records, that tasks exchanged"
-    assert named[str((exchange / "walk-1").relative_to(root))] == ("side_file", walked)
-    assert [(r["path"], r["state"]) for r in rows] == [(str((exchange / "walk-1").relative_to(store)), "dead")]
     assert named[str(log.with_suffix(".filter").relative_to(root))][0] == "side_file"
     assert named["archive/pipe"] == ("unreadable", "a broken link")
 

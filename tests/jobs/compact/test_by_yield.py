@@ -304,13 +304,17 @@ def test_transactions_wait_for_their_data_in_segments_that_stay(tmp_path: Path) 
             nights.job("verify")
 
 
-@pytest.mark.parametrize("split_by", ["none", "blocks"])
-def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(tmp_path: Path, split_by: str) -> None:
-    nights = Nights(tmp_path, job_settings={"split.by": split_by, "split.bytes": 600})
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "several"), [("threads", False), ("spark", True)])
+def test_a_run_that_cleans_everything_keeps_facts_whatever_cleans_it(
+    tmp_path: Path, spark: object, engine: str, several: bool
+) -> None:
+    nights = Nights(tmp_path, job_settings={"split.by": "always", "split.bytes": 600, "engine": engine})
     nights.settings |= {"segment.bytes": 1000}
     for night in range(4):
         nights.grow("|".join(f"k{night}{n}={'x' * 100}" for n in range(12)))
-    assert (nights.run().results[0].work.splits > 1) == (split_by == "blocks")
+    assert (nights.run().results[0].work.splits > 1) == several
     rows = [row for row in nights.rows() if row.size_bytes]
     assert len(rows) > 3
     assert all(row.facts_bytes for row in rows)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from pyspark.sql import SparkSession
 
 from lastkey.jobs.compact.due import with_shares
-from lastkey.jobs.compact.splits import ASKED, CORES_IDLE
 from lastkey.jobs.compact.waves import choose_ways, several_of
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import Segment
@@ -26,74 +25,51 @@ GIB = 1 << 30
     [
         ([], 2, 0),
         ([16 * GIB], 1, 0),  # one core: nothing to win
-        ([GIB], 2, 0),  # as soon done by one
-        ([GIB], 4, 1),
-        ([4 * GIB], 2, 1),
-        ([4 * GIB], 4, 1),
+        ([64 * GIB], 2, 0),  # what it costs to read each record twice
+        ([GIB], 4, 0),  # its stages would cost more
+        ([4 * GIB], 4, 0),
+        ([16 * GIB], 4, 1),
         ([4 * GIB], 32, 1),
-        ([GIB // 8], 4, 0),  # its stages would cost more
-        ([GIB, GIB], 2, 0),
         ([GIB] * 8, 2, 0),
-        ([GIB] * 3, 2, 0),  # in turn they are done as soon
-        ([8 * GIB] * 5, 4, 1),  # the fifth one would be alone
-        ([16 * GIB, *[GIB // 16] * 64], 4, 1),  # one large, many small
-        ([16 * GIB, *[GIB] * 16], 2, 0),  # as much small as large
-        ([16 * GIB, 16 * GIB, GIB], 8, 2),
+        ([32 * GIB] * 9, 8, 1),  # the ninth one would be alone
+        ([64 * GIB, *[GIB // 16] * 64], 8, 1),  # one large, many small
+        ([16 * GIB, *[GIB] * 64], 4, 0),  # more small ones than that
+        ([64 * GIB, 64 * GIB, GIB], 16, 2),
         ([GIB] * 100_000, 100, 0),
     ],
 )
 def test_the_largest_as_far_as_the_wave_is_done_sooner(sizes: list[int], cores: int, expected: int) -> None:
-    assert several_of(sizes, cores, SparkTasks.stages_bytes) == expected
+    assert several_of(sizes, cores) == expected
 
 
-@pytest.mark.parametrize(
-    ("sizes", "cores", "expected"),
-    [([GIB], 2, 1), ([GIB // 2], 2, 0), ([GIB // 2], 4, 1), ([GIB // 8], 4, 0), ([GIB, GIB], 2, 0), ([GIB] * 3, 2, 0)],
-)
-def test_threads_share_smaller_ones(sizes: list[int], cores: int, expected: int) -> None:
-    assert several_of(sizes, cores, Threads.stages_bytes) == expected
+class EightCores(SparkTasks):
+    """Workers of a Spark that is never started."""
+
+    cores = 8
 
 
-@pytest.fixture
-def workers() -> Iterator[Callable[[int], Threads]]:
-    made: list[Threads] = []
-
-    def make(cores: int) -> Threads:
-        made.append(Threads(no_spark, cores))
-        return made[-1]
-
-    yield make
-    for threads in made:
-        threads.close()
+WORKERS = EightCores(lambda: pytest.fail("Spark was started"))
 
 
-def no_spark() -> SparkSession:
-    raise AssertionError("Spark was started")
-
-
-def plan(size: int, split: SplitBy = "auto", *, dry_run: bool = False) -> PartitionPlan:
+def plan(size: int, split: SplitBy = "auto") -> PartitionPlan:
     archived = Archived(Path("/none"), [Segment("/none", "t-0/0.log", 0, size, 0)])
     limits = Limits(split_by=split)
-    return plan_of(
-        archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits, dry_run=dry_run
-    )  # fmt: skip
+    return plan_of(archived, Path("/none"), Settings(), now_ms=0, log_start_offset=0, limits=limits)
 
 
-def test_what_is_asked_for_is_done(workers: Callable[[int], Threads]) -> None:
-    small, large = plan(5), plan(4 * GIB)
-    chosen = choose_ways([small, large], workers(4))
-    assert (chosen.one_task, chosen.several, chosen.because) == ((small,), (large,), CORES_IDLE)
-    asked: tuple[SplitBy, ...] = ("blocks", "window")
-    for split in asked:
-        plans = [changed(p, limits=Limits(split_by=split)) for p in (small, large)]
-        assert choose_ways(plans, workers(2)).several == (plans[1], plans[0])
-        assert choose_ways(plans, workers(2)).because == ASKED
-    assert choose_ways([plan(4 * GIB, "none")], workers(2)).several == ()
+def test_what_is_asked_for_is_done() -> None:
+    small, large = plan(5), plan(16 * GIB)
+    chosen = choose_ways([small, large], WORKERS)
+    assert (chosen.one_task, chosen.several) == ((small,), (large,))
+    plans = [changed(p, limits=Limits(split_by="always")) for p in (small, large)]
+    assert choose_ways(plans, WORKERS).several == (plans[1], plans[0])
+    assert choose_ways([plan(16 * GIB, "none")], WORKERS).several == ()
 
 
-@pytest.mark.parametrize("split", ["auto", "blocks", "window"])
-def test_a_dry_run_writes_no_key_files(workers: Callable[[int], Threads], split: SplitBy) -> None:
-    assert choose_ways([plan(4 * GIB, split, dry_run=True)], workers(2)).several == ()
+def test_threads_take_a_partition_in_one_task() -> None:
+    with closing(Threads(8)) as threads:
+        for split in get_args(SplitBy):
+            assert choose_ways([plan(16 * GIB, split)], threads).several == ()
 
 
 def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:

@@ -50,8 +50,8 @@ OF_COMMIT = [
     ("table committed", 3, True),
     ("states set", 1, True),
 ]
-# The first worker at one of these dies; the first walk is that of the last split
-DYING = {"read back": 1, "last split cleaned": 1, "walk": 2, "settle": 1, "rewrite": 1}
+# The first worker at one of these dies
+DYING = {"read back": 1, "walk": 1, "resolve": 1, "rewrite": 1}
 # Runs one after the other in one session, whatever becomes of each
 ONE_SESSION = """
 import json, sys
@@ -204,7 +204,7 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
     words = []
     for step, mine in labs.items():
         (tmp_path / step).mkdir()
-        split = "auto" if step == "read back" else "blocks"
+        split = "auto" if step == "read back" else "always"
         # one partition, and one task, after the other: beside one that stands, another would go on to the next run's
         words.append(_arguments(mine, tmp_path / step, now_ms, "--topics", "new", wave=1, split=split))
     environment = {
@@ -295,14 +295,14 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
     ("step", "heard"),
     [
         ("manifests written", False),  # its files are complete, and no generation has read as far
-        ("settle", True),  # files of key hashes
+        ("read back", True),  # a segment without its generation
     ],
 )
 def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_path, step, heard):
     """heard: vacuum hears of the run; else it goes by the files alone."""
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, split="blocks" if heard else "auto", engine="threads")
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
     run = start(tmp_path / "run", arguments, step)
     run.wait_until_reached()
     if not heard:
@@ -403,21 +403,18 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
 
 @pytest.mark.parametrize(
     ("engine", "asked", "expected", "step"),
-    # each step and each signal with each engine; with Spark a run takes ten seconds, and no step knows the signal
+    # a run takes ten seconds, and no step knows the signal
     [
         ("spark", signal.SIGINT, 130, "walk"),
-        ("spark", signal.SIGTERM, 143, "settle"),
+        ("spark", signal.SIGTERM, 143, "resolve"),
         ("spark", signal.SIGTERM, 143, "rewrite"),
-        ("threads", signal.SIGTERM, 143, "walk"),
-        ("threads", signal.SIGINT, 130, "settle"),
-        ("threads", signal.SIGINT, 130, "rewrite"),
     ],
 )
 def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step, engine):
-    """Three partitions by blocks, two at once, each of which stands at the step: none of them is committed."""
+    """Three large partitions, two at once, each of which stands at the step: none of them is committed."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
-    arguments = _arguments(mine, tmp_path, now_ms, split="blocks", engine=engine)
+    arguments = _arguments(mine, tmp_path, now_ms, split="always", engine=engine)
     run = start(tmp_path / "run", arguments, step, every=True)
     run.wait_until_reached()
     os.kill(run.process.pid, asked)

@@ -1,27 +1,17 @@
-"""All ways of finding the last offset of each key, in one task, by blocks and by a window, leave the same bytes."""
+"""All ways of finding the last offset of each key, in one task, in rounds and in several, leave the same bytes."""
 
 from __future__ import annotations
 
-import errno
 import json
 import struct
-import threading
-from contextlib import suppress
 from dataclasses import replace
 
 import google_crc32c
 import numpy as np
 import pytest
 
-from lastkey.jobs.compact import splits
-from lastkey.jobs.compact.window import settle_by_window
-from lastkey.jobs.errors import JavaError
-from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
-from lastkey.udfs.compact.plan import PartitionResult
-from lastkey.udfs.compact.split import walk_split
-from lastkey.udfs.compact.split.walk_split import KeyFile, remove_key_files
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.trees import files_in
@@ -32,8 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 # Magic 0, 1 and 2, all kinds of transactions, groups of several segments, and groups of which nothing stays (few-keys)
 CASES = ("few-keys", "none-tomb", "txn-none", "txn-hang", "v0-none", "v1-gzip-append", "zstd-headers")
 
-# Blocks in Spark's tasks and in threads
-WAYS = pytest.mark.parametrize(("split", "engine"), [("blocks", "spark"), ("blocks", "threads"), ("window", "spark")])
+LARGE = {"split.bytes": 1, "split.by": "always"}
 
 
 def files(lab, checkpoints):
@@ -54,8 +43,7 @@ def folders(lab):
     return sorted(str(path.relative_to(lab.store / "segments")) for path in files_in(lab.store / "segments", "*/*"))
 
 
-@WAYS
-def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, now_ms, tmp_path):
+def test_several_tasks_write_the_same_bytes_as_one(spark, cases, now_ms, tmp_path):
     one, many = Lab(spark, tmp_path), Lab(spark, tmp_path, store_at=tmp_path / "other")
     for name in CASES:
         put(only_input(cases[name]), one.archive / f"{name}-0")
@@ -63,8 +51,7 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
         size = segments if name in ("few-keys", "txn-hang") else 2 * segments  # 1: no joining; 2: groups of some
         one.settings.setdefault("topics", {})[name] = {"segment.bytes": size}
     whole = one.run(now_ms)
-    job = {"split.bytes": 1, "split.by": split, "engine": engine}
-    several = many.run(now_ms, settings={**one.settings, "job": job})
+    several = many.run(now_ms, settings={**one.settings, "job": LARGE})
     assert whole.exit_code == several.exit_code == 0
     for a, b in zip(whole.results, several.results, strict=True):
         assert (a.work.splits, b.work.splits > 1) == (1, True), a.name()
@@ -87,9 +74,9 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
     later = now_ms + 25 * HOUR
     names = "[ftvn]*"
     given = {"topics": TopicFilter((names,)), "force": True}
-    dry = many.run(later, **given, dry_run=True, settings={**one.settings, "job": job})
+    dry = many.run(later, **given, dry_run=True, settings={**one.settings, "job": LARGE})
     whole = one.run(later, **given)
-    several = many.run(later, **given, settings={**one.settings, "job": job})
+    several = many.run(later, **given, settings={**one.settings, "job": LARGE})
     for a, b, c in zip(whole.results, several.results, dry.results, strict=True):
         assert a.work.counters == b.work.counters == c.work.counters, a.name()
         assert [(s.base_offset, s.records, s.batches) for s in a.log.segments] == [
@@ -103,15 +90,11 @@ def test_several_tasks_write_the_same_bytes_as_one(split, engine, spark, cases, 
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-@WAYS
-def test_what_sets_a_partition_aside_does_so_in_splits_too(split, engine, spark, cases, now_ms, tmp_path):
+def test_what_sets_a_partition_aside_does_so_in_splits_too(spark, cases, now_ms, tmp_path):
     lab = Lab(
         spark,
         tmp_path,
-        settings={
-            "defaults": COMPACT,
-            "job": {"split.bytes": 1, "split.by": split, "engine": engine},
-        },
+        settings={"defaults": COMPACT, "job": LARGE},
     )
     put(only_input(cases["few-keys"]), lab.archive / "good-0")
     bad = put(only_input(cases["few-keys"]), lab.archive / "flipped-0")
@@ -133,8 +116,8 @@ def test_what_sets_a_partition_aside_does_so_in_splits_too(split, engine, spark,
     assert [name.partition("/")[0] for name in folders(lab)] == ["good-0"]
 
 
-@pytest.mark.parametrize(("engine", "workers"), [("spark", SparkTasks), ("threads", Threads)])
-def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, monkeypatch, engine, workers):
+@pytest.mark.parametrize("engine", ["spark", "threads"])
+def test_too_many_keys_for_a_task_take_several_rounds(spark, now_ms, tmp_path, engine):
     """64 MiB for a task (the least) are half of it a table of keys: 1.4 million; this partition has more."""
     n, per_batch = 1_700_000, 100_000
     folder = tmp_path / "archive" / "many-0"
@@ -150,26 +133,15 @@ def test_too_many_keys_for_a_task_go_through_splits(spark, now_ms, tmp_path, mon
         spark, tmp_path, settings={"defaults": COMPACT, "job": {"engine": engine}},
         store_at=tmp_path / "other",
     )  # fmt: skip
-    seen = []
-    real = workers.run
-
-    def watched(self, function, items, *more):
-        results = real(self, function, items, *more)
-        seen.extend(r.status for r in results if isinstance(r, PartitionResult))
-        return results
-
-    monkeypatch.setattr(workers, "run", watched)
     dry = small.run(now_ms, dry_run=True)
-    assert seen == ["cleaned"]  # that task went through the splits in turn
     assert not small.store.exists()
     report = small.run(now_ms)
-    assert seen == ["cleaned", "too_large"]
     assert [r.status for r in report.results] == ["cleaned"]
-    assert {r.work.several_because for r in (*dry.results, *report.results)} == {"keys beyond the memory of a task"}
+    assert [r.work.rounds for r in (*dry.results, *report.results)] == [3, 3]
+    assert "in several rounds" in report.to_text()
     assert dry.results[0].work.counters == report.results[0].work.counters
     assert [s.size_bytes for s in dry.results[0].log.segments] == [s.size_bytes for s in report.results[0].log.segments]
-    large.run(now_ms)
-    assert seen == ["cleaned", "too_large", "cleaned"]
+    assert [r.work.rounds for r in large.run(now_ms).results] == [1]
     (small_at, a), (large_at, b) = small.state().current(), large.state().current()
     assert rows(a) == rows(b)
     assert files(small, small_at) == files(large, large_at)
@@ -198,8 +170,8 @@ def _numbered(start, n):
 
 
 def test_a_disk_that_is_full_at_the_end_keeps_nothing_of_the_partition(spark, cases, now_ms, tmp_path):
-    """Least of all its key files: they are as large as the keys, and pieces of segments."""
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "split.by": "blocks"}})
+    """Least of all the segments that wait in folders of their own."""
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": LARGE})
     put(only_input(cases["few-keys"]), lab.archive / "t-0")
     full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC", times=None)
     with faults(tmp_path, full), pytest.raises(OSError, match="No space left"):
@@ -208,39 +180,9 @@ def test_a_disk_that_is_full_at_the_end_keeps_nothing_of_the_partition(spark, ca
     assert list((lab.store / "segments").glob("*/*")) == []
 
 
-def test_a_walk_that_goes_on_when_the_disk_is_full_leaves_no_key_file(spark, cases, now_ms, tmp_path, monkeypatch):
-    """The first walk finds the disk full; the second one has not begun its file when those of the partition go."""
-    job = {"split.bytes": 1, "split.by": "blocks", "engine": "threads"}
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": job})
-    put(only_input(cases["few-keys"]), lab.archive / "t-0")
-    begun, removed = threading.Lock(), threading.Event()
-
-    def held(plan, name):
-        if begun.acquire(blocking=False):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        assert removed.wait(60)
-        late.append(KeyFile(plan, name))
-        return late[-1]
-
-    def removing(plan):
-        remove_key_files(plan)
-        removed.set()
-
-    late = []
-    monkeypatch.setattr(walk_split, "KeyFile", held)
-    monkeypatch.setattr(splits, "remove_key_files", removing)
-    with pytest.raises(OSError, match="No space left"):
-        lab.run(now_ms)
-    for thread in threading.enumerate():
-        if thread.name.startswith("worker-"):
-            thread.join(60)
-    assert late
-    assert list((lab.store / "segments").glob("*/*")) == []
-
-
 def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_path):
     """The disk is full for the first of six, two are at work at once. None of the others would be committed."""
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.by": "blocks"}})
+    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.by": "always"}})
     for number in range(6):
         put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
     full = Fault("create", "*/leader-epoch-checkpoint", error="ENOSPC")
@@ -249,64 +191,3 @@ def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_p
     assert happened(tmp_path) == [1]
     assert lab.state().checkpoints() == {}
     assert 0 < len(list((lab.store / "segments").iterdir())) < 6
-
-
-def test_a_key_file_that_the_window_reads_otherwise_is_a_problem(spark, cases, now_ms, tmp_path, monkeypatch):
-    lab = Lab(spark, tmp_path, settings={"defaults": COMPACT, "job": {"split.bytes": 1, "split.by": "window"}})
-    for number in range(2):
-        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
-
-    def damaged(spark, plan, walked, n_buckets):
-        if plan.input.partition == 1:
-            path = lab.store / walked[0].blocks[0].path
-            data = path.read_bytes()
-            path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-        return settle_by_window(spark, plan, walked, n_buckets)
-
-    monkeypatch.setattr("lastkey.jobs.compact.window.settle_by_window", damaged)
-    whole, bad = lab.run(now_ms).results
-    assert (whole.status, bad.status, bad.problem.kind) == ("cleaned", "set_aside", "readback")
-    assert {name.partition("/")[0] for name in folders(lab)} == {"t-0"}
-
-
-def test_the_window_of_a_run_in_threads_starts_spark_once(spark, cases, now_ms, tmp_path, monkeypatch):
-    """Two partitions ask for the window's session at once: the second one to ask must wait for the first."""
-    both = threading.Barrier(2)
-    started = []
-
-    def start(**options):
-        started.append(None)
-        with suppress(threading.BrokenBarrierError):
-            both.wait(2)  # seconds in which a second one would come
-        return spark.sparkContext
-
-    lab = in_threads(tmp_path, cases, monkeypatch, start)
-    report = lab.run(now_ms, settings=BY_WINDOW)
-    assert [r.problem for r in report.results] == [None, None]
-    assert len(started) == 1
-
-
-def test_a_window_without_java_says_so_and_a_dry_run_needs_none(cases, now_ms, tmp_path, monkeypatch):
-    """The machine lacks something; no partition is uncleanable by that, and nobody need report a defect."""
-
-    def start(**options):
-        raise JavaError(found="no java on PATH and no JAVA_HOME")
-
-    lab = in_threads(tmp_path, cases, monkeypatch, start)
-    dry = lab.run(now_ms, settings=BY_WINDOW, dry_run=True)
-    assert [r.status for r in dry.results] == ["cleaned"] * 2
-    with pytest.raises(JavaError):
-        lab.run(now_ms, settings=BY_WINDOW)
-
-
-BY_WINDOW = {"defaults": COMPACT, "job": {"split.by": "window", "engine": "auto"}}
-
-
-def in_threads(tmp_path, cases, monkeypatch, start):
-    """Return a lab of two partitions, whose runs start Spark by `start`."""
-    monkeypatch.setattr("lastkey.jobs.spark.session.start", start)
-    monkeypatch.setattr("lastkey.jobs.spark.engine.local_cores", lambda: 2)
-    lab = Lab(None, tmp_path)
-    for number in range(2):
-        put(only_input(cases["few-keys"]), lab.archive / f"t-{number}")
-    return lab

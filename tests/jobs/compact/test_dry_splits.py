@@ -1,4 +1,4 @@
-"""A dry run whose keys do not fit one task goes through splits in turn: it says the same, and leaves no file."""
+"""A dry run in several tasks, or in rounds, says the same as in one, and leaves no file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.command.progress import Counted, Silent
-from lastkey.jobs.compact.splits import compact_in_splits
-from lastkey.jobs.spark.workers import InTurn
 from lastkey.udfs.compact.plan import PartitionResult
 from tests.builders.folders import archived_at, compact, golden_plan
 from tests.builders.plans import changed
+from tests.builders.splits import compact_in_blocks
 from tests.golden import Case
 
 
@@ -29,7 +27,7 @@ def test_it_says_what_one_task_says(
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path / "store")
     by = replace(plan.policy.settings, compaction_strategy=strategy)
     plan = changed(plan, dry_run=True, settings=by, limits=replace(plan.run.limits, split_bytes=1, chunk_bytes=4096))
-    one, several = compact(plan).result, compact_in_splits(InTurn(), plan, Counted(Silent()))
+    one, several = compact(plan).result, compact_in_blocks(plan).result
     assert (several.status, several.work.splits > 1) == ("cleaned", True)
     assert said(several) == said(one)
     assert not (tmp_path / "store").exists()

@@ -95,7 +95,7 @@ def a_high_watermark(place: Place) -> None:
 
 SHAPES = [of_500, of_0, nothing_but_the_log, with_its_log_start, several_that_a_cleaner_emptied, a_high_watermark]
 DELETE = '[topics."*"]\n"cleanup.policy" = "delete"\n"retention.ms" = 1000000000\n'
-BLOCKS = '[job]\n"split.by" = "blocks"\n[topics."*"]\n"cleanup.policy" = "compact"\n'
+BLOCKS = '[job]\n"split.by" = "always"\n[topics."*"]\n"cleanup.policy" = "compact"\n'
 YIELD = '[topics."*"]\n"cleanup.policy" = "compact"\n"compaction.schedule" = "yield"\n'
 
 

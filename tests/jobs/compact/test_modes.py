@@ -36,7 +36,7 @@ def test_the_umask_can_only_take_more_away(tmp_path: Path, umask: int) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("split", ["auto", "blocks", "window"])
+@pytest.mark.parametrize("split", ["auto", "always"])
 def test_logs_of_a_store_are_their_owners_alone(
     spark: Any, cases: Any, now_ms: int, tmp_path: Path, split: str
 ) -> None:

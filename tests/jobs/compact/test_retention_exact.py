@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 # How each topic is worked through; both policies each
 WAYS = {
     "task": {"split.by": "none"},
-    "blocks": {"split.by": "blocks"},
-    "threads": {"split.by": "blocks", "engine": "threads"},
+    "several": {"split.by": "always"},
+    "threads": {"engine": "threads"},
 }
 
 

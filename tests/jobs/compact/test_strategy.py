@@ -1,4 +1,4 @@
-"""`compaction.strategy` end to end: in one task, by blocks, by Spark's window; verified and reported."""
+"""`compaction.strategy` end to end: in one task, in several, in threads; verified and reported."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 STRATEGIES = ("timestamp", "header")
 WAYS = {
     "task": {"split.by": "none"},
-    "blocks": {"split.by": "blocks", "split.bytes": 1},
-    "threads": {"split.by": "blocks", "split.bytes": 1, "engine": "threads"},
-    "window": {"split.by": "window", "split.bytes": 1},
+    "several": {"split.by": "always", "split.bytes": 1},
+    "threads": {"engine": "threads"},
 }
 
 
@@ -72,7 +71,7 @@ def test_two_runs_and_what_verify_says(way, spark, now_ms, tmp_path):
         (last.parent / f"{end + 3:020d}.log").write_bytes(active.data)
         grown = [*records, *more]
     second = lab.run(now_ms, settings=settings(way))
-    assert all(bool(r.work.several_because) == (way != "task") for r in second.results)
+    assert all((r.work.splits > 1) == (way == "several") for r in second.results)
     assert {t: r.status for t, r in by_topic(second).items()} == dict.fromkeys(STRATEGIES, "cleaned"), second.to_text()
     manifests = lab.state().current()[1]
     for strategy in STRATEGIES:

@@ -83,15 +83,14 @@ TWICE = """
 import sys
 from lastkey.jobs.command import cli
 folder, now = sys.argv[1:]
-for by in ("none", "blocks"):
+for by in ("none", "always"):
     words = ["compact", f"{folder}/archive", "--store", f"{folder}/by-{by}", "--config", f"{folder}/{by}.toml"]
     if code := cli.main([*words, "--now", now, "--quiet", "--json"]):
         sys.exit(code)
 """
 # A step of each stage, in turn: the files of the stage are written and nobody knows
 STEPS = (
-    "segments scanned", "read back", "generation written", "table committed", "last split cleaned", "walk", "settle",
-    "rewrite", "join",
+    "segments scanned", "read back", "generation written", "table committed", "walk", "resolve", "rewrite",
 )  # fmt: skip
 
 _SMALL = ("--executor-memory", "512m", "--conf", f"spark.driver.extraJavaOptions={CHEAP}")
@@ -193,8 +192,8 @@ def place(tmp_path_factory, pack, drivers_pack) -> Iterator[Place]:
         own = node.folder / "driver" / "lastkey.tar.gz"
         link(pack, own)
         (node.folder / "shared" / "none.toml").write_text(f'{CONFIG}[job]\n"split.by" = "none"\n')
-        (node.folder / "shared" / "blocks.toml").write_text(
-            f'{CONFIG}[job]\n"split.by" = "blocks"\n"split.bytes" = 300000\n'  # one segment: pieces to join
+        (node.folder / "shared" / "always.toml").write_text(
+            f'{CONFIG}[job]\n"split.by" = "always"\n"split.bytes" = 300000\n'
         )
         shutil.copytree(ROOT / "examples" / "archive", node.folder / "shared" / "archive")
         folder = node.own(node.folder / "elsewhere")
@@ -417,12 +416,12 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
     for pid in held:
         wait_until_gone(pid)
     assert len(place.events("log-4", "SparkListenerExecutorRemoved")) >= len(held)
-    for by in ("none", "blocks"):
+    for by in ("none", "always"):
         assert _generations(place.shared / f"by-{by}") == _generations(local), by
     # of a try of a whole partition its folder is left, for vacuum; of stages nothing
     left = [path.name for path in _run_folders(place.shared / "by-none", committed=False)]
     assert len(left) == 2  # killed after they were read back, and after the generation was written
-    assert _run_folders(place.shared / "by-blocks", committed=False) == []
+    assert _run_folders(place.shared / "by-always", committed=False) == []
     assert "compiling kernels" not in place.said()
 
 

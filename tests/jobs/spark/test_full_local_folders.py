@@ -36,7 +36,7 @@ _TOML = """
 def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) -> None:
     """Full from the start, where Spark makes folders; and later, where it writes what it shuffles."""
     part = build(tmp_path / "archive")
-    for split, engine in (("window", "spark"), ("none", "threads")):
+    for split, engine in (("always", "spark"), ("none", "threads")):
         text = _TOML.format(split=split, engine=engine)
         (tmp_path / f"{split}.toml").write_text(text)
     local = tmp_path / "local"
@@ -59,14 +59,14 @@ def test_runs_end_as_on_any_full_disk_and_the_next_one_is_right(tmp_path: Path) 
         control = Control(tmp_path / "control", local)
         for operation, kind in (("mkdir", "JvmEndedError"), ("write", "DiskFullError")):
             control.begin(Order(operation, "*", 1, "error", errno.ENOSPC, times=-1), everyone=True)
-            code, report = compact(part.store, "window")
+            code, report = compact(part.store, "always")
             control.end()
             assert control.done > 0
             assert (code, report["error"]["kind"]) == (5, kind), report
             assert kind == "DiskFullError" or "spark.local.dir" in report["error"]["hint"]
             assert not open_state(str(part.store)).checkpoints()
             assert not list(part.store.glob("segments/*/*"))
-        assert compact(part.store, "window")[0] == 0
+        assert compact(part.store, "always")[0] == 0
         assert compact(tmp_path / "undisturbed", "none")[0] == 0
     assert _logs(part.store) == _logs(tmp_path / "undisturbed") != {}
 
@@ -86,12 +86,12 @@ def test_the_same_on_a_disk_that_is_really_full(
         tell(request, f"full disk, spark.local.dir: not tried: {refused}")
         pytest.skip(refused)
     part = build(tmp_path / "archive")
-    (tmp_path / "window.toml").write_text(_TOML.format(split="window", engine="spark"))
+    (tmp_path / "always.toml").write_text(_TOML.format(split="always", engine="spark"))
     local = tmp_path / "local"
     local.mkdir()
     before = tree(part.root)
     words = ["--conf", f"spark.local.dir={local}", "compact", str(part.root), "--store", str(part.store)]
-    words += ["--config", str(tmp_path / "window.toml"), "--now", str(NOW_MS), "--json"]
+    words += ["--config", str(tmp_path / "always.toml"), "--now", str(NOW_MS), "--json"]
     mount = f'mount -t tmpfs -o {left} none {shlex.quote(str(local))} && exec "$@"'
     command = [*within, "sh", "-c", mount, "sh", sys.executable, "-m", "lastkey", *words]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=300, check=False)

@@ -21,7 +21,7 @@ folder, archive = sys.argv[1], "examples/archive"
 topics = {"orders": {"cleanup.policy": "compact"}}
 done = [
     lastkey.compact(archive, f"{folder}/{by}", config={"topics": topics, "job": {"split.by": by}}, engine="spark")
-    for by in ("blocks", "window", "none")
+    for by in ("always", "none")
 ]
 with urllib.request.urlopen(f"{SparkContext._active_spark_context.uiWebUrl}/metrics/json") as answer:
     metrics = {name.partition(".lastkey.")[2]: gauge["value"] for name, gauge in json.load(answer)["gauges"].items()}
@@ -65,9 +65,9 @@ def test_jobs_and_stages_have_names_and_metrics_in_the_ui_and_in_event_logs(tmp_
     stages = {stage["Stage Name"] for job in jobs for stage in job["Stage Infos"]}
     assert names == set(shown["jobs"]) == stages == set(shown["stages"])
     ended = [line for line in lines if line["Event"] == "SparkListenerTaskEnd"]
-    assert shown["tasks"] == len(ended)  # those of the window's data frames too
+    assert shown["tasks"] == len(ended)  # those of the data frames too
     parts = {name.partition(":")[0] for name in names}
     assert parts == {"compact orders-0", "compact", "verify", "reindex"}, names
-    assert {"compact orders-0: scan", "compact orders-0: window"} < names
+    assert {"compact orders-0: scan", "compact orders-0: local survivors, last of each key, rewrite"} < names
     assert all(job["Properties"]["spark.job.tags"].startswith("lastkey-") for job in jobs)
     assert shown["left"] == [None, []]  # the caller's thread has its own again

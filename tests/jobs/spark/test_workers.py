@@ -29,13 +29,6 @@ class Heard:
         self.ends.append((item, result))
 
 
-def threads(cores: int) -> Threads:
-    def no_spark() -> None:
-        raise AssertionError
-
-    return Threads(no_spark, cores)  # type: ignore[arg-type]
-
-
 def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
     last_began = threading.Event()
 
@@ -47,7 +40,7 @@ def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
         return item * item
 
     heard = Heard()
-    with closing(threads(2)) as workers:
+    with closing(Threads(2)) as workers:
         assert workers.run(work, range(10), "work", heard) == [i * i for i in range(10)]
         assert sorted(heard.ends) == [(i, i * i) for i in range(10)]
         assert workers.run(work, [], "work", heard) == []
@@ -65,7 +58,7 @@ def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() ->
             bytes_read.tell(8)
             raise AssertionError
 
-    workers = threads(1)
+    workers = Threads(1)
     with ThreadPoolExecutor(1) as callers:
         waiting = callers.submit(workers.run, work, range(3), "work", heard)
         assert begun.wait(PATIENCE)
@@ -88,7 +81,7 @@ def test_those_who_wait_take_turns() -> None:
         assert both_wait.wait(PATIENCE)
         order.append(name)
 
-    with closing(threads(1)) as workers, ThreadPoolExecutor(2) as callers:
+    with closing(Threads(1)) as workers, ThreadPoolExecutor(2) as callers:
         small = callers.submit(workers.run, work, ["small"] * 4, "work")
         assert begun.wait(PATIENCE)  # the first one is being worked on
         large = callers.submit(workers.run, work, ["large"] * 2, "work")
@@ -106,7 +99,7 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
             raise OSError(28, "No space left on device")
         return item
 
-    with closing(threads(2)) as workers:
+    with closing(Threads(2)) as workers:
         with pytest.raises(OSError, match="No space"):
             workers.run(work, range(3), "work")
         assert workers.run(work, [0, 2], "work") == [0, 2]
@@ -121,7 +114,7 @@ def test_an_error_is_raised_while_items_before_it_go_on() -> None:
             raise OSError("no answer")
         assert raised.wait(PATIENCE)
 
-    with closing(threads(2)) as workers:
+    with closing(Threads(2)) as workers:
         with pytest.raises(OSError, match="no answer"):
             workers.run(work, range(2), "work")
         raised.set()
@@ -136,7 +129,7 @@ def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
         never.wait(PATIENCE)
         done.append(item)
 
-    workers = threads(1)
+    workers = Threads(1)
     with ThreadPoolExecutor(1) as callers:
         waiting: Future[list[None]] = callers.submit(workers.run, work, range(3), "work")
         assert begun.wait(PATIENCE)

@@ -13,7 +13,7 @@ from lastkey.udfs.compact.verdicts import NO_TIMESTAMP
 from tests.builders.damage import flip
 from tests.builders.folders import Archived, Outcome, archived_at, compact, golden_plan, lay_out, load, plan_of
 from tests.builders.plans import changed
-from tests.builders.splits import compact_by_rule, compact_in_blocks
+from tests.builders.splits import compact_in_blocks
 from tests.builders.steps import at_step
 from tests.golden import Case, case_names
 from tests.reference.any_magic import decode_any
@@ -142,7 +142,7 @@ def test_compaction_first(name: str, cases: dict[str, Case], tmp_path: Path) -> 
         return
     oldest = all_times[len(all_times) // 2]
     outcomes = []
-    for folder, way in (("one", compact), ("blocks", compact_in_blocks), ("window", compact_by_rule)):
+    for folder, way in (("one", compact), ("blocks", compact_in_blocks)):
         done = way(changed(exact(plan, oldest, compacts=True), folder=folder))
         assert done.result.status == "cleaned", done.result.problem
         kept = [b for batches in batches_after(done) for b in batches]

@@ -88,13 +88,13 @@ def open_folders():
 
 def test_logs_are_closed(logs):
     plans, _ = logs
-    assert not open_folders()
+    before = open_folders()  # of tests before this one: a traceback may hold an open file until it is collected
     batch = pa.table({"topic": ["two-parts"] * 4, "partition": [0, 0, 1, 1], "offset": [1, 2, 1, 2]}).to_batches()[0]
     answers = lookup_table(plans, iter([batch, batch]))
     next(answers)
-    assert len(open_folders()) == 1
+    assert len(open_folders() - before) == 1
     list(answers)
-    assert not open_folders()
+    assert open_folders() <= before
 
 
 def test_a_bad_log_is_a_status(tmp_path):

@@ -6,9 +6,9 @@ decision (`decide_kernels.decide`), and the new bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from lastkey.udfs.compact.verdicts import (
     RETAIN_EMPTY,
     UNKNOWN,
 )
-from lastkey.udfs.segments import ScannedChunk, SegmentScan
+from lastkey.udfs.segments import SegmentScan
 
 _REENCODED_MORE = 20  # extra bytes that new varints of a record may need over the old ones
 # A dry run recompresses this much of each run (32 MiB decompressed): bytes, or batches if those are large. Tuned: sizes
@@ -100,7 +100,6 @@ VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
 # called with the decisions about a run: kept bool[len(run.spans)], CLEANED[n]
 See = Callable[[Run, np.ndarray, np.ndarray], None]
-ChunksOf = Callable[[Any], Iterator[Chunk]]  # called with the segment's open log
 
 
 @dataclass(frozen=True)
@@ -131,9 +130,8 @@ def clean_chunk(
     discardable, retention, drop, undecided, verdicts = _of_batches(of, batches, rules)
     wanted = ~drop & (verdicts == UNKNOWN)
     for run in of.loader.runs(
-        chunk.raw, chunk.position, batches, wanted, chunk.path, backwards=backwards, before=chunk.before,
-        thinned=chunk.bodies,
-    ):  # fmt: skip
+        chunk.raw, chunk.position, batches, wanted, chunk.path, backwards=backwards, before=chunk.before
+    ):
         part = slice(run.first, run.first + len(run.batches))
         may_stay = np.empty(len(run.spans), np.bool_)
         if undecided[part].any():
@@ -274,24 +272,17 @@ def _by_sample(
     return sizes
 
 
-def clean_backwards(
-    of: Pass, source: SegmentScan, rules: Rules, room: Room, *, chunks: Sequence[ScannedChunk] | None = None
-) -> Iterator[tuple[CleanedRun, Chunk]]:
-    """Clean one source segment, or some consecutive chunks of it, from its end; yield (piece, in memory of `room`; its
-    chunk), last first.
-    """
-    taken = (source.chunks if chunks is None else chunks)[::-1]
+def clean_backwards(of: Pass, source: SegmentScan, rules: Rules, room: Room) -> Iterator[tuple[CleanedRun, Chunk]]:
+    """Clean one source segment from its end; yield (piece, in memory of `room`; its chunk), last first."""
     with source.open_log() as file:
-        for chunk in chunks_again(file, source.path, taken, of.buffer):
+        for chunk in chunks_again(file, source.path, source.chunks[::-1], of.buffer):
             for piece in clean_chunk(of, chunk, rules, _keeps_legacy(source, rules), backwards=True, room=room):
                 yield piece, chunk
 
 
-def clean_forwards(
-    of: Pass, source: SegmentScan, rules: Rules, *, chunks_of: ChunksOf | None = None
-) -> Iterator[tuple[CleanedRun, np.ndarray]]:
-    """Clean one source segment, or those chunks of it that `chunks_of` gives, from its start; yield (piece, its bytes:
-    uint8[], valid until the next; no bytes in a dry run if a batch changed).
+def clean_forwards(of: Pass, source: SegmentScan, rules: Rules) -> Iterator[tuple[CleanedRun, np.ndarray]]:
+    """Clean one source segment from its start; yield (piece, its bytes: uint8[], valid until the next; no bytes in a
+    dry run if a batch changed).
     """
     memory = Scratch()
 
@@ -300,7 +291,7 @@ def clean_forwards(
         return memory.array[:size]
 
     with source.open_log() as file:
-        for chunk in chunks_of(file) if chunks_of else chunks_again(file, source.path, source.chunks, of.buffer):
+        for chunk in chunks_again(file, source.path, source.chunks, of.buffer):
             for piece in clean_chunk(of, chunk, rules, _keeps_legacy(source, rules), backwards=False, room=room):
                 if piece.data is not None:
                     yield piece, piece.data

@@ -69,9 +69,8 @@ def decide(
 
     batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; may_stay: bool[len(spans)]; retention: int8[n]; drop_records,
     discardable: bool[n]; verdicts: int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its
-    records are known to stay, or to be superseded (`block_kernels.batch_verdicts`); of any other one the records that
-    it has in its header and not here are superseded (`thinned`). new_horizon_ms: now +
-    delete.retention.ms; if negative, the sum overflowed and no horizon is set. oldest_ms: drop data records with an
+    records are known to stay, or to be superseded. new_horizon_ms: now + delete.retention.ms; if negative, the sum
+    overflowed and no horizon is set. oldest_ms: drop data records with an
     earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
     compacts: if False, only their time, and may_stay, remove records. tombstones_from: from this offset on they stay.
     keeps_end: no segment behind tells the end of the last batch.
@@ -100,7 +99,6 @@ def decide(
             else:
                 counters[DROPPED_SUPERSEDED] += n_records
         else:
-            counters[DROPPED_SUPERSEDED] += n_records - body.n_records
             for row in range(body.first_span, body.first_span + body.n_records):
                 span = spans[row]
                 timestamp = batch.max_timestamp if append_time else body.base_timestamp + span.timestamp_delta

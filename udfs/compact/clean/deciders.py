@@ -14,7 +14,7 @@ PendingKeys  a file of the keys that a run by yield cleaned first, for the older
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import ClassVar, Final
 
@@ -49,13 +49,16 @@ from lastkey.udfs.compact.cleaner import Rules, key_candidates
 from lastkey.udfs.compact.plan import Erasing, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import chunks_again
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
-from lastkey.udfs.segments import SegmentScan
+from lastkey.udfs.segments import ScannedChunk, SegmentScan
 from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
 from lastkey.udfs.yields.key_filter import hash_key_id
 
 
 class TooManyKeys(Exception):
-    """A table would outgrow the task's memory: several tasks must share the partition."""
+    """A table would outgrow the task's memory: the keys need several rounds."""
+
+
+Within = Callable[[Run], Run]
 
 
 class _GrowingTable:
@@ -72,6 +75,14 @@ class _GrowingTable:
         """Forget all keys."""
         self.slots = np.zeros(self.LEAST_SLOTS, self.DTYPE)
         self.used = 0
+
+    @classmethod
+    def room(cls, max_bytes: int) -> int:
+        """Return how many keys a table of so many bytes takes."""
+        slots = cls.LEAST_SLOTS
+        while 3 * slots * cls.DTYPE.itemsize <= max_bytes:
+            slots *= 2
+        return slots * 2 // 3
 
     def _grow(self) -> bool:
         larger = grown(self.slots, self.max_bytes)
@@ -270,27 +281,44 @@ def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
     return versions
 
 
-def find_winners(plan: PartitionPlan, sources: Iterable[SegmentScan], rules: Rules, buffer: ChunkBuffer) -> Winners:
-    """Find the winners in the sources that will be cleaned. Raises TooManyKeys, and LogFormatError if no record has the
-    header.
+def key_runs(
+    plan: PartitionPlan,
+    source: SegmentScan,
+    rules: Rules,
+    buffer: ChunkBuffer,
+    *,
+    backwards: bool,
+    chunks: Sequence[ScannedChunk] | None = None,
+) -> Iterator[Run]:
+    """Yield runs with the keys of a source, or of some consecutive chunks of it; wanted are the batches whose records
+    may be the last of their key.
     """
-    table = Winners(plan.run.limits.task_memory_bytes // 2)
     loader = plan.loader(plan.run.secret, keys_only=plan.policy.settings.compaction_strategy != "header")
-    highest = NO_VERSION
+    taken = source.chunks if chunks is None else chunks
+    with source.open_log() as file:
+        for chunk in chunks_again(file, source.path, taken[::-1] if backwards else taken, buffer):
+            yield from loader.runs(
+                chunk.raw, chunk.position, chunk.batches, key_candidates(chunk.batches, rules), source.path,
+                backwards=backwards, before=chunk.before,
+            )  # fmt: skip
+
+
+def find_winners(
+    plan: PartitionPlan, sources: Iterable[SegmentScan], rules: Rules, buffer: ChunkBuffer, within: Within | None = None
+) -> tuple[Winners, int]:
+    """Find the winners in the sources that will be cleaned, and the highest version of a record. Raises TooManyKeys.
+
+    within: changes each run so that only the keys of some range are in it.
+    """
+    table, highest = Winners(plan.run.limits.task_memory_bytes // 2), NO_VERSION
     for source in sources:
-        with source.open_log() as file:
-            for chunk in chunks_again(file, source.path, source.chunks, buffer):
-                wanted = key_candidates(chunk.batches, rules)
-                for run in loader.runs(
-                    chunk.raw, chunk.position, chunk.batches, wanted, source.path, backwards=False,
-                    before=chunk.before,
-                ):  # fmt: skip
-                    versions = versions_of(run, plan)
-                    if table.enter(run, versions, np.empty(len(versions), np.bool_), len(versions)):
-                        raise TooManyKeys
-                    highest = max(highest, int(versions.max(initial=NO_VERSION)))
-    check_versions(plan, highest, bool(table.used))
-    return table
+        for run in key_runs(plan, source, rules, buffer, backwards=False):
+            part = run if within is None else within(run)
+            versions = versions_of(part, plan)
+            if table.enter(part, versions, np.empty(len(versions), np.bool_), len(versions)):
+                raise TooManyKeys
+            highest = max(highest, int(versions.max(initial=NO_VERSION)))
+    return table, highest
 
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:

@@ -23,6 +23,7 @@ from lastkey.udfs.compact.one_task.passes import (
     remove_records,
     with_what_is_old,
 )
+from lastkey.udfs.compact.one_task.rounds import clean_in_rounds
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
@@ -39,7 +40,7 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
         result = PartitionResult(plan.input.topic, plan.input.partition, "set_aside", problem=done)
     else:
         result = done
-    if result.status in ("set_aside", "too_large"):
+    if result.status == "set_aside":
         remove_folder(plan)
     step("partition done")
     work = replace(result.work, seconds=clock.seconds, peak_memory_bytes=peak_memory())
@@ -48,17 +49,14 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
 
 def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     try:
-        try:
-            return _compact(plan, clock)
-        except KeysLost:
-            remove_folder(plan)
-            if plan.run.only_schedule:
-                return PartitionResult(
-                    plan.input.topic, plan.input.partition, "scheduled", work=Work(bytes_before=plan.log_bytes)
-                )
-            return _compact(replace(plan, policy=replace(plan.policy, partial=False)), clock)
-    except TooManyKeys:
-        return PartitionResult(plan.input.topic, plan.input.partition, "too_large")
+        return _compact(plan, clock)
+    except (KeysLost, TooManyKeys):  # in a run by yield: everything is cleaned instead
+        remove_folder(plan)
+        if plan.run.only_schedule:
+            return PartitionResult(
+                plan.input.topic, plan.input.partition, "scheduled", work=Work(bytes_before=plan.log_bytes)
+            )
+        return _compact(replace(plan, policy=replace(plan.policy, partial=False)), clock)
 
 
 def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
@@ -73,7 +71,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     if isinstance(analysis, PartitionResult):
         return analysis
     step("segments scanned")
-    tally = Tally()
+    tally, rounds = Tally(), 1
     with clock.phase("clean"):
         if analysis.affected:
             done = remove_records(plan, analysis, tally, buffer)
@@ -85,7 +83,13 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         elif plan.policy.partial and analysis.compacts:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
-            cleaned = Cleaned(analysis, clean_everything(plan, analysis, tally, buffer, clock))
+            try:
+                segments = clean_everything(plan, analysis, tally, buffer, clock)
+            except TooManyKeys:
+                remove_folder(plan)
+                tally = Tally()
+                segments, rounds = clean_in_rounds(plan, analysis, tally, buffer, clock)
+            cleaned = Cleaned(analysis, segments)
     check_null_keys(plan, tally)
     analysis = cleaned.analysis
     with clock.phase("write"):
@@ -95,6 +99,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         result.work,
         bytes_read=result.work.bytes_read + cleaned.bytes_read,
         bytes_written=result.work.bytes_written + cleaned.bytes_written,
+        rounds=rounds,
     )
     return replace(
         result,

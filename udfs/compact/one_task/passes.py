@@ -42,6 +42,7 @@ from lastkey.udfs.compact.clean.deciders import (
     KeyTable,
     PendingKeys,
     TooManyKeys,
+    check_versions,
     find_winners,
     known_from,
     last_offset_decider,
@@ -136,7 +137,9 @@ def clean_everything(
         mark = last_offset_decider(table, analysis.cleanable.first_dirty_offset)
     else:
         sources = (analysis.sources[number] for numbers in analysis.groups for number in numbers)
-        mark = find_winners(plan, sources, analysis.rules, buffer).mark
+        winners, highest = find_winners(plan, sources, analysis.rules, buffer)
+        check_versions(plan, highest, bool(winners.used))
+        mark = winners.mark
     of = Pass(mark, plan.loader(plan.run.secret), buffer, tally)
     return clean_groups(plan, analysis, analysis.groups, lambda _: analysis.rules, of, clock)
 

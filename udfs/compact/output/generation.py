@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pyarrow import fs as pafs
 
 from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
 from lastkey.logformat.batches.headers import read_headers
@@ -69,6 +70,16 @@ def remove_folder_at(store: Root, folder: str) -> None:
     with suppress(OSError):
         if exists(store, folder):
             store.filesystem.delete_dir(store.full(folder))
+
+
+def remove_attempts(plan: PartitionPlan) -> None:
+    """Delete all folders named after the generation's folder, with a suffix; `vacuum` deletes what this cannot."""
+    store = open_root(plan.run.store_uri)
+    above, _, name = plan.run.folder.rpartition("/")
+    with suppress(OSError):
+        for info in store.filesystem.get_file_info(pafs.FileSelector(store.full(above), allow_not_found=True)):
+            if info.type == pafs.FileType.Directory and info.base_name.startswith(f"{name}."):
+                store.filesystem.delete_dir(info.path)
 
 
 def write_group(

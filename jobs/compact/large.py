@@ -1,0 +1,197 @@
+"""Compaction of a large partition: one Spark job, whose stages exchange key hashes and offsets, and no records.
+
+  scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
+  rewrite   one job of three stages (`udfs.compact.split.survivors`): local survivors of each split; Spark brings those
+            of a key together, and the last one of each key stays; the offsets that stay go to the tasks that write
+  finish    on the driver: joins empty groups to the next one, writes the generation's other files
+All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
+Executors import this module, so nothing of Delta, which they may lack.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+
+from lastkey.jobs.command.progress import Watcher
+from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
+from lastkey.jobs.spark.tasks import RESULT, result_batch
+from lastkey.jobs.spark.workers import Runner, SparkTasks
+from lastkey.logformat.io_counts import count
+from lastkey.udfs.attempt import attempt
+from lastkey.udfs.compact.clean.clean_batches import Tally
+from lastkey.udfs.compact.clean.deciders import check_versions
+from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
+from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, compact_partition
+from lastkey.udfs.compact.one_task.passes import Clock
+from lastkey.udfs.compact.output.generation import remove_attempts, remove_folder, result_of, write_generation
+from lastkey.udfs.compact.output.segment_output import join_empty_groups, manifest_row
+from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
+from lastkey.udfs.compact.scan.analyse import Analysis, analyse
+from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
+from lastkey.udfs.compact.split.splits import make_splits
+from lastkey.udfs.compact.split.survivors import (
+    CELLS,
+    OFFSETS,
+    LargePartition,
+    RewrittenGroup,
+    buckets_for,
+    last_of_each_key,
+    local_survivors,
+    rewrite_group,
+)
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import SegmentScan
+
+# Runs the stages of a large partition and returns the values of the last one
+RunStages = Callable[[LargePartition], list[RewrittenGroup | Problem]]
+
+
+def one_partition(plan: PartitionPlan) -> PartitionResult:
+    """Compact a partition in one task."""
+    # another try of this task has another folder; that of the one that counts is the generation's
+    folder = folder_of_this_attempt(plan.run.store_uri, plan.run.folder)
+    return compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
+
+
+def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_stages: RunStages) -> PartitionResult:
+    """Compact one partition, all of it, as `one_partition` does, but in many tasks. `watcher` hears how much they read.
+
+    run_stages: as `on_spark`.
+    """
+    clock = Clock()
+    try:
+        done = attempt(plan.name, lambda: _compact_if_due(workers, plan, clock, watcher, run_stages))
+    finally:  # above all if the disk is full, which ends the run
+        remove_attempts(plan)
+    if isinstance(done, Exception):
+        raise done
+    if isinstance(done, PartitionResult):
+        return done if done.status == "not_due" else replace(done, work=replace(done.work, seconds=clock.seconds))
+    remove_folder(plan)
+    return PartitionResult(
+        plan.input.topic, plan.input.partition, "set_aside", problem=done, work=Work(seconds=clock.seconds)
+    )
+
+
+def _compact_if_due(
+    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, run_stages: RunStages
+) -> PartitionResult | Exception:
+    """Return the result; or an error of Spark, or of the machine through Spark, which is no problem of
+    the partition.
+    """
+    try:
+        return _compact(workers, plan, clock, watcher, run_stages)
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        return error
+
+
+def _scans(workers: Runner, plan: PartitionPlan, watcher: Watcher) -> list[SegmentScan]:
+    def scan(number: int) -> SegmentScan | Problem:
+        return attempt(plan.input.segments[number].path, lambda: scan_one(plan, number, chunk_buffer(plan)))
+
+    out: list[SegmentScan] = []
+    for one in workers.run(scan, range(len(plan.input.segments)), f"compact {plan.name}: scan", watcher):
+        if isinstance(one, Problem):
+            raise one.as_error()
+        out.append(one)
+        if one.reached_end_offset:
+            break
+    return out
+
+
+def _compact(
+    workers: Runner, plan: PartitionPlan, clock: Clock, watcher: Watcher, run_stages: RunStages
+) -> PartitionResult:
+    with clock.phase("scan"):
+        scans = _scans(workers, plan, watcher)
+        analysis = analyse(plan, scans, scan_identity(plan, chunk_buffer(plan)))
+    if isinstance(analysis, PartitionResult):
+        return analysis
+    if analysis.affected:  # single records expire: no keys are looked up, and few segments change
+        [done] = workers.run(one_partition, [plan], f"compact {plan.name}: expire")
+        return done
+    tally, done_groups, n_splits = Tally(), list[RewrittenGroup](), 1
+    with clock.phase("clean"):
+        if analysis.compacts:
+            large = _large(plan, analysis, workers.cores)
+            n_splits = len(large.splits)
+            done_groups = _whole(plan, run_stages(large), analysis)
+        for group in done_groups:
+            tally.counters += group.tally.counters
+            tally.recompressed_bytes += group.tally.recompressed_bytes
+        cleaned = join_empty_groups(plan, [segment for group in done_groups for segment in group.segments])
+    check_null_keys(plan, tally)
+    with clock.phase("write"):
+        generation = write_generation(plan, analysis, cleaned)
+    out = result_of(plan, analysis, generation, tally)
+    peak = max((told.peak_memory_bytes for group in done_groups for told in group.told), default=0)
+    return replace(out, work=replace(out.work, splits=n_splits, peak_memory_bytes=peak))
+
+
+def _large(plan: PartitionPlan, analysis: Analysis, cores: int) -> LargePartition:
+    scans = [source.lean() for source in analysis.sources[: analysis.groups[-1].stop]]
+    n_buckets, n_parts = buckets_for(sum(scan.most_records for scan in scans), cores)
+    return LargePartition(
+        plan=plan,
+        scans=tuple(scans),
+        splits=make_splits(scans, analysis.groups, plan.run.limits.split_bytes, cores),
+        groups=tuple((analysis.group(numbers), numbers) for numbers in analysis.groups),
+        rules=analysis.rules,
+        first_dirty_offset=analysis.cleanable.first_dirty_offset if plan.policy.settings.by_offset else 0,
+        kept_aborts=analysis.kept_aborts,
+        n_buckets=n_buckets,
+        n_parts=n_parts,
+    )
+
+
+def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysis: Analysis) -> list[RewrittenGroup]:
+    """Return the groups in order, those without a chunk too. LogFormatError: a task's problem."""
+    groups: dict[int, RewrittenGroup] = {}
+    for result in results:
+        if isinstance(result, Problem):
+            raise result.as_error()
+        groups[result.group] = result
+    told = [told for group in groups.values() for told in group.told]
+    for one in told:
+        count(**one.counts)
+    highest = max((one.highest for one in told), default=NO_VERSION)
+    check_versions(plan, highest, any(one.n_keys for one in told))
+    for number, numbers in enumerate(analysis.groups):
+        if number not in groups:
+            groups[number] = RewrittenGroup(number, [manifest_row(analysis.group(numbers))], Tally(), ())
+    return [groups[number] for number in sorted(groups)]
+
+
+def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[RewrittenGroup | Problem]:
+    """Run the stages as one Spark job. Spark exchanges the rows, spills them, and tries a task again that is lost."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - threads need no pyspark
+
+    n, n_groups = len(of.splits), len(of.groups)
+    name = f"compact {of.plan.name}: local survivors, last of each key, rewrite"
+    with workers.stages(name, n + n_groups, watcher) as (spark, around):
+
+        def walk(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    with around(number):
+                        yield from local_survivors(of, number)
+
+        def resolve(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from last_of_each_key(of, batches)
+
+        def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with around(n):
+                for result in rewrite_group(of, batches):
+                    yield result_batch(result)
+
+        cells = spark.range(0, n, 1, n).mapInArrow(walk, CELLS).repartitionById(of.n_parts, "part")
+        in_order = cells.sortWithinPartitions("bucket", F.desc("split"), "block")
+        offsets = in_order.mapInArrow(resolve, OFFSETS).repartitionById(n_groups, "group")
+        results = offsets.mapInArrow(rewrite, RESULT).toArrow()
+    return [pickle.loads(one) for one in results.column("result").to_pylist()]

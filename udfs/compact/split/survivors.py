@@ -1,0 +1,414 @@
+"""The stages of a large partition, as functions of Arrow batches, between which Spark exchanges rows.
+
+  local survivors    a task for each split: key hash, offset and version of the split's records that no later record of
+                     their key in the same split supersedes
+  last of each key   a task for some buckets of key hashes: the offsets that stay
+  rewrite            a task for each group of segments: new segments, of the records with these offsets
+
+Records never leave their task. The rows between the stages are cells: the local survivors of one bucket from one split,
+some hundred in a row, because a row for each record costs the JVM more than all the rest (measured: BENCHMARKS.md).
+A row without a bucket tells the rewrite how many survivors a split has sent. So a row that is lost, or comes twice,
+ends the compaction of the partition; a row with a problem ends it in the same way.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
+from lastkey.logformat.io_counts import counted
+from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.listing import Segment
+from lastkey.udfs.attempt import peak_memory
+from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_forwards
+from lastkey.udfs.compact.clean.deciders import KeyTable, Winners, key_runs, versions_of
+from lastkey.udfs.compact.clean.key_kernels import SLOT
+from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION, WINNER
+from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.output.segment_output import GroupOutput
+from lastkey.udfs.compact.plan import PartitionPlan, chunk_buffer
+from lastkey.udfs.compact.split.splits import Split
+from lastkey.udfs.compact.split.survivor_kernels import collect_survivors, mark_first, mark_highest, mark_survivors
+from lastkey.udfs.compact.verdicts import ALL_GO, ALL_STAY, UNKNOWN
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import SegmentScan
+from lastkey.udfs.steps import Stage, step
+from lastkey.udfs.storage import flush_whole, open_root
+
+# A cell, in the order of the walk: n of its first records are dirty; keys: u8[m, 2 or 3], halves of key hashes, and
+# versions if those decide; offsets: i8[m]. A row of bucket -1: n local survivors of a group were sent by a split;
+# offsets: i8[m], the last offsets of batches that the rewrite must read, whatever survives; told: pickled, what the
+# split's task has to tell, or its problem.
+CELLS: Final = "part int, bucket int, split int, block int, group int, n long, keys binary, offsets binary, told binary"
+# The offsets of a group that stay, of n local survivors; or a row of bucket -1, as above
+OFFSETS: Final = "group int, bucket int, n long, offsets binary, told binary"
+_TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "binary": pa.binary()}
+_CELLS, _OFFSETS = (
+    pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, text.split(", "))]) for text in (CELLS, OFFSETS)
+)
+T = TypeVar("T")
+_CELL: Final = 256  # records of a cell: Spark hands over 10,000 rows at once, and each costs it some microseconds
+_BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in the processor's cache
+_MOST_BUCKETS: Final = 1 << 12
+_BUCKETS_A_TASK: Final = 64
+_NONE: Final = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class LargePartition:
+    """Plan of a large partition, for the tasks of all stages."""
+
+    plan: PartitionPlan
+    scans: tuple[SegmentScan, ...]
+    splits: tuple[Split, ...]
+    groups: tuple[tuple[Segment, range], ...]  # each new segment, and the numbers of its sources
+    rules: Rules
+    first_dirty_offset: int
+    kept_aborts: np.ndarray
+    n_buckets: int  # a power of two
+    n_parts: int  # tasks of the second stage
+
+
+@dataclass(frozen=True)
+class Told:
+    """Counts and bounds that a task tells beside its rows."""
+
+    counts: Mapping[str, int]  # of `io_counts`
+    peak_memory_bytes: int
+    highest: int = NO_VERSION  # version of a record
+    n_keys: int = 0
+
+
+@dataclass(frozen=True)
+class RewrittenGroup:
+    """Result for one group. An empty segment has no file: the driver joins it to the next one."""
+
+    group: int
+    segments: list[Segment]
+    tally: Tally
+    told: tuple[Told, ...]  # of the tasks that worked for it
+
+
+def buckets_for(n_records: int, cores: int) -> tuple[int, int]:
+    """Return the number of buckets, a power of two from 4 to 4096, and of tasks that share them."""
+    n = min(max(1 << (n_records // _BUCKET).bit_length(), 4), _MOST_BUCKETS)
+    return n, min(n, max(cores, n // _BUCKETS_A_TASK))
+
+
+def local_survivors(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the CELLS of a split."""
+    yield from _or_problem(of, "walk", lambda: _walk(of, number), lambda problem: _row(_CELLS, bucket=-1, told=problem))
+
+
+def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield OFFSETS, those of each group that stay. batches: CELLS by bucket, then in the order of the walk."""
+    rows = _or_problem(
+        of, "resolve", lambda: _resolve(of, batches), lambda problem: _row(_OFFSETS, bucket=-1, told=problem)
+    )
+    yield from rows
+
+
+def rewrite_group(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[RewrittenGroup | Problem]:
+    """Yield what becomes of a group. batches: its OFFSETS; none: yield nothing, for it has no chunk."""
+    table = pa.Table.from_batches(batches, _OFFSETS)
+    if len(table):
+        yield from _or_problem(of, "rewrite", lambda: iter([_rewrite(of, table)]), pickle.loads)
+
+
+def _or_problem(
+    of: LargePartition, stage: Stage, work: Callable[[], Iterator[T]], as_result: Callable[[bytes], T]
+) -> Iterator[T]:
+    """Yield what `work` does; if that fails, `as_result` of the pickled problem. Raises OSError for a full disk."""
+    try:
+        yield from work()
+    except Exception as error:
+        yield as_result(pickle.dumps(Problem.of(stopped(error, of.plan.name))))
+    else:
+        step(stage)
+
+
+def _row(schema: pa.Schema, **values: Any) -> pa.RecordBatch:
+    """Return a row without a bucket; numbers that are not given are 0."""
+    zeros = {name: b"" if kind == pa.binary() else 0 for name, kind in zip(schema.names, schema.types, strict=True)}
+    return pa.RecordBatch.from_pylist([zeros | values], schema)
+
+
+def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
+    """Yield the cells of a split, walked backwards with a table of its keys. If the table would outgrow the task's
+    memory, it is emptied, and a key may be sent twice.
+    """
+    plan, buffer, block = of.plan, chunk_buffer(of.plan), 0
+    by_offset, table_bytes = plan.policy.settings.by_offset, plan.run.limits.task_memory_bytes // 2
+    table = KeyTable(table_bytes) if by_offset else Winners(table_bytes)
+    with counted() as counts:
+        for group, parts in groupby(reversed(of.splits[number]), lambda part: part.group):
+            highest, n_sent, waiting, to_read = NO_VERSION, 0, _Waiting(), [_NONE]
+            for part in parts:
+                source = of.scans[part.number]
+                chunks = source.chunks[part.first : part.stop]
+                for run in key_runs(plan, source, of.rules, buffer, backwards=True, chunks=chunks):
+                    is_last, versions = _marked(of, run, table)
+                    if versions is not None:
+                        highest = max(highest, int(versions.max(initial=NO_VERSION)))
+                    waiting.add(run, is_last, versions)
+                    to_read.append(batches_to_read(run))
+                    if waiting.n >= _CELL * of.n_buckets:
+                        n_sent += waiting.n
+                        yield _cells(of, number, block, group, waiting)
+                        block, waiting = block + 1, _Waiting()
+            if waiting.n:
+                n_sent += waiting.n
+                yield _cells(of, number, block, group, waiting)
+                block += 1
+            told = Told(dict(counts), peak_memory(), highest, n_sent)
+            counts.clear()
+            yield _row(
+                _CELLS, part=group % of.n_parts, bucket=-1, group=group, split=number, n=n_sent,
+                offsets=np.concatenate(to_read).tobytes(), told=pickle.dumps(told),
+            )  # fmt: skip
+
+
+def _marked(of: LargePartition, run: Run, table: KeyTable | Winners) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return bool[len(run.spans)], the last records of each key as far as the walk has come, and their versions."""
+    left = n = len(run.spans)
+    is_last, versions = np.empty(n, np.bool_), None
+    if isinstance(table, KeyTable):
+        dirty = of.first_dirty_offset
+        while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, dirty, is_last, left):
+            table.clear()
+        return is_last, None
+    versions = versions_of(run, of.plan)
+    while left := table.enter(run, versions, is_last, left):
+        table.clear()
+    return is_last, versions
+
+
+def batches_to_read(run: Run) -> np.ndarray:
+    """Return int64[m], the last offsets of the batches with a tombstone or a record without key: the rules may decide
+    about these by more than whether a later record of the key exists.
+    """
+    rows = run.spans["null_key"] | run.spans["null_value"]
+    if not rows.any():
+        return _NONE
+    batch_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
+    last: np.ndarray = run.batches["last_offset"][np.unique(batch_of[rows])]
+    return last
+
+
+class _Waiting:
+    """Local survivors that wait to be sent, in the order of the walk."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.keys = list[np.ndarray]()  # u8[m, 2 or 3] of each run
+        self.offsets = list[np.ndarray]()  # i8[m]
+
+    def add(self, run: Run, is_last: np.ndarray, versions: np.ndarray | None) -> None:
+        keys = np.empty((len(is_last), 2 if versions is None else 3), np.uint64)
+        offsets = np.empty(len(is_last), np.int64)
+        n = collect_survivors(run.bodies, run.spans, is_last, keys, offsets)
+        if versions is not None:
+            keys[:n, 2] = versions[is_last & ~run.spans["null_key"]][::-1].view(np.uint64)
+        self.keys.append(keys[:n].copy())
+        self.offsets.append(offsets[:n].copy())
+        self.n += n
+
+
+def _cells(of: LargePartition, split: int, block: int, group: int, waiting: _Waiting) -> pa.RecordBatch:
+    keys, offsets = np.concatenate(waiting.keys), np.concatenate(waiting.offsets)
+    bucket = (keys[:, 1] >> np.uint64(64 - of.n_buckets.bit_length() + 1)).astype(np.uint16)
+    order = np.argsort(bucket, kind="stable")  # a radix sort
+    counts = np.bincount(bucket, minlength=of.n_buckets)
+    dirty = np.bincount(bucket[offsets >= of.first_dirty_offset], minlength=of.n_buckets)
+    there = np.flatnonzero(counts)
+    n, ends = len(there), np.concatenate([[0], np.cumsum(counts[there])])
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(there * of.n_parts // of.n_buckets, pa.int32()),
+            pa.array(there, pa.int32()),
+            *(pa.array(np.full(n, value, np.int32)) for value in (split, block, group)),
+            pa.array(dirty[there], pa.int64()),
+            _binary(keys[order], ends),
+            _binary(offsets[order], ends),
+            pa.nulls(n, pa.binary()),
+        ],
+        schema=_CELLS,
+    )
+
+
+def _binary(values: np.ndarray, ends: np.ndarray) -> pa.Array:
+    """Return values as bytes: row i holds the values [ends[i], ends[i + 1])."""
+    places = (ends * (values.nbytes // max(len(values), 1))).astype(np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(places), pa.py_buffer(values)])
+
+
+def _values(column: pa.Array, dtype: type) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of all rows of a binary column, and how many each row has: int64[n]."""
+    places = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    raw = np.frombuffer(column.buffers()[2] or b"", np.uint8)[places[0] : places[-1]]
+    return raw.view(dtype), np.diff(places) // np.dtype(dtype).itemsize
+
+
+def _resolve(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows without a bucket as they come; then a row for each group."""
+    judged = Counter[int]()
+    stay = dict[int, list[np.ndarray]]()  # by group
+    for bucket, parts in groupby(_by_bucket(batches), lambda one: one[0]):
+        if bucket < 0:
+            yield from (rows.select(_OFFSETS.names) for _, rows in parts)
+            continue
+        cells = pa.Table.from_batches([rows for _, rows in parts]).combine_chunks().to_batches()[0]
+        for group, offsets, n in _stay(of, cells):
+            judged[group] += n
+            stay.setdefault(group, []).append(offsets)
+    told = pickle.dumps(Told({}, peak_memory()))
+    for group, found in stay.items():
+        yield pa.RecordBatch.from_pylist(
+            [
+                {
+                    "group": group,
+                    "bucket": 0,
+                    "n": judged[group],
+                    "offsets": np.concatenate(found).tobytes(),
+                    "told": told,
+                }
+            ],
+            _OFFSETS,
+        )
+
+
+def _by_bucket(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (bucket, its rows), cut where the bucket changes."""
+    for batch in batches:
+        buckets = batch["bucket"].to_numpy()
+        borders = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(buckets)]
+        for start, stop in pairwise(borders):
+            if start < stop:
+                yield int(buckets[start]), batch.slice(start, stop - start)
+
+
+def _stay(of: LargePartition, cells: pa.RecordBatch) -> Iterator[tuple[int, np.ndarray, int]]:
+    """Yield (group, offsets that stay, how many records there were) of a bucket's cells."""
+    offsets, counts = _values(cells["offsets"], np.int64)
+    keys = _values(cells["keys"], np.uint64)[0].reshape(len(offsets), -1)
+    stays = np.empty(len(offsets), np.bool_)
+    if of.plan.policy.settings.by_offset:
+        in_cell = np.arange(len(offsets)) - np.repeat(np.cumsum(counts) - counts, counts)
+        mark_first(keys, in_cell < np.repeat(cells["n"].to_numpy(), counts), _table(len(offsets), SLOT), stays)
+    else:
+        table = _table(len(offsets), WINNER)
+        for _ in range(2):
+            mark_highest(keys, table, stays)
+    group_of = np.repeat(cells["group"].to_numpy(), counts)
+    for group in np.unique(group_of).tolist():
+        of_group = group_of == group
+        yield group, offsets[of_group & stays], int(of_group.sum())
+
+
+def _table(n_keys: int, slot: np.dtype[np.void]) -> np.ndarray:
+    """Return a table of zeros, at most two thirds of which so many keys use."""
+    return np.zeros(1 << (n_keys + n_keys // 2 + 1).bit_length(), slot)
+
+
+class Survivors:
+    """The decider of a rewrite: records with these offsets stay. It counts those that it has met."""
+
+    def __init__(self, plan: PartitionPlan, offsets: np.ndarray, to_read: np.ndarray) -> None:
+        """offsets: int64[n], ascending; to_read: int64[m], as of `batches_to_read`."""
+        self.offsets, self.met = offsets, 0
+        self._plan, self._to_read = plan, to_read
+
+    def mark(self, run: Run, is_last: np.ndarray) -> None:
+        """Mark the records of a run that stay."""
+        if len(run.bodies):
+            at = int(np.searchsorted(self.offsets, run.bodies["base_offset"].min()))
+            self.met += mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self.offsets, at, is_last)
+
+    def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
+        """Return int8[n], the verdicts on BATCH[n] that are certain before their records are read.
+
+        decided: bool[n], batches whose records all go, or all stay, in any case.
+        """
+        possible = ~decided & (batches["magic"] == 2) & (batches["attributes"] & CONTROL_MASK == 0)
+        possible &= (batches["records_count"] > 0) & ~np.isin(batches["last_offset"], self._to_read)
+        first = np.searchsorted(self.offsets, batches["base_offset"])
+        n = np.searchsorted(self.offsets, batches["last_offset"], side="right") - first
+        all_stay = possible & (n == batches["records_count"])
+        self.met += int(n[all_stay].sum())
+        verdicts = np.full(len(batches), UNKNOWN, np.int8)
+        verdicts[all_stay], verdicts[possible & (n == 0)] = ALL_STAY, ALL_GO
+        return verdicts
+
+    def check(self) -> None:
+        """Raise LogFormatError kind "readback" unless all records that stay were met."""
+        if self.met != len(self.offsets):
+            raise _incomplete(self._plan, f"{self.met} of {len(self.offsets)} records")
+
+
+def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
+    told = [pickle.loads(one) for one in rows["told"].to_pylist()]
+    if problem := next((one for one in told if isinstance(one, Problem)), None):
+        raise problem.as_error()
+    number = rows["group"][0].as_py()
+    group, numbers = of.groups[number]
+    sent, n = rows["bucket"].to_numpy() < 0, rows["n"].to_numpy()
+    offsets, to_read = (_of_rows(rows.filter(pa.array(which))) for which in (~sent, sent))
+    if n[sent].sum() != n[~sent].sum():
+        raise _incomplete(of.plan, f"{n[~sent].sum()} local survivors of {n[sent].sum()}")
+    survivors, tally = Survivors(of.plan, offsets, to_read), Tally()
+    with counted() as counts:
+        sources = of.scans[numbers.start : numbers.stop]
+        segments = write_survivors(of.plan, group, sources, of.rules, of.kept_aborts, survivors, tally)
+    return RewrittenGroup(number, segments, tally, (*told, Told(dict(counts), peak_memory())))
+
+
+def write_survivors(
+    plan: PartitionPlan,
+    group: Segment,
+    sources: Sequence[SegmentScan],
+    rules: Rules,
+    kept_aborts: np.ndarray,
+    survivors: Survivors,
+    tally: Tally,
+) -> list[Segment]:
+    """Write the segments of a group, in a folder of their own, and read them back."""
+    own, buffer = in_own_folder(plan), chunk_buffer(plan)
+    reader = Pass(survivors.mark, plan.loader(None), buffer, tally, survivors.verdicts if rules.oldest_ms < 0 else None)
+    output, digest = GroupOutput(own, group, kept_aborts), 0
+    for source in sources:
+        for piece, data in clean_forwards(reader, source, rules):
+            digest = (digest + piece.digest) & (2**64 - 1)
+            output.append(piece.rows, data)
+    survivors.check()
+    segments = output.finish(digest, buffer)
+    if segments[0].path:
+        flush_whole(open_root(own.run.store_uri), own.run.folder)  # here: the driver may be elsewhere
+    return segments
+
+
+def _incomplete(plan: PartitionPlan, found: str) -> LogFormatError:
+    return LogFormatError(
+        "readback", plan.name, NO_POSITION, "every record that stays, and a decision about each", found
+    )
+
+
+def _of_rows(rows: pa.Table) -> np.ndarray:
+    """Return int64[n], the offsets of all rows, ascending."""
+    return np.sort(np.concatenate([_NONE, *(_values(chunk, np.int64)[0] for chunk in rows["offsets"].chunks)]))
+
+
+def in_own_folder(plan: PartitionPlan) -> PartitionPlan:
+    """Return the plan with a folder of its own, beside the generation's, where a new segment waits. No other task
+    writes there, nor another try of the same task: a late retry must not write into a committed folder.
+    """
+    return replace(plan, run=replace(plan.run, folder=f"{plan.run.folder}.{secrets.randbelow(10**19)}"))
