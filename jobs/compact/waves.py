@@ -2,12 +2,11 @@
 
 One task for each partition is the cheapest way, but a large partition among few leaves cores idle. So the cost of both
 ways is counted, in bytes of log that one task works through: several tasks share a partition among all cores, at
-`_MORE` times the work and the fixed cost of the stages. The largest partitions are shared while that shortens the wave.
+`_MORE` times the work and the fixed cost of the stages.
 """
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -48,8 +47,6 @@ from lastkey.udfs.steps import step
 _AT_ONCE: Final = 2  # partitions in several tasks: the stages of one fill the gaps between those of the other
 _MORE: Final = 2.8  # work of several tasks, relative to one: they read each record twice (measured: BENCHMARKS.md)
 _STAGES_BYTES: Final = 1536 << 20  # fixed cost of a job's stages: bytes of log that a core cleans in that time
-_WORTH: Final = 0.9  # sharing must save at least a tenth of the time
-_COUNTED: Final = 8  # partitions a core that are placed in order; smaller ones fill the gaps
 _PASSES: Final = 2  # a task's passes over its input; several tasks make a third, and so does reading back
 
 
@@ -299,22 +296,16 @@ def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
 
 
 def several_of(sizes: Sequence[int], cores: int) -> int:
-    """Return how many of the largest partitions (bytes, descending) are taken in several tasks."""
-    best, n_best = _time(sizes, 0, cores), 0
-    for n in range(1, min(len(sizes), cores) + 1):
-        time = _time(sizes, n, cores)
-        if time < _WORTH * best:
-            best, n_best = time, n
-    return n_best
-
-
-def _time(sizes: Sequence[int], n: int, cores: int) -> float:
-    """Estimate a wave's time in bytes of log a core: `n` partitions are shared, the rest fill cores, longest first."""
-    several, rest = _MORE * sum(sizes[:n]), sizes[n:]
-    busy = [0.0] * cores
-    for size in rest[: _COUNTED * cores]:
-        heapq.heapreplace(busy, busy[0] + size)
-    return max(*busy, (several + sum(rest)) / cores + (_STAGES_BYTES if n else 0))
+    """Return how many of the largest partitions (bytes, descending) are taken in several tasks: those that one task
+    would work on for longer than the wave takes in all if all cores share them.
+    """
+    n, shared, rest = 0, 0.0, sum(sizes)
+    while n < len(sizes):
+        shared, rest = shared + _MORE * sizes[n], rest - sizes[n]
+        if sizes[n] <= (shared + rest) / cores + _STAGES_BYTES:
+            break
+        n += 1
+    return n
 
 
 def _begin_commit(

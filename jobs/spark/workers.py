@@ -39,16 +39,6 @@ class Runner(Protocol):
         """Return `function` of every item, in the order of the items. name: of the stage, for people."""
 
 
-class InTurn:
-    """Runner inside a task: it works on one item after the other. Watchers hear nothing."""
-
-    cores = 1
-
-    def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
-        """Return `function` of every item."""
-        return [function(item) for item in items]
-
-
 class Workers(Runner, Protocol):
     """Protocol of the workers of one machine or cluster."""
 

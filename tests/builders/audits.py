@@ -11,9 +11,9 @@ from lastkey.jobs.audit.sources import archive_source
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.options import EVERY_TOPIC
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.spark.workers import InTurn
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.tables import open_state
+from tests.builders.workers import InTurn
 
 Seen = list[tuple[int, bytes | None]]
 

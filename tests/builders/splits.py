@@ -15,7 +15,6 @@ import pytest
 from lastkey.jobs.command.progress import Counted, Silent
 from lastkey.jobs.compact import large
 from lastkey.jobs.compact.large import compact_large
-from lastkey.jobs.spark.workers import InTurn
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.split.survivors import (
     LargePartition,
@@ -27,6 +26,7 @@ from lastkey.udfs.compact.split.survivors import (
 from lastkey.udfs.problem import Problem
 from tests.builders.folders import Outcome, compact
 from tests.builders.plans import changed
+from tests.builders.workers import InTurn
 
 T = TypeVar("T")
 

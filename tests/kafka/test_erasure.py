@@ -12,11 +12,11 @@ from lastkey.jobs.audit.erasure_places import Places, add_archive
 from lastkey.jobs.audit.erasure_search import search
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.spark.workers import InTurn
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.storage import open_root
 from tests.builders.archives import put
+from tests.builders.workers import InTurn
 from tests.golden import case_names
 from tests.kafka_lab import dump_log_segments
 

@@ -19,7 +19,6 @@ from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, ap
 from lastkey.jobs.audit.erasure_search import Sought, search
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.spark.workers import InTurn
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.paths import AUDIT_KEY
 from lastkey.jobs.store.tables import open_state
@@ -31,6 +30,7 @@ from lastkey.udfs.storage import exists, open_root
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.nights import Nights
 from tests.builders.s3_server import BUCKET, put, s3_server
+from tests.builders.workers import InTurn
 from tests.reference.log import GZIP, data_batch, decode_log
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -31,7 +31,6 @@ GIB = 1 << 30
         ([16 * GIB], 4, 1),
         ([4 * GIB], 32, 1),
         ([GIB] * 8, 2, 0),
-        ([32 * GIB] * 9, 8, 1),  # the ninth one would be alone
         ([64 * GIB, *[GIB // 16] * 64], 8, 1),  # one large, many small
         ([16 * GIB, *[GIB] * 64], 4, 0),  # more small ones than that
         ([64 * GIB, 64 * GIB, GIB], 16, 2),

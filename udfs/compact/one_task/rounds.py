@@ -13,13 +13,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import numpy as np
 
 from lastkey.logformat.batches.bodies import Run
-from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
+from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
+from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally
 from lastkey.udfs.compact.clean.deciders import (
     KeyTable,
@@ -41,6 +43,15 @@ from lastkey.udfs.compact.split.survivors import Survivors, batches_to_read
 _ALL: Final = 1 << 32  # values of the upper 32 bits of a hash's second half
 _ROOM: Final = 0.9  # share of a table that a round plans to use
 _NONE: Final = np.empty(0, np.int64)
+_SPILL: Final = "the temporary file of survivors"
+
+
+class _Place(NamedTuple):
+    """Offsets in the temporary file."""
+
+    position: int
+    n_bytes: int
+    checksum: int  # CRC-32C
 
 
 @dataclass
@@ -49,7 +60,7 @@ class _Spilled:
 
     n_keys: int = 0
     highest: int = NO_VERSION  # version of a record
-    places: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # position in the file, bytes
+    places: dict[int, list[_Place]] = field(default_factory=dict)
     to_read: dict[int, list[np.ndarray]] = field(default_factory=dict)  # as of `batches_to_read`
 
 
@@ -70,6 +81,8 @@ def clean_in_rounds(
             except TooManyKeys:
                 width = max((stop - first) // 2, 1)
                 continue
+            if len(rounds) > 1:
+                rounds[-1].to_read.clear()  # the first round has the same
             first, width = stop, max(int((stop - first) * room / max(rounds[-1].n_keys, 1)), 1)
         check_versions(plan, max(one.highest for one in rounds), any(one.n_keys for one in rounds))
         found = _Found(plan, analysis, rounds, file)
@@ -128,8 +141,9 @@ def _round(plan: PartitionPlan, analysis: Analysis, within: Within, buffer: Chun
                 is_last, keys, offsets = np.empty(n, np.bool_), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
                 mark(part, is_last)
                 offsets = offsets[: collect_survivors(part.bodies, part.spans, is_last, keys, offsets)]
-                places.append((file.seek(0, os.SEEK_END), offsets.nbytes))
-                file.write(offsets.data)
+                raw = offsets.view(np.uint8)
+                places.append(_Place(file.seek(0, os.SEEK_END), len(raw), crc32c_extend(0, raw)))
+                file.write(raw.data)
                 to_read.append(batches_to_read(run))
     out.n_keys = table.used
     return out
@@ -143,10 +157,19 @@ def _within(first: int, stop: int, run: Run) -> Run:
     return replace(run, spans=spans)
 
 
-def _read(file: IO[bytes], places: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return int64[n], ascending, the spilled offsets at these places."""
-    parts = [_NONE]
-    for position, n_bytes in places:
-        file.seek(position)
-        parts.append(np.frombuffer(file.read(n_bytes), np.int64))
-    return np.sort(np.concatenate(parts))
+def _read(file: IO[bytes], places: Sequence[_Place]) -> np.ndarray:
+    """Return int64[n], ascending, the spilled offsets at these places. Raises LogFormatError kind "readback" if bytes
+    differ from the written ones.
+    """
+    out = np.empty(sum(place.n_bytes for place in places) // _NONE.itemsize, np.int64)
+    raw, at = out.view(np.uint8), 0
+    for position, n_bytes, checksum in places:
+        part = raw[at : at + n_bytes]
+        read_exactly(file, _SPILL, position, part)
+        found = crc32c_extend(0, part)
+        if found != checksum:
+            expected = f"{n_bytes} bytes with CRC-32C {checksum:#010x}, as they were written"
+            raise LogFormatError("readback", _SPILL, position, expected, f"{found:#010x}")
+        at += n_bytes
+    out.sort()
+    return out

@@ -404,7 +404,9 @@ def _incomplete(plan: PartitionPlan, found: str) -> LogFormatError:
 
 def _of_rows(rows: pa.Table) -> np.ndarray:
     """Return int64[n], the offsets of all rows, ascending."""
-    return np.sort(np.concatenate([_NONE, *(_values(chunk, np.int64)[0] for chunk in rows["offsets"].chunks)]))
+    found = np.concatenate([_NONE, *(_values(chunk, np.int64)[0] for chunk in rows["offsets"].chunks)])
+    found.sort()
+    return found
 
 
 def in_own_folder(plan: PartitionPlan) -> PartitionPlan:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lastkey.udfs.compact.one_task import rounds
 from lastkey.udfs.compact.one_task.passes import Clock
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
@@ -96,6 +99,27 @@ def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_p
     assert_same(expected, compact_in_blocks(changed(tight, folder="several"), split_bytes=1 << 30))
     newest = {r.key: r for s in segments for b in s.batches for r in b.records}
     assert expected.result.work.counters["records_kept"] == len(newest)
+
+
+def test_a_bit_that_the_temporary_file_of_rounds_loses_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(1000, b"%d" % i, b"") for i in range(70_000)]
+    archived = lay_out(tmp_path / "archive", [Segment(0, (data_batch(0, rows), data_batch(70_000, rows[:9])), 1000)])
+    plan = plan_of(archived, tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0, sealed=True)
+
+    class Losing(io.BytesIO):
+        def write(self, data: Any) -> int:
+            written = bytearray(data)
+            if len(written) > 1000:
+                written[999] ^= 4
+            return super().write(written)
+
+    monkeypatch.setattr(rounds.tempfile, "TemporaryFile", lambda **_: Losing())
+    result = compact(changed(plan, limits=replace(plan.run.limits, task_memory_bytes=2 << 20))).result
+    assert result.problem is not None and result.problem.kind == "readback"
+    assert result.problem.path.endswith("temporary file of survivors")
+    assert not (tmp_path / "store" / plan.run.folder).exists()
 
 
 @pytest.mark.long
