@@ -66,22 +66,6 @@ class Watcher(Protocol):
         """Count an item as done; `result` is None unless the watcher wants results."""
 
 
-class Counted:
-    """Progress in items: each one counts when it ends."""
-
-    wants_results = False
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def read(self, item: int, n: int) -> None:
-        """Do nothing."""
-
-    def ended(self, item: int, result: Any) -> None:
-        """Count one more item."""
-        self._progress.advance()
-
-
 class CountedBytes:
     """Progress in bytes of items of these sizes: bytes read of each item, up to its size, until it ends.
 

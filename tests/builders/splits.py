@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from lastkey.jobs.command.progress import Counted, Silent
+from lastkey.jobs.command.progress import CountedBytes, Silent
 from lastkey.jobs.compact import large
 from lastkey.jobs.compact.large import compact_large
 from lastkey.udfs.compact.plan import PartitionPlan
@@ -74,7 +74,7 @@ def compact_in_blocks(
         if n_buckets is not None:
             patch.setattr(large, "buckets_for", lambda *_: (n_buckets, shares))
         small = changed(plan, limits=replace(plan.run.limits, split_bytes=split_bytes))
-        result = compact_large(InTurn(), small, Counted(Silent()), lambda of: in_this_process(of, drawn))
+        result = compact_large(InTurn(), small, CountedBytes(Silent(), []), lambda of: in_this_process(of, drawn))
         return Outcome(result, plan)
 
 

@@ -9,7 +9,6 @@ import pytest
 from lastkey.jobs.command.progress import (
     BYTES,
     Bar,
-    Counted,
     CountedBytes,
     Lines,
     LogAboveTheBar,
@@ -26,14 +25,6 @@ class _Recorded(Silent):
 
     def advance(self, n=1):
         self.said.append(n)
-
-
-def test_items_count_when_they_end():
-    progress = _Recorded()
-    counted = Counted(progress)
-    counted.read(0, 50)
-    counted.ended(0, None)
-    assert progress.said == [1]
 
 
 def test_bytes_count_while_they_are_read_and_at_the_end_whatever_was_not():

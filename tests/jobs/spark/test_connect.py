@@ -18,8 +18,10 @@ import lastkey
 from lastkey.jobs.errors import ENVIRONMENT, MasterError
 from lastkey.jobs.spark import master
 from lastkey.jobs.spark.submit import user_options
+from lastkey.jobs.store.paths import COMMITTED, MANIFEST
 
 ROOT = Path(__file__).resolve().parents[3]
+TOPICS = ROOT / "examples" / "topics.toml"
 NOW_MS = 1_900_000_000_000
 TOKEN = "hushhush"
 
@@ -43,10 +45,12 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def generations(store: Path) -> dict[str, bytes]:
     """Return the files of all generations by path without the run's id, which is in the name of a folder."""
-    files = (path for path in sorted((store / "partitions").rglob("*")) if path.is_file())
-    return {
-        f"{path.parts[-3]}/{path.name}": path.read_bytes() for path in files if not path.name.startswith("manifest")
+    files = (path for path in sorted((store / "segments").rglob("*")) if path.is_file())
+    found = {
+        f"{path.parts[-3]}/{path.name}": path.read_bytes() for path in files if path.name not in (MANIFEST, COMMITTED)
     }
+    assert found
+    return found
 
 
 @pytest.mark.spark
@@ -81,6 +85,22 @@ def test_the_command_line_takes_a_remote_and_never_repeats_its_token(server, tmp
     assert report["refreshed"]["segments_read"] > 0
     assert f"--executor-memory: no effect, because {server} has settings of its own" in report["notes"]
     assert TOKEN not in done.stdout + done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_large_partition_is_one_query_of_the_server(server, tmp_path):
+    settings = tmp_path / "several.toml"
+    settings.write_text(f'{TOPICS.read_text()}[job]\n"split.by" = "always"\n"split.bytes" = 100000\n')
+    words = ("compact", "examples/archive", "--now", str(NOW_MS), "--config")
+    done = run("lastkey", "--remote", server, *words, str(settings), "--store", str(tmp_path / "several"), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["engine"]["master"] == server
+    assert max(one["splits"] for one in report["partitions"]) > 2
+    alone = run("lastkey", *words, str(TOPICS), "--store", str(tmp_path / "alone"), "--engine", "threads")
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert generations(tmp_path / "several") == generations(tmp_path / "alone")
 
 
 @pytest.mark.spark
