@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
-from lastkey.jobs.spark.tasks import RESULT, result_batch
 from lastkey.jobs.spark.workers import Runner, SparkTasks
 from lastkey.logformat.io_counts import count
 from lastkey.udfs.attempt import attempt
@@ -171,6 +170,8 @@ def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysi
 def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[RewrittenGroup | Problem]:
     """Run the stages as one Spark job. Spark exchanges the rows, spills them, and tries a task again that is lost."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - threads need no pyspark
+
+    from lastkey.jobs.spark.tasks import RESULT, result_batch  # noqa: PLC0415 - as above
 
     n, n_groups = len(of.splits), len(of.groups)
     name = f"compact {of.plan.name}: local survivors, last of each key, rewrite"

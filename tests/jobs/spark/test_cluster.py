@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -403,15 +404,21 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
     run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))
     held = []
-    for stage in STEPS:
-        pid = holds.wait(stage, run.pid)
-        if stage == "table committed":
-            os.kill(_executors(place)[0], signal.SIGKILL)
-            holds.let_go(stage)
-        else:
-            held.append(pid)
-            os.kill(_executor_of(pid), signal.SIGKILL)
-    said, _ = run.communicate()
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(run.communicate)  # else the driver waits: what it says of lost shuffles fills a pipe
+        try:
+            for stage in STEPS:
+                pid = holds.wait(stage, run.pid)
+                if stage == "table committed":
+                    os.kill(_executors(place)[0], signal.SIGKILL)
+                    holds.let_go(stage)
+                else:
+                    held.append(pid)
+                    os.kill(_executor_of(pid), signal.SIGKILL)
+        except BaseException:
+            run.kill()
+            raise
+        said, _ = reading.result()
     assert run.returncode == 0, said
     for pid in held:
         wait_until_gone(pid)
