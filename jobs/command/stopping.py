@@ -115,6 +115,22 @@ def results_of(futures: Sequence[Future[T]]) -> list[T]:
     return [future.result() for future in futures]
 
 
+def in_a_thread(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread] = threading.Thread) -> T:
+    """Return the result of `work`, or raise its error, from a thread of its own. Ctrl-C and SIGTERM find the caller
+    waiting, and not in the middle of a call to the JVM. kind: of the thread.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # raised by result_of
+            result.set_exception(error)
+
+    kind(target=run, daemon=True, name=name).start()
+    return result_of(result)
+
+
 def at_once() -> AbstractContextManager[object]:
     """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo
     yet.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -169,7 +170,8 @@ def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysi
 
 def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[RewrittenGroup | Problem]:
     """Run the stages as one Spark job. Spark exchanges the rows, spills them, and tries a task again that is lost."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - threads need no pyspark
+    from pyspark import TaskContext  # noqa: PLC0415 - threads need no pyspark
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
 
     from lastkey.jobs.spark.tasks import RESULT, result_batch  # noqa: PLC0415 - as above
 
@@ -187,7 +189,8 @@ def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[
             yield from last_of_each_key(of, batches)
 
         def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            with around(n):
+            task: Any = TaskContext.get()
+            with around(n + task.partitionId()):  # the number of the group
                 for result in rewrite_group(of, batches):
                     yield result_batch(result)
 

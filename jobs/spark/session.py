@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,7 +16,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lastkey.jobs.command.stopping import result_of
+from lastkey.jobs.command.stopping import in_a_thread
 from lastkey.jobs.errors import SparkStartError
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import jars, jvm
@@ -98,16 +96,7 @@ def _made(builder: SparkSession.Builder) -> SparkSession:
     """Make the session, in a thread that no signal interrupts. PySpark would remove the folder to which the JVM that it
     launches writes its address, and that JVM would never end. Nor does PySpark take over Ctrl-C there.
     """
-    made: Future[SparkSession] = Future()
-
-    def work() -> None:
-        try:
-            made.set_result(builder.getOrCreate())
-        except BaseException as error:  # raised by result_of
-            made.set_exception(error)
-
-    threading.Thread(target=work, daemon=True, name="session").start()
-    return result_of(made)
+    return in_a_thread(builder.getOrCreate, "session")
 
 
 def _start_in_submitted(name: str) -> SparkSession:
@@ -126,7 +115,7 @@ def _start_in_submitted(name: str) -> SparkSession:
     for key, value in ours.items():
         if key not in named and (has_delta or not key.startswith(("spark.sql.extensions", "spark.sql.catalog."))):
             builder = builder.config(key, value)
-    if named.get("spark.app.name", "").endswith(".py"):  # nobody named it
+    if named.get("spark.app.name", "").endswith(".py"):  # the default of spark-submit
         builder = builder.appName(name)
     return _made(builder)
 

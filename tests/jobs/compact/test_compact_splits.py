@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import google_crc32c
 import numpy as np
 import pytest
 
+from lastkey.jobs.compact.large import compact_large, on_spark
+from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, only_input, put
 from tests.builders.faults import Fault, faults, happened
+from tests.builders.folders import archived_at, golden_plan
+from tests.builders.plans import changed
 from tests.builders.trees import files_in
 from tests.reference.log import data_batch
 
@@ -191,3 +197,29 @@ def test_a_run_that_failed_begins_no_more_partitions(spark, cases, now_ms, tmp_p
     assert happened(tmp_path) == [1]
     assert lab.state().checkpoints() == {}
     assert 0 < len(list((lab.store / "segments").iterdir())) < 6
+
+
+class Heard:
+    """Watcher that adds up what each task reads."""
+
+    wants_results = False
+
+    def __init__(self):
+        self.reads = Counter()
+
+    def read(self, item, n):
+        self.reads[item] += n
+
+    def ended(self, item, result):
+        pass
+
+
+def test_each_task_of_a_large_partition_counts_what_it_reads(spark, cases, tmp_path):
+    case = cases["few-keys"]
+    plan = golden_plan(case, case.partitions[0], 1, archived_at(case.folder / "input", case.partitions[0]), tmp_path)
+    settings, limits = replace(plan.policy.settings, segment_bytes=1), replace(plan.run.limits, split_bytes=1)
+    plan, workers, heard = changed(plan, settings=settings, limits=limits), SparkTasks(lambda: spark), Heard()
+    result = compact_large(workers, plan, Heard(), partial(on_spark, workers, heard))
+    assert result.status == "cleaned"
+    n_groups = len(heard.reads) - result.work.splits
+    assert sorted(heard.reads) == list(range(result.work.splits + n_groups)) and n_groups > 1

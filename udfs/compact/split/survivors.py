@@ -138,7 +138,7 @@ def _or_problem(
 
 
 def _row(schema: pa.Schema, **values: Any) -> pa.RecordBatch:
-    """Return a row without a bucket; numbers that are not given are 0."""
+    """Return a row; numbers that are not given are 0, and bytes empty."""
     zeros = {name: b"" if kind == pa.binary() else 0 for name, kind in zip(schema.names, schema.types, strict=True)}
     return pa.RecordBatch.from_pylist([zeros | values], schema)
 
@@ -273,18 +273,7 @@ def _resolve(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[
             stay.setdefault(group, []).append(offsets)
     told = pickle.dumps(Told({}, peak_memory()))
     for group, found in stay.items():
-        yield pa.RecordBatch.from_pylist(
-            [
-                {
-                    "group": group,
-                    "bucket": 0,
-                    "n": judged[group],
-                    "offsets": np.concatenate(found).tobytes(),
-                    "told": told,
-                }
-            ],
-            _OFFSETS,
-        )
+        yield _row(_OFFSETS, group=group, n=judged[group], offsets=np.concatenate(found).tobytes(), told=told)
 
 
 def _by_bucket(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
