@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.checkpoints import read_leader_epochs
 from lastkey.udfs.compact.plan import PartitionPlan
 from tests.attack.summary import chosen, tell
@@ -29,9 +30,11 @@ from tests.kafka_lab import (
     DrawnLog,
     DrawSpec,
     LabError,
+    RecoverSpec,
     clean,
     draw_logs,
     dump,
+    recover,
     without_segments,
 )
 from tests.reference.cleaner import Settings
@@ -102,6 +105,22 @@ def test_what_kafka_writes_both_clean_alike(request: pytest.FixtureRequest, tmp_
     assert done.segments > done.logs[EQUAL] or option("--attack-case"), line
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("56004000303:11,12,20,36,37,40,41,42", id="a truncated marker, when all producers had expired"),
+        pytest.param("56004001763", id="an open transaction below a log start behind the last batch of its segment"),
+        pytest.param("56004001900", id="nothing to clean from the log start on"),
+        pytest.param("57001000594:18,19,20,21,24,25,26,27,28,31,32", id="only empty segments from the log start on"),
+        pytest.param("57001000320:4,9,10,12,13,14,21,22,23,24,25,26", id="a crash, a day after a producer wrote"),
+    ],
+)  # fmt: skip
+def test_what_once_differed(name: str, tmp_path: Path) -> None:
+    done = Cleaned()
+    assert different(case_named(name), tmp_path / "log", done) is None
+    assert done.logs == {EQUAL: 1}
+
+
 def line_of(done: Cleaned, differ: int) -> str:
     """Return the summary."""
     ended = "all equal" if not differ else f"{differ} differ"
@@ -139,11 +158,14 @@ def different(case: Case, work: Path, done: Cleaned) -> str | None:
     [drawn] = draw_logs([DrawSpec(theirs, case.seed, first)])
     if drawn.log_start == 0:
         shutil.copytree(theirs, ours / "t-0")
-    if not drawn.closed:  # as after a crash: a broker recovers it, we take it as it is
-        going_on = DrawSpec(theirs, case.seed, (), True, drawn.log_start, drawn.now_ms, drawn.leader_epoch, clean=False)
-        draw_logs([going_on])
+    if not drawn.closed:  # as after a crash: a broker recovers what it had not flushed, we take it as it is
+        active = max(int(path.stem) for path in theirs.glob("*.log"))
+        going_on = DrawSpec(theirs, case.seed, (), True, drawn.log_start, drawn.now_ms, drawn.leader_epoch)
+        draw_logs([replace(going_on, clean=False, recovery_point=active)])
     if drawn.log_start > 0:  # a recovered broker does not know a transaction that is open below the log start
         shutil.copytree(theirs, ours / "t-0")
+    if denies_transactions(theirs, drawn.log_start):  # KAFKA.md, "Producers": Kafka believes the snapshot, we the log
+        know_transactions(theirs, work / "known" / "t-0", drawn)
     rng = random.Random(case.seed)
     bases = [int(path.stem) for path in theirs.glob("*.log")]
     start = rng.choice([drawn.log_start, *(b for b in bases if b >= drawn.log_start)])
@@ -283,6 +305,30 @@ def begun_below(folder: Path, log_start: int) -> bool:
     """
     records = (line.split("\t") for line in dump([folder], "R")[folder])
     return any(fields[10] == "1" and fields[11] == "-" and int(fields[1]) < log_start for fields in records)
+
+
+def denies_transactions(folder: Path, log_start: int) -> bool:
+    """Return whether a transaction is open from the log start on that the newest snapshot does not know."""
+    opened: dict[int, int] = {}  # producer -> first offset
+    for line in dump([folder], "B")[folder]:
+        base, last, *_, producer, _, _, transactional, control = line.split("\t")[1:14]
+        if control == "1":
+            opened.pop(int(producer), None)
+        elif transactional == "1" and int(last) >= log_start:
+            opened.setdefault(int(producer), int(base))
+    newest = max(folder.glob("*.snapshot"), default=None)
+    entries = [] if newest is None else producer_snapshot.read(newest.read_bytes(), str(newest)).tolist()
+    known = {entry[0]: entry[-1] for entry in entries}
+    return any(not -1 < known.get(producer, -1) <= first for producer, first in opened.items())
+
+
+def know_transactions(folder: Path, copy: Path, drawn: DrawnLog) -> None:
+    """Replace the snapshots by the one that Kafka makes when it recovers the whole log."""
+    shutil.copytree(folder, copy)
+    recover([RecoverSpec(copy, drawn.index_interval_bytes, drawn.log_start)])
+    for path in folder.glob("*.snapshot"):
+        path.unlink()
+    shutil.copy2(max(copy.glob("*.snapshot")), folder)
 
 
 def has_lost_marker(folder: Path) -> bool:

@@ -184,6 +184,7 @@ class DrawSpec:
     now_ms: int = 0
     leader_epoch: int = 0
     clean: bool = True  # how the broker stopped before
+    recovery_point: int = 0  # after a crash: offset from whose segment on the log is recovered
 
 
 @dataclass(frozen=True)

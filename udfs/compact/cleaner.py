@@ -62,6 +62,20 @@ def first_dirty_offset(checkpoint: int | None, log_start_offset: int, log_end_of
     return min(checkpoint, log_end_offset)
 
 
+def last_stable_offset(
+    first_unstable: int, log_start_offset: int, base_offset: np.ndarray, last_offset: np.ndarray, log_end_offset: int
+) -> int:
+    """Return the last stable offset of a broker that loads the log. If no batch of its segment reaches that far, it is
+    the base of the next segment with batches (KAFKA.md, "Cleanable range").
+
+    first_unstable: first offset of the oldest open transaction, or the log end; base_offset, last_offset: int64[n] of
+    the segments, the latter -1 for an empty one.
+    """
+    stable = max(first_unstable, log_start_offset)
+    reaching = np.flatnonzero(last_offset >= stable)
+    return max(stable, int(base_offset[reaching[0]])) if len(reaching) else log_end_offset
+
+
 def cleanable_range(
     segments: SegmentFacts,
     *,
@@ -114,7 +128,7 @@ def is_due(cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min
     """Return whether to clean now: the lag has passed, or both the ratio (strictly) and the volume are reached.
     `--force` cleans whatever is cleanable.
     """
-    if cleanable.cleanable_bytes <= 0 and not (force and cleanable.clean_bytes > 0):
+    if cleanable.cleanable_bytes <= 0:
         return False
     if force or delay_ms > 0:
         return True

@@ -114,8 +114,9 @@ final class DrawnLog {
     }
 
     /**
-     * args: {logs: [{directory, seed, more, operations: [i...], log_start, now_ms, leader_epoch, clean}...]}: makes a partition directory, or with
-     * `more` goes on in one. Answers [{log_start, log_end, now_ms, leader_epoch, closed, counts, and the settings of a CleanSpec}...].
+     * args: {logs: [{directory, seed, more, operations: [i...], log_start, now_ms, leader_epoch, clean, recovery_point}...]}: makes
+     * a partition directory, or with `more` goes on in one.
+     * Answers [{log_start, log_end, now_ms, leader_epoch, closed, counts, and the settings of a CleanSpec}...].
      */
     static JsonNode draw(JsonNode args) throws Exception {
         ArrayNode done = Lab.JSON.createArrayNode();
@@ -126,7 +127,7 @@ final class DrawnLog {
     ObjectNode run(JsonNode spec) throws Exception {
         if (isMore) clock.now = spec.get("now_ms").asLong();
         else Files.createDirectories(dir.toPath());
-        open(spec.get("log_start").asLong(), spec.get("clean").asBoolean(), 0);
+        open(spec.get("log_start").asLong(), spec.get("clean").asBoolean(), spec.get("recovery_point").asLong());
         epoch = spec.get("leader_epoch").asInt();
         for (JsonNode i : spec.get("operations")) {
             SplittableRandom r = new SplittableRandom(seed * 1_000_003 + i.asLong());

@@ -168,7 +168,7 @@ def test_without_a_lag_there_is_no_delay() -> None:
         (99, 1, 1, 0.5, 100, False, True),  # the lag alone
         (99, 0, 1, 0.5, 0, False, False),  # nothing to clean
         (99, 1, 0, 0.5, 100, True, True),
-        (99, 0, 0, 0.5, 100, True, True),
+        (99, 0, 0, 0.5, 100, True, False),  # nothing from the log start on
         (0, 0, 0, 0.0, 0, True, False),
     ],
 )

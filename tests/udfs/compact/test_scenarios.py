@@ -122,6 +122,8 @@ class World:
             self.segments[-1] = replace(self.segments[-1], mtime_ms=self.file_time)
         elif name == "checkpoint":
             self.checkpoint = int(value)
+        elif name == "log.start":
+            self.log_start = int(value)
         elif name in _RULES:
             self.rules |= _RULES[name](value)
         else:
@@ -153,7 +155,7 @@ class World:
             return
         active_and_ours = self.outcome.segments()
         if not self.rules:
-            log = load(self.segments, 0, sealed=self.sealed)
+            log = load(self.segments, self.log_start, sealed=self.sealed)
             expected = clean(log, self.settings, None if force else self.checkpoint, now_ms)
             assert survivors(active_and_ours) == survivors(expected.segments)
         assert result.log.next_offset == log_end(self.segments)

@@ -110,12 +110,19 @@ def cleanable_now(
         if plan.run.force
         else cleaner.first_dirty_offset(plan.clean_from, plan.input.log_start_offset, log_end)
     )
+    stable = cleaner.last_stable_offset(
+        producers.last_stable_offset(log_end),
+        plan.input.log_start_offset,
+        facts.base_offset,
+        np.array([s.last_offset for s in scans], np.int64),
+        log_end,
+    )
     cleanable = cleaner.cleanable_range(
         facts,
         first_dirty=dirty,
         log_end_offset=log_end,
         active_base_offset=active,
-        last_stable_offset=producers.last_stable_offset(log_end),
+        last_stable_offset=stable,
         min_compaction_lag_ms=settings.min_compaction_lag_ms,
         now_ms=plan.run.now_ms,
     )
@@ -126,7 +133,7 @@ def cleanable_now(
     paths = [s.path for s in scans]
     opened = _oldest_open(producers, rows, facts.base_offset, paths)
     held_back = _compaction_held_back(
-        plan, facts, paths, first_dirty=dirty, log_end=log_end, active=active, opened=opened
+        plan, facts, paths, first_dirty=dirty, log_end=log_end, active=active, stable=stable, opened=opened
     )
     return cleanable, False, (held_back,)
 
@@ -139,11 +146,13 @@ def _compaction_held_back(
     first_dirty: int,
     log_end: int,
     active: int,
+    stable: int,
     opened: HeldBack | None,
 ) -> HeldBack:
     """Return the rule that holds the compaction back.
 
-    paths: of the segments; active: base of the active segment, or the log end; opened: the oldest open transaction.
+    paths: of the segments; active: base of the active segment, or the log end; stable: last stable offset; opened: the
+    oldest open transaction.
     """
     settings, bases = plan.policy.settings, segments.base_offset
     until = partial(
@@ -155,7 +164,6 @@ def _compaction_held_back(
     delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
     due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.run.force)
     if due and len(bases) and free.first_uncleanable_offset > bases[0]:
-        stable = log_end if opened is None else opened.offset
         by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
         by_lag = until(last_stable_offset=log_end, min_compaction_lag_ms=lag_ms).first_uncleanable_offset
         if opened is not None and by_txn <= by_lag:

@@ -259,9 +259,10 @@ def check_ends_known(
     """Raise LogFormatError if a transaction's end may be lost in a gap: nobody could tell whether its records count.
 
     A transaction without a marker is open, and nothing from its data on lies below `end`, unless `is_denied`,
-    OPEN_BATCH[m], has it: a snapshot behind the gap knows that it ended.
+    OPEN_BATCH[m], has it: a snapshot behind the gap knows that it ended. Data below the log start does not count.
     """
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
+    rows = rows[rows["last_offset"] >= plan.input.log_start_offset]
     lost = sorted((gap for gap in gaps if gap.lost), key=lambda gap: gap.first)
     first, last = np.array([(gap.first, gap.last) for gap in lost], np.int64).reshape(-1, 2).T
     found = possibly_ended_in(rows, first, last) if len(rows) else np.empty(0, np.int64)

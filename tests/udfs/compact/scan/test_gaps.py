@@ -322,7 +322,8 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
     assert isinstance(problem, Problem)
     assert (problem.kind, problem.path) == ("transaction", f"t-0/{log.stem}.txnindex")
     assert problem.expected == "the ABORT marker of producer 7 at offset 2, after its data at 1"
-    assert isinstance(found(1), Problem)
+    is_open = "commit" not in later  # at the log start: then nothing is cleanable
+    assert isinstance(found(1), PartitionResult if is_open else Problem)
     assert isinstance(found(2), Analysis)  # nobody sees that data
     for first, cleaned_range in ((2, Analysis), (1, Problem)):  # an entry whose data is gone, and one with data left
         entry = np.array([(0, 7, first, 2, 3)], transaction_index.ENTRY)
