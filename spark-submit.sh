@@ -76,7 +76,7 @@ install_packages() {
   { "${pip[@]}" --only-binary :all: --requirement "$here/requirements/build.txt" &&
     "${pip[@]}" --no-build-isolation --requirement <(printf '%s\n' "$others"); } >&2 ||
     fail "the packages could not be installed; see above"
-  PYTHONPATH="$here" "$venv/bin/python" -c 'import lastkey.udfs.compact.warm_up' >/dev/null 2>&1 9>&- &
+  PYTHONPATH="$here" "$venv/bin/python" -m lastkey.jobs.warm_up >/dev/null 2>&1 9>&- &
   kernels="$!"
   # Its jars are packed already: that they are stored as they are saves seconds
   "${pip[@]}" --no-build-isolation --config-settings=--build-option=--compression=stored --requirement "$lock" >&2 ||

@@ -21,6 +21,7 @@ import compileall
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -40,7 +41,6 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, size
 from lastkey.jobs.command.whole_file import PACK, check_file, whole_file
 from lastkey.jobs.errors import OutputExistsError, PackageError
-from lastkey.jobs.prepare import compile_kernels
 from lastkey.logformat.cache_folder import folders
 from lastkey.logformat.jit import state_of_sources
 
@@ -49,6 +49,7 @@ PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SPARKS: Final = ("pyspark", "py4j")  # executors take them from their Spark, in its version
 _LEFT_OUT: Final = frozenset(("tests", "include"))  # folders inside of packages: a quarter of their files
 _UNUSED: Final = re.compile(r"pyarrow/\w*flight|zstandard/backend_c")  # libraries: a tenth of the bytes
+_COMPILE: Final = (sys.executable, "-m", "lastkey.jobs.warm_up")
 _TIME: Final = 315532800  # 1980, of files that are made here
 _LEVEL: Final = 3  # isal's best; measured: zlib's 4 takes four times as long for 3 % less, and 9 twelve for 5 %
 LAUNCHER: Final = f"""\
@@ -142,13 +143,13 @@ def _with_kernels(folder: Path) -> Path:
     record.write_text(f"Metadata-Version: 2.1\nName: lastkey\nVersion: {installation.version()}\n")
     compileall.compile_dir(library, quiet=2, stripdir=folder, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
     cache = library / "lastkey" / ".numba"
-    compile_kernels()
+    subprocess.run(_COMPILE, check=False)
     for kept in reversed(folders(os.environ.get("NUMBA_CACHE_DIR", ""))):  # the best one last
         if (kept / state_of_sources()).is_dir():
             shutil.copytree(kept / state_of_sources(), cache / state_of_sources(), dirs_exist_ok=True)
     if not cache.is_dir():  # this installation has no place to keep them
         cache.mkdir(mode=0o700)
-        compile_kernels(os.environ | {"NUMBA_CACHE_DIR": str(cache)})
+        subprocess.run(_COMPILE, check=False, env=os.environ | {"NUMBA_CACHE_DIR": str(cache)})
     (folder / "bin").mkdir()
     launcher = folder / "bin" / "python"
     launcher.write_text(LAUNCHER)

@@ -35,8 +35,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
         return 0
     slow = config.option.markexpr in ("", "not bench")
     if slow:  # else each process would compile the same kernels, at the same time
-        code = "from lastkey.jobs.prepare import compile_kernels; compile_kernels()"
-        subprocess.run([sys.executable, "-c", code], cwd=config.rootpath, check=False)
+        subprocess.run([sys.executable, "-m", "lastkey.jobs.warm_up"], cwd=config.rootpath, check=False)
     return 3 if slow and memory_bytes() >= _BESIDE_BYTES else 2
 
 

@@ -127,7 +127,6 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
     "udfs.compact.split": _TASK | _STEPS,
     "udfs.compact.one_task": _TASK | _STEPS | {"udfs.compact.split", "udfs.yields"},
-    "udfs.compact.warm_up": _TASK | _STEPS | {"udfs.compact.split", "udfs.compact.one_task", "udfs.yields"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.convert": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
@@ -184,8 +183,11 @@ FLOORS: dict[str, set[str]] = {
     "jobs.api": _SHELL
     | {"jobs.compact", "jobs.convert", "jobs.erase", "jobs.reindex", "jobs.restore", "jobs.verify"},  # reports
     "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
-    "jobs.prepare": _JOB | {"udfs.lookup.minutes", "logformat.cache_folder", "logformat.jit"},  # where kernels are
-    "jobs.pack": _JOB | {"jobs.prepare", "logformat.cache_folder", "logformat.jit"},  # kernels as files
+    "jobs.warm_up": _JOB
+    | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}
+    | {"logformat.cache_folder", "logformat.jit"},  # where kernels are
+    "jobs.prepare": _JOB | {"udfs.lookup.minutes"},
+    "jobs.pack": _JOB | {"logformat.cache_folder", "logformat.jit"},  # kernels as files
     "jobs.main": {"jobs.command", "jobs.errors", "jobs.spark"},
 }
 # What kernels may import beside other kernels: what checksums are made of is inlined into them
