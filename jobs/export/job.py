@@ -34,7 +34,7 @@ from lastkey.jobs.export.read import (
 from lastkey.jobs.export.report import ExportedTopic, ExportReport
 from lastkey.jobs.functions import decoding
 from lastkey.jobs.spark import connector
-from lastkey.jobs.spark.engine import session_of
+from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.store.latest import write_delta
 from lastkey.jobs.store.minutes import session_for
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -63,7 +63,10 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     size = sum(s.size_bytes for p in partitions for s in p.segments)
     with (
         taken(root),
-        session_of("export", options, report, progress, brief=size < _FEW_BYTES, tables=(output.uri_of(""),)) as whole,
+        spark_workers(
+            "export", options, report, progress, brief=size < _FEW_BYTES, tables=(output.uri_of(""),)
+        ) as workers,
+        workers.spark("export") as whole,
     ):
         spark = session_for(whole, size)
         connector.connect(whole, output.uri_of(""))

@@ -25,7 +25,7 @@ from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, coun
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.spark import connector
-from lastkey.jobs.spark.engine import session_of
+from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.tasks import cores_of
 from lastkey.jobs.store.minutes import known_segments, minute_table, replace_segments, uri_for_spark
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
@@ -113,7 +113,8 @@ def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     store = normal_uri(options.store or "")
     report = AtReport(options.archive, store, start, end)
     plans = list_plans(options, report) if options.refresh and options.archive is not None else None
-    with session_of("lookup --at", options, report, progress, tables=(as_hadoop_names_it(store),)) as spark:
+    name, tables = "lookup --at", (as_hadoop_names_it(store),)
+    with spark_workers(name, options, report, progress, tables=tables) as made, made.spark(name) as spark:
         _ask(spark, options, report, plans)
     report.seconds["total"] = time.perf_counter() - started
     return report

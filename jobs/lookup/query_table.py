@@ -24,7 +24,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, labelled, table
 from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
 from lastkey.jobs.spark import connector
-from lastkey.jobs.spark.engine import session_of
+from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.tasks import cores_of
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.locations import as_hadoop_names_it
@@ -89,8 +89,8 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
         raise NotEmptyError(path=target, found="something")
     place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)
-    tables = as_hadoop_names_it(source), as_hadoop_names_it(target)
-    with session_of("lookup --queries", options, report, progress, brief=False, tables=tables) as spark:
+    name, tables = "lookup --queries", (as_hadoop_names_it(source), as_hadoop_names_it(target))
+    with spark_workers(name, options, report, progress, brief=False, tables=tables) as made, made.spark(name) as spark:
         _answer_all(spark, (source, target), kinds, plans, report, progress)
     report.seconds["total"] = time.perf_counter() - started
     return report

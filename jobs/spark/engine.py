@@ -67,21 +67,9 @@ def asked_engine(option: Engine | None, config: Config, *, writes: bool) -> Engi
 
 
 @contextmanager
-def workers(
-    engine: Engine,
-    n_bytes: int,
-    config: Config,
-    report: WorkLog,
-    progress: Progress,
-    *,
-    brief: bool = True,
-    tables: Sequence[str] = (),
-) -> Iterator[Workers]:
-    """Yield workers for `n_bytes` of input, and write into the report who worked. Spark starts with the first task.
-
-    brief, tables: as of `jobs.spark.session.start`.
-    """
-    start = _started_once(report, progress, brief, tables)
+def workers(engine: Engine, n_bytes: int, config: Config, report: WorkLog, progress: Progress) -> Iterator[Workers]:
+    """Yield workers for `n_bytes` of input, and write into the report who worked. Spark starts with the first task."""
+    start = _started_once(report, progress)
     cores = local_cores()
     if engine == "spark" or cores is None or (engine == "auto" and n_bytes > config.job.spark_from_bytes):
         made: Workers = SparkTasks(start, config.job.max_bytes_per_second)
@@ -132,24 +120,6 @@ def each(
 
 
 @contextmanager
-def session_of(
-    name: str,
-    options: Options,
-    report: JobReport,
-    progress: Progress,
-    *,
-    brief: bool = True,
-    tables: Sequence[str] = (),
-) -> Iterator[SparkSession]:
-    """Yield the session for a job that only Spark can do, and write into the report that it did. UsageError: threads.
-
-    name: of its jobs, in Spark's UI and event logs. brief, tables: as of `jobs.spark.session.start`.
-    """
-    with spark_workers(name, options, report, progress, brief=brief, tables=tables) as made, made.spark(name) as spark:
-        yield spark
-
-
-@contextmanager
 def spark_workers(
     name: str,
     options: Options,
@@ -159,11 +129,14 @@ def spark_workers(
     brief: bool = True,
     tables: Sequence[str] = (),
 ) -> Iterator[SparkTasks]:
-    """Yield Spark's workers for a job that only Spark can do, as `session_of`. UsageError: threads."""
+    """Yield Spark's workers for a job that only Spark can do, and write that into the report. UsageError: threads.
+
+    name: of the job, for messages. brief, tables: as of `jobs.spark.session.start`.
+    """
     if (options.engine or options.config.job.engine) == "threads":
         raise UsageError(message=f"--engine threads: {name} reads and writes tables through Spark; leave it out")
     config = options.config
-    made = SparkTasks(_started_once(report, progress, brief, tables), config.job.max_bytes_per_second)
+    made = SparkTasks(_started_once(report, progress, brief=brief, tables=tables), config.job.max_bytes_per_second)
     with _at_work(made, config, report):
         yield made
 
@@ -183,7 +156,7 @@ def local_cores() -> int | None:
     return local_cores_of(user.master or "local[*]")  # None: local-cluster has processes of its own
 
 
-def _started_once(report: WorkLog, progress: Progress, brief: bool, tables: Sequence[str]) -> StartSpark:
+def _started_once(report: WorkLog, progress: Progress, *, brief: bool = True, tables: Sequence[str] = ()) -> StartSpark:
     """Return a function that starts Spark at its first call, whichever thread calls it."""
     made: list[SparkSession] = []
     starting = threading.Lock()

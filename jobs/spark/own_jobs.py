@@ -28,11 +28,11 @@ _TOLD_MS: Final = 2_000
 
 
 @contextmanager
-def tagged(spark: SparkSession, tag: str, name: str) -> Iterator[None]:
-    """Give the jobs that this thread starts in the `with` block the tag of their run, and a name for people."""
+def tagged(spark: SparkSession, name: str, *tags: str) -> Iterator[None]:
+    """Give the jobs that this thread starts in the `with` block a name for people, and tags, such as their run's."""
     context = context_of(spark)
     if context is None:
-        ours = (tag, name.replace(",", ";"))  # no tag holds a comma
+        ours = (*tags, name.replace(",", ";"))  # no tag holds a comma
         for each in ours:
             spark.addTag(each)
         try:
@@ -45,14 +45,16 @@ def tagged(spark: SparkSession, tag: str, name: str) -> Iterator[None]:
     caller: Any = SCCallSiteSync(context)  # type: ignore[no-untyped-call]
     caller.__enter__()  # else each of PySpark's actions names its stages for the line that calls it
     try:
-        context.addJobTag(tag)
+        for tag in tags:
+            context.addJobTag(tag)
         for key in (_DESCRIPTION, _STAGE):
             context.setLocalProperty(key, name)
         yield
     finally:
         with suppress(Exception):  # the JVM may be gone, or busy with a call that a signal interrupted
             caller.__exit__(None, None, None)
-            context.removeJobTag(tag)
+            for tag in tags:
+                context.removeJobTag(tag)
             context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None takes it away
             context.setLocalProperty(_STAGE, None)  # type: ignore[arg-type]
 

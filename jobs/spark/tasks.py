@@ -16,8 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -110,7 +109,7 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: SparkSession, tag: str, 
     """Return the results of tasks, for which a thread of its own waits."""
 
     def work() -> list[R]:
-        with tagged(spark, tag, name):
+        with tagged(spark, name, tag):
             return collect()
 
     has_pools = context_of(spark) is not None
@@ -185,7 +184,7 @@ def _watched(
 
     def tell() -> None:
         nonlocal heard
-        now = read if board is None else _on_board(board, n_items)
+        now = read if board is None else np.frombuffer(os.pread(board.fileno(), 8 * n_items, 0), np.int64)
         for item in np.flatnonzero(now > read).tolist():
             watcher.read(item, int(now[item] - read[item]))
             read[item] = now[item]
@@ -201,14 +200,14 @@ def _watched(
     thread = threading.Thread(target=watch, daemon=True, name="progress")
     thread.start()
     try:
-        yield ends, board
+        yield ends, None if board is None else board.name
     finally:
         over.set()
         thread.join()
         tell()
         ends.value.clear()  # Spark keeps it as long as the session
         if board is not None:
-            Path(board).unlink(missing_ok=True)
+            board.close()
 
 
 @contextmanager
@@ -239,25 +238,13 @@ def session_for_one_job(spark: SparkSession) -> SparkSession:
     return alone
 
 
-def _new_board(n_items: int) -> str | None:
-    """Make a board and return its path; None if there is no room, because a progress bar is no reason to fail."""
+def _new_board(n_items: int) -> IO[bytes] | None:
+    """Make a board, which closing removes; None if that fails, because a progress bar is no reason to fail."""
     with suppress(OSError):
-        descriptor, path = tempfile.mkstemp(prefix="lastkey-progress-")
-        try:
-            os.write(descriptor, bytes(8 * n_items))
-        finally:
-            os.close(descriptor)
-        return path
+        board = tempfile.NamedTemporaryFile(prefix="lastkey-progress-")  # noqa: SIM115 - the caller closes it
+        board.truncate(8 * n_items)
+        return board
     return None
-
-
-def _on_board(board: str, n_items: int) -> np.ndarray:
-    """Return int64[n_items] of bytes read; zeros if the board is gone or short."""
-    out = np.zeros(n_items, np.int64)
-    with suppress(OSError):
-        found = np.fromfile(board, np.int64, n_items)
-        out[: len(found)] = found
-    return out
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
@@ -42,7 +42,7 @@ class Runner(Protocol):
 class Workers(Runner, Protocol):
     """Protocol of the workers of one machine or cluster."""
 
-    def start(self) -> None:
+    def start(self) -> object:
         """Start Spark, if these workers are its tasks."""
 
     def count(self, **amounts: int) -> None:
@@ -61,90 +61,51 @@ class Workers(Runner, Protocol):
         """Release the workers."""
 
 
-class _Session:
-    """Session of a run, started when it is first needed, and the run's jobs in it."""
-
-    def __init__(self, start: StartSpark) -> None:
-        self._start = start
-        self.started: SparkSession | None = None
-        self.tag = new_tag()
-        self.work = Work()
-        self.tasks: list[int] = []  # counts of them; a list, since several threads add to it
-        self.here = threading.local()
-
-    def get(self) -> SparkSession:
-        if self.started is None:
-            started = self._start()
-            self.work = _work_of(started)  # now: a JVM that ends after the last task should cost nothing
-            self.started = started
-        return self.started
-
-    @contextmanager
-    def tagged(self, name: str) -> Iterator[SparkSession]:
-        from lastkey.jobs.spark.own_jobs import (  # noqa: PLC0415 - needs pyspark, which threads do without
-            count_tasks,
-            tagged,
-        )
-
-        spark, block = self.get(), new_tag()
-        try:
-            self.here.counted = context_of(spark) is not None  # a client of Connect is told nothing
-            with tagged(spark, self.tag, name), tagged(spark, block, name) if self.here.counted else nullcontext():
-                yield spark
-        finally:
-            self.here.counted = False
-            self.tasks.append(count_tasks(spark, block))
-
-    def add_tasks(self, n: int) -> None:
-        """Count tasks, except where `tagged` counts all of this thread's."""
-        if not getattr(self.here, "counted", False):
-            self.tasks.append(n)
-
-    def cancel(self, working: Sequence[Future[Any]]) -> None:
-        if self.started is not None:
-            from lastkey.jobs.spark.own_jobs import end_jobs  # noqa: PLC0415 - as above
-
-            end_jobs(self.started, self.tag, working)
-
-    def await_end(self) -> bool:
-        if self.started is None:
-            return True
-        from lastkey.jobs.spark.own_jobs import await_tasks  # noqa: PLC0415 - as above
-
-        return await_tasks(self.started, self.tag)
-
-
 class SparkTasks:
-    """Workers of Spark: each item is a task. Spark starts with the first of them."""
+    """Workers of Spark: each item is a task. The session starts with the first of them; its other jobs are not ours."""
 
     def __init__(self, start_spark: StartSpark, bytes_per_second: float = 0) -> None:
         """bytes_per_second: limit on the I/O of all tasks together; 0: none."""
-        self._session, self._bytes_per_second = _Session(start_spark), bytes_per_second
-        self._cores = 0
+        self._start_spark, self._bytes_per_second = start_spark, bytes_per_second
+        self._started: SparkSession | None = None
+        self._work, self._cores, self._tag = Work(), 0, new_tag()
+        self._tasks: list[int] = []  # counts of them; a list, since several threads add to it
+
+    def start(self) -> SparkSession:
+        """Return the session; start it if there is none."""
+        if self._started is None:
+            started = self._start_spark()
+            self._work = _work_of(started)  # now: a JVM that ends after the last task should cost nothing
+            self._started = started
+        return self._started
 
     @property
     def cores(self) -> int:
         """Tasks that run at once."""
-        from lastkey.jobs.spark.tasks import cores_of  # noqa: PLC0415 - as above
+        from lastkey.jobs.spark.tasks import cores_of  # noqa: PLC0415 - needs pyspark, which threads do without
 
-        self._cores = self._cores or cores_of(self._session.get())
+        self._cores = self._cores or cores_of(self.start())
         return self._cores
 
-    def start(self) -> None:
-        """Start Spark."""
-        self._session.get()
-
-    def spark(self, name: str) -> AbstractContextManager[SparkSession]:
-        """Yield the session; start it if there is none. The jobs that this thread starts in it get a name, and end with
-        `cancel`.
+    @contextmanager
+    def spark(self, name: str) -> Iterator[SparkSession]:
+        """Yield the session. The jobs that this thread starts in it get a name, count for the report, and end with
+        `cancel`. No calls of `run` here: their tasks would count twice.
         """
-        return self._session.tagged(name)
+        from lastkey.jobs.spark.own_jobs import count_tasks, tagged  # noqa: PLC0415 - as above
+
+        spark, block = self.start(), new_tag()
+        try:
+            with tagged(spark, name, self._tag, block):
+                yield spark
+        finally:
+            self._tasks.append(count_tasks(spark, block))
 
     def set_pool(self, name: str) -> None:
         """Let everything that this thread runs from now on belong to `name`; items of several names take turns. A
         client of Spark Connect cannot.
         """
-        if (context := context_of(self._session.get())) is not None:
+        if (context := context_of(self.start())) is not None:
             context.setLocalProperty("spark.scheduler.pool", name)
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:
@@ -153,10 +114,10 @@ class SparkTasks:
             return []
         from lastkey.jobs.spark.tasks import run_tasks  # noqa: PLC0415 - as above
 
-        self._session.add_tasks(len(items))
+        self._tasks.append(len(items))
         if self._bytes_per_second:
             function = partial(_limited, self._bytes_per_second / self.cores, function)
-        return run_tasks(self._session.get(), function, items, name, watcher, self._session.tag)
+        return run_tasks(self.start(), function, items, name, watcher, self._tag)
 
     @contextmanager
     def stages(
@@ -168,29 +129,34 @@ class SparkTasks:
         from lastkey.jobs.spark.tasks import session_for_one_job, watched  # noqa: PLC0415 - as above
 
         limit = self._bytes_per_second / self.cores
-        with self._session.tagged(name) as spark, watched(spark, n_tasks, watcher) as reading:
+        with self.spark(name) as spark, watched(spark, n_tasks, watcher) as reading:
             yield session_for_one_job(spark), partial(_around, limit, reading)
 
     def count(self, **amounts: int) -> None:
         """Add to the metrics of the application. Do nothing where Spark Connect hides it, or once the JVM has ended."""
-        started = self._session.started
-        if started is not None and (context := context_of(started)) is not None:
+        if self._started is not None and (context := context_of(self._started)) is not None:
             from lastkey.jobs.spark import metrics  # noqa: PLC0415 - as above; and a run without tasks does without too
 
             metrics.add(context, amounts)
 
     def work(self) -> Work | None:
         """Return the session's name, and how many tasks it got."""
-        session = self._session
-        return None if session.started is None else replace(session.work, tasks=sum(session.tasks))
+        return None if self._started is None else replace(self._work, tasks=sum(self._tasks))
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Cancel the run's jobs."""
-        self._session.cancel(working)
+        if self._started is not None:
+            from lastkey.jobs.spark.own_jobs import end_jobs  # noqa: PLC0415 - as above
+
+            end_jobs(self._started, self._tag, working)
 
     def await_end(self) -> bool:
         """Wait for the run's tasks."""
-        return self._session.await_end()
+        if self._started is None:
+            return True
+        from lastkey.jobs.spark.own_jobs import await_tasks  # noqa: PLC0415 - as above
+
+        return await_tasks(self._started, self._tag)
 
     def close(self) -> None:
         """Do nothing: Spark is not ours alone."""
@@ -213,7 +179,7 @@ class _UnwantedError(BaseException):
 def _around(
     bytes_per_second: float, reading: Callable[[int], AbstractContextManager[None]], task: int
 ) -> Iterator[None]:
-    with reading(task), limited(bytes_per_second) if bytes_per_second else nullcontext():
+    with reading(task), limited(bytes_per_second):
         yield
 
 
