@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from lastkey.jobs.command.progress import Watcher
@@ -189,17 +189,15 @@ def _limited(bytes_per_second: float, function: Callable[[T], R], item: T) -> R:
 
 
 class Threads:
-    """Daemon threads of the driver: the kernels release Python's lock. Several calls of `run` take turns, as in Spark's
-    fair pools. After `cancel` a thread's work ends when it reads on, and the process can end without it.
+    """Daemon threads of the driver: the kernels release Python's lock. After `cancel`, the work of a thread ends at its
+    next read, and the process can end without it.
     """
 
     def __init__(self, cores: int) -> None:
         self.cores = cores
-        self._began = False
-        self._runs: deque[deque[Callable[[], None]]] = deque()  # for each `run` the items that have not begun
+        self._began = self._ended = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None ends a thread
         self._wanted: set[Future[Any]] = set()
-        self._ended = False
-        self._changed = threading.Condition()
         self._threads = [
             threading.Thread(target=self._work, daemon=True, name=f"worker-{number}") for number in range(cores)
         ]
@@ -239,15 +237,12 @@ class Threads:
             with suppress(InvalidStateError):  # `cancel` has set an error already
                 futures[number].set_result(result)
 
-        jobs: deque[Callable[[], None]] = deque(partial(work, number) for number in range(len(items)))
-        with self._changed:
-            if self._ended:
-                raise _ended()
-            if jobs:
-                self._began = True
-                self._runs.append(jobs)
-                self._wanted.update(futures)
-                self._changed.notify_all()
+        self._wanted.update(futures)
+        if self._ended:  # looked at after the line above: `cancel` ends whatever is wanted by then
+            raise _ended()
+        for number in range(len(items)):
+            self._began = True
+            self._jobs.put(partial(work, number))
         out = results_of(futures)
         self._wanted.difference_update(futures)
         return out
@@ -268,25 +263,13 @@ class Threads:
 
     def close(self) -> None:
         """Let the threads end."""
-        with self._changed:
-            self._ended = True
-            self._runs.clear()
-            self._changed.notify_all()
+        self._ended = True
+        for _ in self._threads:
+            self._jobs.put(None)
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
+        while (job := self._jobs.get()) is not None and not self._ended:
             job()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._runs or self._ended)
-            if self._ended:
-                return None
-            run = self._runs.popleft()
-            job = run.popleft()
-            if run:
-                self._runs.append(run)
-            return job
 
 
 def _ended() -> InterruptedError:

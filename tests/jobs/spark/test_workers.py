@@ -1,4 +1,4 @@
-"""Threads that do the work of Spark's tasks: results in order, turns, errors, and an end that nobody waits behind."""
+"""Threads that do the work of Spark's tasks: results in order, errors, and an end that nobody waits behind."""
 
 from __future__ import annotations
 
@@ -69,28 +69,6 @@ def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() ->
             waiting.result(PATIENCE)
     assert heard.reads == [(0, 7), (1, 7)]
     assert heard.ends == [(0, None)]
-
-
-def test_those_who_wait_take_turns() -> None:
-    """A large partition's stage is not behind all the small partitions that came first."""
-    order: list[str] = []
-    begun, both_wait = threading.Event(), threading.Event()
-
-    def work(name: str) -> None:
-        begun.set()
-        assert both_wait.wait(PATIENCE)
-        order.append(name)
-
-    with closing(Threads(1)) as workers, ThreadPoolExecutor(2) as callers:
-        small = callers.submit(workers.run, work, ["small"] * 4, "work")
-        assert begun.wait(PATIENCE)  # the first one is being worked on
-        large = callers.submit(workers.run, work, ["large"] * 2, "work")
-        while len(workers._runs) < 2:
-            assert not large.done()
-        both_wait.set()
-        small.result(PATIENCE)
-        large.result(PATIENCE)
-    assert order == ["small", "small", "large", "small", "large", "small"]
 
 
 def test_an_error_is_raised_where_it_is_waited_for() -> None:
