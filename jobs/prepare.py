@@ -2,9 +2,9 @@
 
 spark-submit.sh runs it; after `pip install` you can. It compiles the kernels of every job (`jobs.warm_up`).
 
-Meanwhile it fetches Delta's jars through Spark's resolver, then does what every job does (a session, a commit, a read)
-in a JVM that leaves an archive of its loaded classes beside the environment's packages. A JVM that finds the archive
-unfit (another Java, other jars) runs without it: nothing depends on it but time.
+Meanwhile it fetches Delta's jars through Spark's resolver, then runs `lookup --at`, which runs Python in tasks, and
+writes and reads a Delta table, in a JVM that leaves an archive of its loaded classes beside the environment's packages.
+A JVM that finds the archive unfit (another Java, other jars) runs without it: nothing depends on it but time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
-from lastkey.jobs.spark import jars, jvm, session
-from lastkey.jobs.spark.submit import user_options
-from lastkey.jobs.store.minutes import minute_table, replace_segments
-from lastkey.jobs.store.tables import open_state
-from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
+from lastkey.jobs.spark import jars, jvm
+from lastkey.jobs.warm_up import write_segment
 
 
 def main() -> int:
@@ -43,33 +38,16 @@ def _prepare_spark(java: Path) -> None:
         return
     archive.parent.mkdir(exist_ok=True)
     part = archive.with_suffix(f".{os.getpid()}")
-    code = f"from lastkey.jobs.prepare import train; train({str(part)!r})"
-    # The JVM writes the archive after its driver has ended. It has the same stdout: `run` waits for the end of both
-    trained = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        write_segment(f"{folder}/archive/log-0", 0)
+        options = ("--driver-java-options", f"-XX:ArchiveClassesAtExit={part} -Xlog:disable")
+        job = ("lookup", f"{folder}/archive", "--at", "1970-01-01", "--refresh", "--store", f"{folder}/store")
+        # The JVM writes the archive after its driver has ended. It has the same stdout: `run` waits for both ends
+        trained = subprocess.run([sys.executable, "-m", "lastkey", *options, *job], stdout=subprocess.PIPE, check=False)
     if trained.returncode:
         part.unlink(missing_ok=True)
     elif part.is_file():
         part.replace(archive)
-
-
-def train(part: str) -> None:
-    """Run one session that does a little of everything; its JVM writes the archive to `part` when it ends."""
-    user, option = user_options(()), "spark.driver.defaultJavaOptions"
-    java_options = jvm.settings_for(user, jvm.find_java())[option]
-    spark = session.start(options=user, conf={option: f"{java_options} -XX:ArchiveClassesAtExit={part} -Xlog:disable"})
-    with tempfile.TemporaryDirectory() as folder:
-        exercise(spark, folder)
-    spark.stop()
-
-
-def exercise(spark: SparkSession, folder: str) -> None:
-    """Do what jobs do with Spark: run tasks in Python, write and read a Delta table."""
-    frame = spark.createDataFrame(TIME_INDEX_ROWS.empty_table())
-    frame = frame.mapInArrow(lambda batches: batches, frame.schema)
-    state = open_state(folder)
-    for _ in range(2):
-        replace_segments(state, frame, [])
-        minute_table(spark, state.root).toArrow()
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def compact_small_log(folder: str) -> None:
     """Compact an archive by each kind of rule: in one task as it grows, and in the stages of a large partition."""
     root, store, end = open_root(f"{folder}/archive"), f"{folder}/store", 0
     for min_yield in _MIN_YIELDS:
-        [end] = {_write_segment(root.full(f"{topic}-0"), end) for topic in _SETTINGS["topics"]}
+        [end] = {write_segment(root.full(f"{topic}-0"), end) for topic in _SETTINGS["topics"]}
         compact(root.uri, store, config=_SETTINGS, engine="threads", sealed=True, min_yield=min_yield)
     config, workers = parse_config(_SETTINGS), Threads(1)
     for archived in list_archive(root, lambda _: True).partitions.values():
@@ -85,7 +85,7 @@ def compact_small_log(folder: str) -> None:
         time_index_rows([TimedSegment(plan.input.topic, 0, segment) for segment in plan.input.segments])  # lookup --at
 
 
-def _write_segment(folder: str, base_offset: int) -> int:
+def write_segment(folder: str, base_offset: int) -> int:
     """Write large and small batches of every codec, and an aborted transaction; return the end of the log. Half of the
     keys are in every segment.
     """

@@ -186,7 +186,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.warm_up": _JOB
     | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}
     | {"logformat.cache_folder", "logformat.jit"},  # where kernels are
-    "jobs.prepare": _JOB | {"udfs.lookup.minutes"},
+    "jobs.prepare": _JOB | {"jobs.warm_up"},
     "jobs.pack": _JOB | {"logformat.cache_folder", "logformat.jit"},  # kernels as files
     "jobs.main": {"jobs.command", "jobs.errors", "jobs.spark"},
 }

@@ -314,7 +314,7 @@ def test_classes_of_a_jvm_that_did_not_end_well_are_not_kept(code, tmp_path, mon
     archive = tmp_path / "lastkey" / "spark.jsa"
 
     def run(command, **options):
-        Path(re.findall(r"'(/.*)'", command[-1])[0]).write_bytes(b"classes")
+        Path(re.findall(r"ArchiveClassesAtExit=(\S+)", " ".join(command))[0]).write_bytes(b"classes")
         return subprocess.CompletedProcess(command, code)
 
     monkeypatch.setattr(jars, "cached_delta", lambda ivy: ["delta.jar"])
