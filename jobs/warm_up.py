@@ -22,7 +22,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.progress import CountedBytes, PartOf, Silent
 from lastkey.jobs.compact.large import compact_large
-from lastkey.jobs.compact.plan import input_from_archive, run_context, whole_plan
+from lastkey.jobs.compact.plan_inputs import input_from_archive, run_context, whole_plan
 from lastkey.jobs.spark.workers import Threads
 from lastkey.logformat.cache_folder import folders, processor
 from lastkey.logformat.jit import state_of_sources

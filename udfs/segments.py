@@ -200,7 +200,7 @@ def kept_for_yield(row: Segment) -> list[str]:
     return [*beside, *(path for _, _, path, *_ in json.loads(row.key_files or "[]"))]
 
 
-def cleaned_until(rows: Sequence[Segment], first_dirty_offset: int) -> int:
+def cleaner_checkpoint(rows: Sequence[Segment], first_dirty_offset: int) -> int:
     """Return the offset up to which a generation is clean as a broker means it: the largest c such that no segment that
     begins below c holds a record that one below c has superseded. rows: by offset; first_dirty_offset: end of what the
     runs have cleaned.

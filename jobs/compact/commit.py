@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from lastkey.jobs.archive.listing import ArchivedPartition
-from lastkey.jobs.compact.plan import clean_settings, topic_id_of
+from lastkey.jobs.compact.plan_inputs import clean_settings, topic_id_of
 from lastkey.jobs.compact.run import Outcome, Start, key_of
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with

@@ -110,7 +110,7 @@ def _compact(
 ) -> PartitionResult:
     with clock.phase("scan"):
         scans = _scans(workers, plan, watcher)
-        analysis = analyse(plan, scans, scan_identity(plan, chunk_buffer(plan)))
+        analysis = analyse(plan, scans, scan_identity(plan, chunk_buffer(plan)), plan.extent)
     if isinstance(analysis, PartitionResult):
         return analysis
     if analysis.affected:  # single records expire: no keys are looked up, and few segments change
@@ -118,7 +118,7 @@ def _compact(
         return done
     tally, done_groups, n_splits = Tally(), list[RewrittenGroup](), 1
     with clock.phase("clean"):
-        if analysis.compacts:
+        if analysis.is_due:
             large = _large(plan, analysis, workers.cores)
             n_splits = len(large.splits)
             done_groups = _whole(plan, run_stages(large), analysis)

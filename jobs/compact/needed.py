@@ -24,7 +24,7 @@ from typing import Any, Final
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import labelled
-from lastkey.jobs.compact.plan import gaps_of, input_from_generation
+from lastkey.jobs.compact.plan_inputs import gaps_of, input_from_generation
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
@@ -334,5 +334,7 @@ def _reads_the_same(facts: Facts, current: Kept, inputs: PartitionInput, left: S
     then = input_from_generation(archived, current.checkpoint, current.segments, facts.store_uri, facts.gaps)
     if isinstance(then, Problem):
         return False
-    same = ("segments", "log_start_offset", "checkpoint", "identity_segment")
-    return all(getattr(then, name) == getattr(inputs, name) for name in same)
+    new, old = (
+        (one.segments, one.log_start_offset, one.first_dirty_offset, one.identity_segment) for one in (then, inputs)
+    )
+    return new == old

@@ -10,7 +10,7 @@ from lastkey.jobs.command.config import TopicSettings
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.reporting import Phases, Work
 from lastkey.jobs.command.stopping import EarlyEndError
-from lastkey.jobs.compact.plan import Erasures
+from lastkey.jobs.compact.plan_inputs import Erasures
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key

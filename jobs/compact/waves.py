@@ -26,8 +26,8 @@ from lastkey.jobs.command.stopping import (
     result_of,
     stoppable,
 )
+from lastkey.jobs.compact.choose_partitions import begins_anew, restart_plan
 from lastkey.jobs.compact.commit import commit_of
-from lastkey.jobs.compact.due import begins_anew, restart_plan
 from lastkey.jobs.compact.large import compact_large, on_spark, one_partition
 from lastkey.jobs.compact.report import committed_of
 from lastkey.jobs.compact.run import Outcome, Start, key_of
@@ -135,7 +135,8 @@ def _restarted(
     for result in results:
         key = key_of(result)
         wrong = result.problem is not None and result.problem.kind == "side_file"
-        if (of_keys[key].input.before.until is None and not wrong) or not begins_anew(start, key, result.problem):
+        is_first = of_keys[key].input.generation.next_offset is None
+        if (is_first and not wrong) or not begins_anew(start, key, result.problem):
             out.append(result)
             continue
         plan = restart_plan(start, of_keys[key], checkpoints=not wrong)

@@ -1,6 +1,6 @@
 """`erase --store STORE`: new generations without the records of some keys, and a search of every file for them.
 
-  keys -> their digests, in a file of the store -> a run of `compact` that only erases (`jobs.compact.plan`)
+  keys -> their digests, in a file of the store -> a run of `compact` that only erases (`jobs.compact.plan_inputs`)
   -> `audit erasure` of archive and store -> a row of the table `erasures`
 ERASURE.md has the reasons, and what cannot be reached. A run that is killed has erased in the partitions that it
 committed, and says nothing of the rest: the same command again does it.
@@ -26,7 +26,7 @@ from lastkey.jobs.command.erase_options import EraseOptions
 from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions, VacuumOptions
 from lastkey.jobs.command.progress import Progress, Silent
 from lastkey.jobs.compact import job as compact
-from lastkey.jobs.compact.plan import Erasures
+from lastkey.jobs.compact.plan_inputs import Erasures
 from lastkey.jobs.erase.hashes import hashes_of, keys_with
 from lastkey.jobs.erase.remains import Remains
 from lastkey.jobs.erase.report import EraseReport

@@ -17,7 +17,7 @@ from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.parse import check_topics, unmatched_tables
 from lastkey.jobs.command.progress import BYTES, Progress
-from lastkey.jobs.compact.plan import (
+from lastkey.jobs.compact.plan_inputs import (
     input_from_archive,
     input_from_generation,
     run_context,

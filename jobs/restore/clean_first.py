@@ -19,7 +19,7 @@ from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.segments import cleaned_until
+from lastkey.udfs.segments import cleaner_checkpoint
 from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def clean_first(
     return the report of that run. None: there is no such topic. NotCleanedError: a partition was set aside.
     UsageError: the archive has moved.
     """
-    behind = [t for t in targets if cleaned_until(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]
+    behind = [t for t in targets if cleaner_checkpoint(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]
     if not behind:
         return None
     archive, topics = behind[0].archive_uri, sorted({t.topic for t in behind})  # a store serves one archive

@@ -55,7 +55,7 @@ from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.last_records import segment_end
-from lastkey.udfs.segments import cleaned_until, side_checksums
+from lastkey.udfs.segments import cleaner_checkpoint, side_checksums
 from lastkey.udfs.storage import Root, normal_uri, open_root, read_file, same_kind, write_file
 
 _THREADS = 2 * (os.cpu_count() or 1)
@@ -202,7 +202,7 @@ def _restore_partition(
     """Copy a generation's files. A broker reads magic 2 alone, so a log with batches of magic 3 becomes another one."""
     segments = plan.manifests[target.key]
     cleaned = [s for s in segments if s.base_offset < target.first_dirty_offset]
-    until = cleaned_until(segments, target.first_dirty_offset)
+    until = cleaner_checkpoint(segments, target.first_dirty_offset)
     out = RestoredPartition(
         target.topic,
         target.partition,
@@ -312,7 +312,7 @@ def checkpoints_of(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of the checkpoints of a log directory that holds these generations."""
     ends = {t.key: t.next_offset for t in targets}
-    cleaned = {t.key: cleaned_until(manifests[t.key], t.first_dirty_offset) for t in targets}
+    cleaned = {t.key: cleaner_checkpoint(manifests[t.key], t.first_dirty_offset) for t in targets}
     starts = {  # Kafka writes only those above the first segment's base, which implies the others
         t.key: t.log_start_offset
         for t in targets

@@ -216,7 +216,7 @@ def cleaned_by_the_twin(files: dict[str, bytes], seen: Seen) -> list[Cleaned | s
     out: list[Cleaned | str] = []
     for producers in (None, _loaded(files, plan.run.now_ms)):
         log = load(segments, plan.input.log_start_offset, producers=producers)
-        left = clean(log, Settings(index_interval_bytes=0), plan.input.checkpoint, plan.run.now_ms)
+        left = clean(log, Settings(index_interval_bytes=0), plan.input.first_dirty_offset, plan.run.now_ms)
         if left.range.cleanable_bytes == 0:
             out.append("not_due")
         rows = rows_of([b for s in left.segments[: left.n_cleaned] for b in s.batches])

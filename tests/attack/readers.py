@@ -28,7 +28,7 @@ from lastkey.jobs.command.options import (
     VerifyOptions,
 )
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact.plan import input_from_archive, run_context, whole_plan
+from lastkey.jobs.compact.plan_inputs import input_from_archive, run_context, whole_plan
 from lastkey.jobs.convert.job import run as convert
 from lastkey.jobs.data_source.source import KafkaLog, columns_of
 from lastkey.jobs.data_source.stream import StreamReader

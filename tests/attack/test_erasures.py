@@ -22,7 +22,7 @@ import pytest
 from lastkey.jobs import rebuild_state, rollback, vacuum
 from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact import plan
+from lastkey.jobs.compact import plan_inputs
 from lastkey.jobs.errors import JobError, NoGenerationError, UndecidedError
 from lastkey.jobs.store.erasures import ErasedError
 from lastkey.jobs.topics import TopicFilter
@@ -203,7 +203,7 @@ def test_a_bound_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch, tmp
     world.compact()
     assert world.erase("a").exit_code == 0
     assert world.judge() == ""
-    monkeypatch.setattr(plan.Erasures, "erasing_of", lambda *_, **__: None)
+    monkeypatch.setattr(plan_inputs.Erasures, "erasing_of", lambda *_, **__: None)
     world.topic_id = uuid.UUID(int=1)
     world.write()
     world.compact(reset=T)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lastkey.jobs.archive.listing import list_archive
-from lastkey.jobs.compact.plan import input_from_archive
+from lastkey.jobs.compact.plan_inputs import input_from_archive
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root

@@ -11,7 +11,7 @@ import google_crc32c
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan import input_from_archive
+from lastkey.jobs.compact.plan_inputs import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files.index_builder import IndexBuilder

@@ -79,7 +79,7 @@ def plan_of(
 ) -> PartitionPlan:
     return made_plan(
         topic="t", partition=0, store_uri=str(store), folder="out",
-        segments=tuple(archived.segments), log_start_offset=log_start_offset, checkpoint=checkpoint,
+        segments=tuple(archived.segments), log_start_offset=log_start_offset, first_dirty_offset=checkpoint,
         high_watermark=high_watermark, sealed=sealed, force=force, dry_run=dry_run, now_ms=now_ms,
         settings=CleanSettings(
             delete_retention_ms=settings.delete_retention_ms,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.compact import plan
+from lastkey.jobs.compact import plan_inputs
 from lastkey.udfs.compact.plan import RunContext
 
 NOBODY = 65534
@@ -60,4 +60,4 @@ def open_to_all() -> Iterator[Path]:
 
 def limit_logs(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
     """Let runs in this process write no `.log` larger than this, unless a single batch is."""
-    monkeypatch.setattr(plan, "RunContext", partial(RunContext, max_log_bytes=max_bytes))
+    monkeypatch.setattr(plan_inputs, "RunContext", partial(RunContext, max_log_bytes=max_bytes))

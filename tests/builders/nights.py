@@ -11,7 +11,7 @@ from typing import Any
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.segments import cleaned_until
+from lastkey.udfs.segments import cleaner_checkpoint
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS, write_partition
 from tests.reference.log import Batch, decode_log
@@ -81,7 +81,7 @@ class Nights:
             else:
                 assert found.get(key, (offset, None)) == (offset, None), f"{key!r}, deleted at {offset}, came back"
         assert found.keys() <= wanted.keys()
-        clean = cleaned_until(rows, end)
+        clean = cleaner_checkpoint(rows, end)
         below = [r.key for b in batches if not b.control for r in b.records if r.offset < clean]
         assert len(below) == len(set(below)), "a key twice below the cleaner checkpoint"
         return batches

@@ -9,7 +9,7 @@ from lastkey.udfs.compact.plan import CleanPolicy, LastGeneration, PartitionInpu
 
 T = TypeVar("T")
 _PARTS: Final = {"input": PartitionInput, "policy": CleanPolicy, "run": RunContext}
-_BEFORE: Final = {f"known_{f.name}": f.name for f in fields(LastGeneration)}  # known_until is before.until
+_GENERATION: Final = {f"known_{f.name}": f.name for f in fields(LastGeneration)}  # known_gaps is generation.gaps
 
 
 def changed(of: T, **values: Any) -> T:
@@ -28,10 +28,10 @@ def made_plan(given: PartitionInput | None = None, **values: Any) -> PartitionPl
 
 
 def _by_part(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    before = {_BEFORE[name]: value for name, value in values.items() if name in _BEFORE}
-    values = {name: value for name, value in values.items() if name not in _BEFORE}
-    if before:
-        values["before"] = LastGeneration(**before)
+    generation = {_GENERATION[name]: value for name, value in values.items() if name in _GENERATION}
+    values = {name: value for name, value in values.items() if name not in _GENERATION}
+    if generation:
+        values["generation"] = LastGeneration(**generation)
     parts: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         [part] = [part for part, kind in _PARTS.items() if name in {f.name for f in fields(kind)}]

@@ -10,13 +10,14 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.report.partition_profile import DAY_MS, Codec, HotKey, PartitionProfile, SegmentProfile, Times
 from tests.builders.logs import START_MS
+from tests.builders.plans import changed
 
 DROPPED = ("superseded", "aborted", "expired_tombstones")
 HOSTILE = "<script>alert('&\"$x^$')</script>"
 
 
 def profile(plan: PartitionPlan, *, compacted: bool = True) -> PartitionProfile:
-    out = profile_partition(ProfilePlan(plan, compacted))
+    out = profile_partition(ProfilePlan(changed(plan, dry_run=True), compacted))
     assert out.problem is None, str(out.problem)
     assert out.total("live_bytes") + out.total("dead_bytes") == out.total("size_bytes") == out.size_bytes
     assert out.total("live_records") + out.total("dead_records") == out.total("records")

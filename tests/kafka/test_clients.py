@@ -103,8 +103,10 @@ def test_the_emptied_last_batch_of_a_range_below_the_high_watermark(theirs, tmp_
         [[], [], []] if NEW == "4.3.0" else [[["B", "313", "314", "0"]]] * 3
     )
     plan = golden_plan(case, partition, 3, archived_at(tmp_path / "log", partition), tmp_path / "again")
-    for checkpoint in (plan.input.checkpoint, None):
-        done = compact(changed(plan, checkpoint=checkpoint, settings=replace(plan.policy.settings, gaps="fail")))
+    for checkpoint in (plan.input.first_dirty_offset, None):
+        done = compact(
+            changed(plan, first_dirty_offset=checkpoint, settings=replace(plan.policy.settings, gaps="fail"))
+        )
         assert done.result.problem is None
 
 

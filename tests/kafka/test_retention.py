@@ -128,7 +128,7 @@ def test_policy_delete(cases: dict[str, Case], name: str, tmp_path: Path) -> Non
     for partition in case.partitions:
         folder = case.input(partition)
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
-        plan = changed(plan, checkpoint=None)
+        plan = changed(plan, first_dirty_offset=None)
         segments, went = held(folder), 0
         for i, asked in enumerate(questions(segments, plan.run.now_ms)):
             start, bases = theirs(folder, asked, "delete", plan.run.now_ms, tmp_path)
@@ -150,7 +150,7 @@ def test_below_a_high_watermark(cases: dict[str, Case], name: str, tmp_path: Pat
     for partition in case.partitions:
         folder = case.input(partition)
         plan = golden_plan(case, partition, 1, archived_at(folder.parent, partition), tmp_path / "store" / partition)
-        plan = changed(plan, checkpoint=None)
+        plan = changed(plan, first_dirty_offset=None)
         segments, went = held(folder), 0
         bases, sizes, middle = [s.base_offset for s in segments], [s.size for s in segments], len(segments) // 2
         for watermark, first_left in itertools.product((bases[middle], bases[-1]), (1, middle, len(sizes) - 1)):

@@ -225,7 +225,7 @@ class Rules:
     txn_discardable: np.ndarray  # bool[m]: whether each of them may go
     oldest_ms: int = -1  # drop data records with an earlier timestamp
     keeps_end: bool = True  # keep the last offset of a last batch of magic 0 or 1: no segment behind may tell it
-    compacts: bool = True  # False: drop only records before oldest_ms, and those of erased keys
+    by_key: bool = True  # False: drop only records before oldest_ms, and those of erased keys
     keep_batches: bool = False  # leave at least the header of every batch
     dry_run: bool = False
     tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there

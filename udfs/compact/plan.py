@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, Literal
 
 from lastkey.logformat.batches.bodies import BodyLoader
@@ -89,19 +90,19 @@ class Erasing:
     secret: tuple[int, int] = field(repr=False)  # of the digests, from a key that the user holds
     files: tuple[tuple[str, int], ...]  # (path below the store, offset below which its keys go)
     digests: bytes = field(default=b"", repr=False)  # for all offsets: of an erasure that a dry run does not write
-    noted: bool = False  # the last generation notes all this: unless something goes, no other is needed
+    already_applied: bool = False  # the last generation covers this erasure: write a new one only if records go
 
 
 @dataclass(frozen=True)
 class LastGeneration:
     """Facts of the store about the partition's last generation; the defaults: there is none."""
 
-    until: int | None = None  # next_offset
+    next_offset: int | None = None
     last_batch: LastBatch = LastBatch()
     gaps: tuple[Gap, ...] = ()  # offsets that it lacks
     epochs: SideFile | None = None  # its leader-epoch-checkpoint
     expired_until: int = 0  # where it begins because of retention; 0: no retention so far
-    cleaned_until: int | None = None  # offset below which all is clean; below its checkpoint after runs by yield
+    cleaner_checkpoint: int | None = None  # offset below which all is clean as a broker means it (udfs.segments)
 
 
 @dataclass(frozen=True)
@@ -112,23 +113,28 @@ class PartitionInput:
     partition: int
     segments: tuple[Segment, ...]
     log_start_offset: int
-    checkpoint: int | None  # first dirty offset, from the store or the archive
+    first_dirty_offset: int | None  # from the store or the archive; None: nothing was cleaned
     high_watermark: int | None = None
     topic_id: str | None = None
     snapshots: tuple[SideFile, ...] = ()
     txn_indexes: tuple[SideFile, ...] = ()
     orphans: tuple[SideFile, ...] = ()  # indexes of the archive without their .log, by offset
     leader_epochs: tuple[tuple[int, int], ...] | None = None  # the archive's checkpoint; None: lost
-    cleaner_checkpoint: int | None = None  # the archive's, wherever `checkpoint` comes from
+    cleaner_checkpoint: int | None = None  # the archive's, wherever `first_dirty_offset` comes from
     log_start_checkpoint: int | None = None  # the archive's
     identity_segment: Segment | None = None  # archived; holds the last known batch if `segments` do not
-    before: LastGeneration = LastGeneration()
+    generation: LastGeneration = LastGeneration()
     anew: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
 
     @property
     def name(self) -> str:
         """Name of the partition."""
         return f"{self.topic}-{self.partition}"
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the segments' logs."""
+        return sum(s.size_bytes for s in self.segments)
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,14 @@ class RunContext:
     max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
 
 
+class Extent(Enum):
+    """Part of a log that a pass cleans. The plan says what to try first; the pass itself may need more."""
+
+    PARTIAL = 1  # what is new, and the older segments that pay
+    WHOLE = 2  # everything, if enough of it is dirty
+    FORCED = 3  # everything, from the log start on
+
+
 @dataclass(frozen=True)
 class PartitionPlan:
     """Everything that one partition's compaction needs; the driver makes it from names, sizes, checkpoints and the
@@ -182,7 +196,7 @@ class PartitionPlan:
     @property
     def log_bytes(self) -> int:
         """Bytes of the segments' logs."""
-        return sum(s.size_bytes for s in self.input.segments)
+        return self.input.log_bytes
 
     @property
     def is_due_anyway(self) -> bool:
@@ -191,23 +205,28 @@ class PartitionPlan:
         epochs are all there is to keep.
         """
         return self.input.anew or (
-            self.input.before.until is None and not self.log_bytes and self.policy.erasing is None
+            self.input.generation.next_offset is None and not self.log_bytes and self.policy.erasing is None
         )
 
     @property
     def least_bytes(self) -> int:
         """Bytes of logs that the run reads whatever it finds: by yield, those of what is new."""
-        dirty = self.input.checkpoint or 0
+        dirty = self.input.first_dirty_offset or 0
         return sum(s.size_bytes for s in self.input.segments if not self.policy.partial or s.first_offset >= dirty)
 
     @property
-    def clean_from(self) -> int | None:
-        """First dirty offset of this run; None: nothing was cleaned before."""
-        return (
-            self.input.checkpoint
-            if self.policy.partial or self.input.before.cleaned_until is None
-            else self.input.before.cleaned_until
-        )
+    def extent(self) -> Extent:
+        """Part of the log to clean first."""
+        if self.run.force:
+            return Extent.FORCED
+        return Extent.PARTIAL if self.policy.partial else Extent.WHOLE
+
+    def clean_from(self, extent: Extent) -> int | None:
+        """Return the offset below which all is clean for a pass; None: the log start."""
+        if extent is Extent.FORCED:
+            return None
+        before = self.input.generation.cleaner_checkpoint
+        return self.input.first_dirty_offset if extent is Extent.PARTIAL or before is None else before
 
     def is_ours(self, file: Segment | SideFile) -> bool:
         """Return whether a file lies in the store, not in the archive."""
@@ -223,7 +242,7 @@ class PartitionPlan:
             return None
         return max(
             self.input.high_watermark,
-            self.input.before.until or 0,
+            self.input.generation.next_offset or 0,
             self.cleaned_until,
             self.input.log_start_checkpoint or 0,
         )
@@ -241,7 +260,7 @@ class PartitionPlan:
     @property
     def cleaned_until(self) -> int:
         """Offset below which we or the archive's broker cleaned the log."""
-        return max(self.input.checkpoint or 0, self.input.cleaner_checkpoint or 0)
+        return max(self.input.first_dirty_offset or 0, self.input.cleaner_checkpoint or 0)
 
 
 @dataclass(frozen=True)

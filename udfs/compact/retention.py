@@ -6,7 +6,7 @@ These functions read no file. Retention removes whole segments, and only at the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -62,24 +62,14 @@ class RetentionLimits:
 
 
 def may_take_any(
-    base_offsets: Sequence[int],
-    sizes: Sequence[int],
-    first_largest_ms: int,
-    limits: RetentionLimits,
-    *,
-    log_start_offset: int,
-    now_ms: int,
-    last_may_go: bool,
+    segments: SegmentFacts, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> bool:
     """Return whether retention may remove any segment, judged by the first one; sizes may be too large."""
-    largest = np.full(len(base_offsets), 2**63 - 1, np.int64)  # times of the others are unknown: assume young
-    largest[:1] = first_largest_ms
-    facts = SegmentFacts(np.array(base_offsets, np.int64), np.array(sizes, np.int64), largest, largest, largest)
-    return any(
-        expired_segments(
-            facts, limits, log_start_offset=log_start_offset, now_ms=now_ms, last_may_go=last_may_go
-        ).values()
-    )
+    largest = np.full(len(segments.base_offset), 2**63 - 1, np.int64)  # times of the others are unknown: assume young
+    largest[:1] = segments.largest_timestamp()[:1]
+    facts = replace(segments, max_timestamp=largest)
+    by_rule = expired_segments(facts, limits, log_start_offset=log_start_offset, now_ms=now_ms, last_may_go=last_may_go)
+    return any(by_rule.values())
 
 
 def expired_segments(

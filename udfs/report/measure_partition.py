@@ -34,7 +34,7 @@ from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.one_task.passes import Clock, clean_everything
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.due import expired, facts_of
@@ -337,7 +337,7 @@ class _See:
 class ProfilePlan:
     """Plan of one profile."""
 
-    plan: PartitionPlan  # as for a compaction; force is ignored
+    plan: PartitionPlan  # of a dry run
     compacted: bool  # False: everything is alive
 
 
@@ -407,13 +407,13 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
     """
     keys = "keep" if plan.policy.settings.null_keys == "fail" else plan.policy.settings.null_keys
     settings = replace(plan.policy.settings, compacts=True, null_keys=keys)
-    plan = replace(plan, policy=replace(plan.policy, settings=settings))
+    compacting = PartitionPlan(plan.input, CleanPolicy(settings), plan.run)
 
     def work() -> int:
-        analysis, _ = _as_the_cleaner_sees_it(plan, scans, scan_identity(plan, buffer))
+        analysis, _ = _as_the_cleaner_sees_it(compacting, scans, scan_identity(plan, buffer))
         if analysis is None:
             return 0
-        cleaned = clean_everything(plan, analysis, tally, buffer, Clock())
+        cleaned = clean_everything(compacting, analysis, tally, buffer, Clock())
         return sum(analysis.sources[n].size for n in analysis.replaced) - sum(s.size_bytes for s in cleaned)
 
     return attempt(f"{plan.name}, as if compacted", work)
@@ -433,13 +433,11 @@ def _as_the_cleaner_sees_it(
 ) -> tuple[Analysis | None, PartitionProfile]:
     """Return an analysis of what would be cleaned, due or not (None: nothing may be), and the cleaner's figures."""
     compaction = replace(plan.policy.settings, retention_ms=-1, retention_bytes=-1)
-    asked = PartitionPlan(
-        plan.input, replace(plan.policy, settings=compaction), replace(plan.run, dry_run=True, force=False)
-    )
-    due = isinstance(analyse(asked, scans, identity), Analysis)
     null_keys = "keep" if plan.policy.settings.null_keys == "fail" else plan.policy.settings.null_keys
-    settings = replace(compaction, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)
-    analysis = analyse(replace(asked, policy=replace(asked.policy, settings=settings)), scans, identity)
+    at_once = replace(compaction, min_cleanable_dirty_ratio=-1.0, min_dirty_bytes=0, null_keys=null_keys)
+    asked, now = (PartitionPlan(plan.input, CleanPolicy(settings), plan.run) for settings in (compaction, at_once))
+    due = isinstance(analyse(asked, scans, identity, Extent.WHOLE), Analysis)
+    analysis = analyse(now, scans, identity, Extent.WHOLE)
     if isinstance(analysis, PartitionResult):
         r = analysis
         profile = PartitionProfile(plan.input.topic, plan.input.partition, compacted=True, size_bytes=0, notes=r.notes)

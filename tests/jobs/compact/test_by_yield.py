@@ -13,7 +13,7 @@ import pytest
 
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.layout import MAX_SEGMENT_BYTES
-from lastkey.udfs.segments import cleaned_until
+from lastkey.udfs.segments import cleaner_checkpoint
 from tests.builders.archives import Lab
 from tests.builders.limits import limit_logs
 from tests.builders.logs import START_MS
@@ -215,7 +215,7 @@ def test_a_restored_generation_may_take_the_archives_place(five_nights: Nights) 
     nights, root = five_nights, five_nights.root
     nights.grow("h1=5 h1=6")
     nights.run()
-    assert cleaned_until(nights.rows(), 2**63) < nights.rows()[-1].base_offset
+    assert cleaner_checkpoint(nights.rows(), 2**63) < nights.rows()[-1].base_offset
     nights.job("restore", "--output", str(root / "restored"))
     shutil.rmtree(root / "archive")
     (root / "restored").rename(root / "archive")

@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 
-from lastkey.jobs.compact.due import with_shares
+from lastkey.jobs.compact.choose_partitions import Draft, shares_of
 from lastkey.jobs.compact.waves import choose_ways, several_of
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.compact.plan import Limits, PartitionPlan, SplitBy
+from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionInput, PartitionPlan, SplitBy
 from tests.builders.folders import Archived, plan_of
 from tests.builders.plans import changed
 from tests.reference.cleaner import Settings
@@ -73,7 +73,7 @@ def test_threads_take_a_partition_in_one_task() -> None:
 
 def test_a_run_by_yield_counts_as_large_as_what_is_new() -> None:
     whole, rest = plan(4 * GIB), Segment("/none", "t-0/9.log", 9, 7, 0)
-    grown = changed(whole, segments=(*whole.input.segments, rest), checkpoint=9)
+    grown = changed(whole, segments=(*whole.input.segments, rest), first_dirty_offset=9)
     assert grown.least_bytes == grown.log_bytes == 4 * GIB + 7
     assert changed(grown, partial=True).least_bytes == 7
 
@@ -92,19 +92,23 @@ def test_a_budget_goes_where_most_is_dead_and_to_whole_runs_that_it_suffices_for
         3: (0, 0),
     }  # bytes of the segment that is worth it, and its dead share
     full = 30 * 86_400_000
-    plans = [changed(plan(20), partition=n, partial=True, now_ms=full, secret_ms=1, checkpoint=9) for n in dead]
-    plans = [
-        changed(p, segments=(_row(*of), Segment("/none", "t-0/9.log", 9, 20 - of[0], 0)))
-        for p, of in zip(plans, dead.values(), strict=True)
-    ]
+
+    def drafts(**overdue: int) -> list[Draft]:
+        given = [
+            PartitionInput("t", n, (_row(*of), Segment("/none", "t-0/9.log", 9, 20 - of[0], 0)), 0, 9)
+            for n, of in dead.items()
+        ]
+        return [
+            Draft(one, CleanSettings(), "", (0, 0), overdue.get(f"p{one.partition}", 1), by_yield=True, partial=True)
+            for one in given
+        ]
 
     def shares(*, io_budget: int, **overdue: int) -> list[int | None]:
-        due = [changed(p, secret_ms=overdue.get(f"p{p.input.partition}", 1)) for p in plans]
-        return [p.policy.io_budget_bytes for p in with_shares(io_budget, due)]
+        return shares_of(io_budget, drafts(**overdue), full)
 
     assert shares(io_budget=100) == [40, 60, 0, 0]
     assert shares(io_budget=109) == [49, 60, 0, 0]
     assert shares(io_budget=169) == [70, 70, 19, 10]
     assert shares(io_budget=100, p3=0) == [0, 20, 0, 80]  # 20 bytes, read twice, written, and read back
     assert shares(io_budget=70, p3=0) == [10, 60, 0, 0]
-    assert all(p.policy.io_budget_bytes is None for p in with_shares(None, plans))
+    assert shares_of(None, drafts(), full) == [None] * 4

@@ -14,7 +14,7 @@ from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.compact.plan import input_from_generation
+from lastkey.jobs.compact.plan_inputs import input_from_generation
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import BadSettingError, UsageError
 from lastkey.jobs.verify import job as verify

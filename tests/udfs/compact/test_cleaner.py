@@ -19,6 +19,7 @@ from lastkey.udfs.compact.cleaner import (
     group_segments_by_size,
     is_due,
     is_last_of_producer,
+    last_stable_offset,
 )
 from lastkey.udfs.compact.verdicts import DELETE, DELETE_EMPTY, RETAIN_EMPTY
 
@@ -71,6 +72,22 @@ def test_cleanable_offsets_end_at_the_active_segment() -> None:
 
 def test_a_sealed_log_is_cleaned_to_its_end() -> None:
     assert ranged(facts([0, 10, 20]), active_base_offset=30).first_uncleanable_offset == 30
+
+
+@pytest.mark.parametrize(
+    ("unstable", "log_start", "expected"),
+    [
+        (30, 0, 30),  # no open transaction
+        (3, 0, 3),  # inside a segment
+        (8, 0, 20),  # behind the last batch of its segment, and the next one is empty
+        (3, 8, 20),  # the log start is
+        (3, 12, 20),  # the log start lies in the empty segment
+        (25, 0, 30),  # behind the last batch of the log
+    ],
+)
+def test_the_last_stable_offset_is_looked_up_among_the_batches(unstable: int, log_start: int, expected: int) -> None:
+    bases, lasts = np.array([0, 10, 20]), np.array([7, -1, 24])
+    assert last_stable_offset(unstable, log_start, bases, lasts, 30) == expected
 
 
 @pytest.mark.parametrize(("last_stable", "expected"), [(0, 0), (9, 0), (10, 10), (19, 10), (20, 20), (25, 20)])

@@ -12,7 +12,7 @@ import pytest
 
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan import input_from_archive
+from lastkey.jobs.compact.plan_inputs import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.listing import Segment

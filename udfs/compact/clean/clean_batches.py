@@ -153,7 +153,7 @@ def clean_chunk(
             rules.now_ms,
             rules.new_horizon_ms,
             rules.oldest_ms,
-            rules.compacts,
+            rules.by_key,
             rules.tombstones_from,
             keep_legacy_tombstones,
             rules.keep_null_keys,

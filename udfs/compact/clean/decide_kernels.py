@@ -56,7 +56,7 @@ def decide(
     now_ms: int,
     new_horizon_ms: int,
     oldest_ms: int,
-    compacts: bool,
+    by_key: bool,
     tombstones_from: int,
     keep_legacy_tombstones: bool,
     keep_null_keys: bool,
@@ -72,7 +72,7 @@ def decide(
     records are known to stay, or to be superseded. new_horizon_ms: now + delete.retention.ms; if negative, the sum
     overflowed and no horizon is set. oldest_ms: drop data records with an
     earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
-    compacts: if False, only their time, and may_stay, remove records. tombstones_from: from this offset on they stay.
+    by_key: if False, only their time, and may_stay, remove records. tombstones_from: from this offset on they stay.
     keeps_end: no segment behind tells the end of the last batch.
     """
     for i in range(batches.shape[0]):
@@ -105,7 +105,7 @@ def decide(
                 keep = True
                 if control:
                     pass
-                elif not compacts:
+                elif not by_key:
                     if not may_stay[row]:
                         keep = False
                         counters[DROPPED_ERASED] += 1
@@ -139,11 +139,11 @@ def decide(
                     max_timestamp = max(max_timestamp, body.base_timestamp + span.timestamp_delta)
                     if timestamp >= 0 and not control:
                         min_timestamp = min(min_timestamp, timestamp)
-        set_horizon = compacts and (tombstones > 0 or (control and discardable[i])) and not has_horizon
+        set_horizon = by_key and (tombstones > 0 or (control and discardable[i])) and not has_horizon
         result.n_kept = n_kept
         result.min_timestamp = min_timestamp
         result.tombstones = tombstones if not control else 0
-        untouched = n_kept == n_records and (n_kept > 0 or not compacts)
+        untouched = n_kept == n_records and (n_kept > 0 or not by_key)
         # a batch of magic 3, which no broker reads, becomes magic 2
         if untouched and current and not set_horizon and (batch.magic == 2 or n_kept == 0):
             result.outcome = COPIED

@@ -25,7 +25,7 @@ from lastkey.udfs.compact.one_task.passes import (
 )
 from lastkey.udfs.compact.one_task.rounds import clean_in_rounds
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
-from lastkey.udfs.compact.plan import MOST_RANGES, PartitionPlan, PartitionResult, Work, chunk_buffer
+from lastkey.udfs.compact.plan import MOST_RANGES, Extent, PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity
 from lastkey.udfs.problem import Problem
@@ -49,23 +49,23 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
 
 def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
     try:
-        return _compact(plan, clock)
+        return _compact(plan, plan.extent, clock)
     except (KeysLost, TooManyKeys):  # in a run by yield: everything is cleaned instead
         remove_folder(plan)
         if plan.run.only_schedule:
             return PartitionResult(
                 plan.input.topic, plan.input.partition, "scheduled", work=Work(bytes_before=plan.log_bytes)
             )
-        return _compact(replace(plan, policy=replace(plan.policy, partial=False)), clock)
+        return _compact(plan, Extent.WHOLE, clock)
 
 
-def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
+def _compact(plan: PartitionPlan, extent: Extent, clock: Clock) -> PartitionResult:
     buffer = chunk_buffer(plan)
     with clock.phase("scan"):
         if (nothing := if_nothing_expires(plan, buffer)) is not None:
             return nothing
-        scans, identity = scan_all(plan, buffer), scan_identity(plan, buffer)
-        analysis = analyse(plan, scans, identity)
+        scans, identity = scan_all(plan, buffer, extent), scan_identity(plan, buffer)
+        analysis = analyse(plan, scans, identity, extent)
         if isinstance(analysis, Analysis):
             analysis = with_what_is_old(plan, analysis, scans, identity, buffer)
     if isinstance(analysis, PartitionResult):
@@ -80,7 +80,7 @@ def _compact(plan: PartitionPlan, clock: Clock) -> PartitionResult:
             analysis, segments = done
             unchanged = 0 if plan.policy.erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
             cleaned = Cleaned(analysis, segments, bytes_read=unchanged)
-        elif plan.policy.partial and analysis.compacts:
+        elif extent is Extent.PARTIAL and analysis.is_due:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
             try:

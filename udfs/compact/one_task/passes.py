@@ -53,7 +53,14 @@ from lastkey.udfs.compact.clean.deciders import (
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.generation import write_group
 from lastkey.udfs.compact.output.piece_stack import PieceStack
-from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, ScheduledSegment, chunk_buffer
+from lastkey.udfs.compact.plan import (
+    CleanSettings,
+    Extent,
+    PartitionPlan,
+    PartitionResult,
+    ScheduledSegment,
+    chunk_buffer,
+)
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse, groups_of
 from lastkey.udfs.compact.scan.segment_facts import filter_beside
 from lastkey.udfs.segments import LastBatch, SegmentScan, can_begin_at
@@ -247,10 +254,9 @@ def _rules_of(
 Rows = Mapping[int, Segment]  # rows of the last generation, by number of the source
 
 
-def schedule_limits(plan: PartitionPlan) -> ScheduleLimits:
+def schedule_limits(settings: CleanSettings, io_budget_bytes: int | None) -> ScheduleLimits:
     """Return the limits of a partition's schedule."""
-    settings = plan.policy.settings
-    return ScheduleLimits(settings.compaction_min_yield, plan.policy.io_budget_bytes, settings.segment_bytes)
+    return ScheduleLimits(settings.compaction_min_yield, io_budget_bytes, settings.segment_bytes)
 
 
 def older_segments(rows: Sequence[Segment], dead: Sequence[int]) -> Segments:
@@ -294,7 +300,8 @@ def schedule_of(
     sources = [analysis.sources[n] for n in numbers]
     dead = [superseded.get(n, rows[n].superseded) for n in numbers]
     must = np.array([s.facts_bytes == 0 or n not in superseded for n, s in zip(numbers, sources, strict=True)], bool)
-    older, policy = replace(older_segments([rows[n] for n in numbers], dead), must=must), schedule_limits(plan)
+    older = replace(older_segments([rows[n] for n in numbers], dead), must=must)
+    policy = schedule_limits(plan.policy.settings, plan.policy.io_budget_bytes)
     schedule = choose(older, policy)
     past = np.array([rows[n].tombstones > 0 for n in numbers], bool)
     past &= np.array([-1 < s.last_horizon_ms <= plan.run.now_ms for s in sources], bool)
@@ -321,7 +328,7 @@ def with_what_is_old(
     """
     if not (analysis.affected and plan.policy.settings.compacts):
         return analysis
-    forced = analyse(replace(plan, run=replace(plan.run, force=True)), scans, identity)
+    forced = analyse(plan, scans, identity, Extent.FORCED)
     if isinstance(forced, Analysis) and _any_is_old(plan, analysis, len(forced.replaced), buffer):
         return forced  # else nothing may be cleaned yet
     return analysis.not_due or replace(analysis, affected=range(0))
@@ -372,7 +379,7 @@ def remove_records(
             if erasing is None:
                 min_timestamps[number] = least_timestamp(stack.rows())
             stack.close()
-    if not written and analysis.not_due is not None and _is_noted(plan, analysis):
+    if not written and analysis.not_due is not None and _is_already_applied(plan, analysis):
         return analysis.not_due
     if erased is not None:
         tally.erased = erased.ranges()
@@ -380,12 +387,12 @@ def remove_records(
     return analysis, [segment for number in sorted(written) for segment in written[number]]
 
 
-def _is_noted(plan: PartitionPlan, analysis: Analysis) -> bool:
+def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
     """Return whether a generation that changes nothing would say nothing new: what is erased up to the log end."""
-    erasing, until = plan.policy.erasing, plan.input.before.until
+    erasing, until = plan.policy.erasing, plan.input.generation.next_offset
     if erasing is None or until is None:  # the archive alone, which holds none of the keys
         return True
-    return erasing.noted and analysis.log_end_offset == until
+    return erasing.already_applied and analysis.log_end_offset == until
 
 
 def _mark_all(run: Run, is_last: np.ndarray) -> None:

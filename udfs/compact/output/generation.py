@@ -26,7 +26,7 @@ from lastkey.logformat.side_files.checkpoints import EpochEntry
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import PendingKeys, pending_of, with_pending
-from lastkey.udfs.compact.cleaner import SegmentFacts, first_dirty_offset
+from lastkey.udfs.compact.cleaner import first_dirty_offset
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import (
     GroupOutput,
@@ -39,7 +39,7 @@ from lastkey.udfs.compact.output.segment_output import (
 from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.due import expired
+from lastkey.udfs.compact.scan.due import expired, listed_facts
 from lastkey.udfs.compact.scan.scan_segment import read_again
 from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
@@ -88,7 +88,7 @@ def write_group(
     """Write the segments of a group with their indexes, and read them back; a group without survivors becomes an empty
     one. A dry run returns only the manifest's rows.
     """
-    output = GroupOutput(plan, group, analysis.kept_aborts)
+    output = GroupOutput(plan, plan.run.folder, group, analysis.kept_aborts)
     digest = stack.digest
     for rows, data in stack.drain(analysis.sources, dry_run=plan.run.dry_run):
         output.append(rows, data)
@@ -105,20 +105,20 @@ def write_generation(
     held against all that is older.
     """
     cleaned = [_with_sources(analysis, row) for row in cleaned]
-    members: list[Segment | int] = [*cleaned, *analysis.untouched]
-    members.sort(key=lambda one: analysis.sources[one].first_offset if isinstance(one, int) else one.base_offset)
-    facts = _facts(analysis, members)
+    untouched = {(row := untouched_row(plan, analysis, n)).base_offset: (n, row) for n in analysis.untouched}
+    members = sorted([*cleaned, *(row for _, row in untouched.values())], key=lambda row: row.base_offset)
+    facts = listed_facts(members, analysis.sources[-1].bytes_above)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
-    gone = [untouched_row(plan, analysis, one) if isinstance(one, int) else one for one in members[:n_gone]]
-    segments: list[Segment] = []
-    for one in members[n_gone:]:
-        if isinstance(one, Segment):
-            segments.append(one)
+    gone, segments = members[:n_gone], list[Segment]()
+    for row in members[n_gone:]:
+        if row.cleaned:
+            segments.append(row)
             continue
+        number = untouched[row.base_offset][0]
         # do not depend on the archive for an empty file, unless archived segments precede it: ours must come first
-        empty = not analysis.sources[one].size and all(s.root == "store" for s in segments[-1:])
-        segments.append(_empty(plan, analysis, one) if empty else _untouched(plan, analysis, one))
+        empty = not row.size_bytes and all(s.root == "store" for s in segments[-1:])
+        segments.append(_empty(plan, analysis, number) if empty else _untouched(plan, analysis, number, row))
     if not segments:
         segments = [_empty(plan, analysis)]
     log_start = max(plan.input.log_start_offset, segments[0].base_offset) if n_gone else plan.input.log_start_offset
@@ -179,7 +179,7 @@ def _with_sources(analysis: Analysis, row: Segment) -> Segment:
     row = replace(
         row, source_bytes=sum(s.size for s in sources), source_records=sum(s.segment.records for s in sources)
     )
-    if not analysis.compacts:
+    if not analysis.is_due:
         return row
     begun = bisect_right(starts, row.base_offset) - 1
     counted = any(n in superseded for n in (begun, *numbers))
@@ -200,20 +200,6 @@ def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> l
     return out
 
 
-def _facts(analysis: Analysis, members: Sequence[Segment | int]) -> SegmentFacts:
-    """Return the facts that retention needs about the segments of the new generation: new ones, numbers of others."""
-    rows = []
-    for one in members:
-        if isinstance(one, int):
-            s = analysis.sources[one]
-            rows.append((s.first_offset, s.size, s.segment.max_timestamp_ms, s.mtime_ms))
-        else:
-            rows.append((one.base_offset, one.size_bytes, one.max_timestamp_ms, one.mtime_ms))
-    base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
-    above = analysis.sources[-1].bytes_above
-    return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, above)
-
-
 def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment:
     """Write an empty segment of ours in place of a source. Without a number: write it at the log end, as a broker rolls
     one first if retention removes everything.
@@ -231,13 +217,11 @@ def _remove_segment(store: Root, segment: Segment) -> None:
         store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
 
-def _untouched(plan: PartitionPlan, analysis: Analysis, number: int) -> Segment:
-    """Return the manifest's row of a segment that is not cleaned, and write its indexes."""
-    source = analysis.sources[number]
-    row, txn_index = untouched_row(plan, analysis, number), _txn_index(analysis, number)
+def _untouched(plan: PartitionPlan, analysis: Analysis, number: int, row: Segment) -> Segment:
+    """Write the indexes of a segment that is not cleaned; return its row in the manifest."""
     if plan.run.dry_run:
         return row
-    store = folder_of(plan)
+    source, store, txn_index = analysis.sources[number], folder_of(plan), _txn_index(analysis, number)
     if source.segment.from_offset:
         row = replace(row, root="store", path=f"{plan.run.folder}/{segment_file(source.first_offset, 'log')}")
         _copy_rest(source, store, row.path)
@@ -347,7 +331,7 @@ def _epochs(plan: PartitionPlan, analysis: Analysis) -> tuple[list[EpochEntry], 
     """
     known: list[EpochEntry] = []
     notes: tuple[str, ...] = ()
-    file = plan.input.before.epochs
+    file = plan.input.generation.epochs
     if file is not None:
         try:
             known = checkpoints.read_leader_epochs(read_side_file(file), file.path)
@@ -388,8 +372,8 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
     read_again = sum(s.source_bytes for s in cleaned)
     last = analysis.sources[-1]
     log_start, cleanable = generation.log_start_offset, analysis.cleanable
-    dirty = first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, analysis.log_end_offset)
-    cleaned_until = cleanable.first_uncleanable_offset if analysis.compacts else dirty
+    dirty = first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, analysis.log_end_offset)
+    clean_end = cleanable.first_uncleanable_offset if analysis.is_due else dirty
     return PartitionResult(
         topic=plan.input.topic,
         partition=plan.input.partition,
@@ -398,7 +382,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
         cleanable=cleanable,
         log=CleanedLog(
             folder=plan.run.folder,
-            first_dirty_offset=max(cleaned_until, log_start),
+            first_dirty_offset=max(clean_end, log_start),
             log_start_offset=log_start,
             next_offset=analysis.log_end_offset,
             last_batch=analysis.last_batch,
@@ -406,7 +390,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
             segments=out,
             segments_before=len(analysis.sources),
             gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
-            compacted=analysis.compacts,
+            compacted=analysis.is_due,
             erases=plan.policy.erasing is not None,
             expired=generation.expired,
             archived_files=tuple(_read_whole(plan, analysis)),

@@ -290,9 +290,9 @@ def batches_that_fit(sizes: np.ndarray, room: int) -> int:
 class GroupOutput:
     """Writer of a group's survivors as a stream. A group without survivors leaves no file, nor does a dry run."""
 
-    def __init__(self, plan: PartitionPlan, group: Segment, kept_aborts: np.ndarray) -> None:
-        """kept_aborts: transaction_index.ENTRY[k] of the log."""
-        self._plan, self._kept_aborts = plan, kept_aborts
+    def __init__(self, plan: PartitionPlan, folder: str, group: Segment, kept_aborts: np.ndarray) -> None:
+        """folder: where it writes, below the store; kept_aborts: transaction_index.ENTRY[k] of the log."""
+        self._plan, self._folder, self._kept_aborts = plan, folder, kept_aborts
         self._groups = [group]  # of each segment
         self._rows: list[list[np.ndarray]] = [[]]  # OUT_BATCH[n] of each segment
         self._outputs: list[SegmentOutput] = []
@@ -346,8 +346,8 @@ class GroupOutput:
         if self._plan.run.dry_run:
             return
         if len(self._outputs) < len(self._groups):
-            base, plan = self._groups[-1].base_offset, self._plan
-            self._outputs.append(SegmentOutput(folder_of(plan), plan.run.folder, base, plan.policy.settings))
+            base, store = self._groups[-1].base_offset, make_folder(open_root(self._plan.run.store_uri), self._folder)
+            self._outputs.append(SegmentOutput(store, self._folder, base, self._plan.policy.settings))
         self._outputs[-1].append(rows, data)
 
     def _roll(self) -> None:
@@ -365,7 +365,7 @@ class GroupOutput:
         step("log written")
         inside = (aborts["last_offset"] >= group.base_offset) & (aborts["last_offset"] < group.next_offset)
         txn_index = transaction_index.write(aborts[inside])
-        checksums = write_indexes(store, plan.run.folder, group.base_offset, offset_index, time_index, txn_index)
+        checksums = write_indexes(store, self._folder, group.base_offset, offset_index, time_index, txn_index)
         back = ReadBack(output.path, rows, plan.policy.settings.max_decompressed_batch_bytes)
         sizes = (len(offset_index), len(time_index), len(txn_index))
         row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)

@@ -18,7 +18,7 @@ from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
-from lastkey.udfs.compact.plan import Gap, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import Extent, Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import (
     affected_sources,
     cleanable_now,
@@ -82,7 +82,7 @@ class Analysis:
         return [n for n in range(len(self.sources)) if n not in self.replaced]
 
     @property
-    def compacts(self) -> bool:
+    def is_due(self) -> bool:
         """True if anything is cleaned; otherwise retention alone is applied."""
         return bool(self.groups)
 
@@ -98,7 +98,9 @@ class Analysis:
         return self.log_end_offset
 
 
-def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch) -> Analysis | PartitionResult:
+def analyse(
+    plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, extent: Extent
+) -> Analysis | PartitionResult:
     """Decide everything except the records; return the result if nothing is due. Raises LogFormatError."""
     notes: list[str] = []
     scans = until_high_watermark(plan, scans, notes)
@@ -115,14 +117,14 @@ def analyse(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBat
     undecided, witnesses = rows["base_offset"][undecided], rows["base_offset"][witnesses]
     final, is_denied = _final_producers(plan, scans, log_end, producers[-1], open_at(open_ones, log_end), notes)
     producers[-1] = final.entries()
-    cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows)
+    cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows, extent)
     sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
     by_rule = expired(plan, facts_of(scans), sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
     stays = _retention_held_back(plan, scans, sum(by_rule.values()), log_end if sealed else scans[-1].first_offset)
     held_back += stays
     notes += [str(one) for one in stays if one.in_future and not (nothing or due)]
-    dirty = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
+    dirty = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
     result = not_due(plan, dirty, log_end, cleanable, held_back)
     result = replace(result, notes=tuple(notes), log=replace(result.log, last_batch=last_batch, gaps=gaps))
     affected = range(0) if due else affected_sources(plan, scans, log_end, final, sealed)

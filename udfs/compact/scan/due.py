@@ -12,11 +12,12 @@ from functools import partial
 
 import numpy as np
 
+from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact import cleaner
 from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFacts
-from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.plan import CleanedLog, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Reason, expired_segments, may_take_any
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import SegmentScan
@@ -32,6 +33,13 @@ def facts_of(sources: Sequence[SegmentScan]) -> SegmentFacts:
         np.array([s.mtime_ms for s in sources], np.int64),
         sources[-1].bytes_above if sources else 0,
     )
+
+
+def listed_facts(segments: Sequence[Segment], bytes_above: int = 0) -> SegmentFacts:
+    """Return the facts about segments that are known without a scan: sizes as listed, no time of a first batch."""
+    rows = [(s.first_offset, s.size_bytes, s.max_timestamp_ms, s.mtime_ms) for s in segments]
+    base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
+    return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, bytes_above)
 
 
 def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool, *, by_size: bool = True) -> dict[Reason, int]:
@@ -86,7 +94,7 @@ def rules_of_removal(plan: PartitionPlan, log_end: int, producers: ProducerState
         txn_base_offsets=none,
         txn_discardable=none.astype(np.bool_),
         oldest_ms=plan.oldest_ms,
-        compacts=False,
+        by_key=False,
         keep_batches=plan.policy.erasing is not None,
         dry_run=plan.run.dry_run,
         witnesses=witnesses,
@@ -94,22 +102,24 @@ def rules_of_removal(plan: PartitionPlan, log_end: int, producers: ProducerState
 
 
 def cleanable_now(
-    plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, producers: ProducerState, rows: np.ndarray
+    plan: PartitionPlan,
+    scans: Sequence[SegmentScan],
+    log_end: int,
+    producers: ProducerState,
+    rows: np.ndarray,
+    extent: Extent,
 ) -> tuple[CleanableRange, bool, tuple[HeldBack, ...]]:
     """Return what may be cleaned, whether to clean it now, and if not, the rule that holds it back. rows: TXN_BATCH[n],
     of the whole log.
     """
     facts, settings = facts_of(scans), plan.policy.settings
     if not settings.compacts:
-        start = cleaner.first_dirty_offset(plan.input.checkpoint, plan.input.log_start_offset, log_end)
+        start = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
         return CleanableRange(start, start, 0, 0), False, ()
     whole = len(scans) == len(plan.input.segments)
     active = log_end if plan.run.sealed and whole else scans[-1].first_offset
-    dirty = (
-        plan.input.log_start_offset
-        if plan.run.force
-        else cleaner.first_dirty_offset(plan.clean_from, plan.input.log_start_offset, log_end)
-    )
+    dirty = cleaner.first_dirty_offset(plan.clean_from(extent), plan.input.log_start_offset, log_end)
+    force = extent is Extent.FORCED
     stable = cleaner.last_stable_offset(
         producers.last_stable_offset(log_end),
         plan.input.log_start_offset,
@@ -127,13 +137,13 @@ def cleanable_now(
         now_ms=plan.run.now_ms,
     )
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
-    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.run.force)
+    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, force)
     if due and cleanable.first_uncleanable_offset > scans[0].first_offset:
         return cleanable, True, ()
     paths = [s.path for s in scans]
     opened = _oldest_open(producers, rows, facts.base_offset, paths)
     held_back = _compaction_held_back(
-        plan, facts, paths, first_dirty=dirty, log_end=log_end, active=active, stable=stable, opened=opened
+        plan, facts, paths, first_dirty=dirty, log_end=log_end, active=active, stable=stable, opened=opened, force=force
     )
     return cleanable, False, (held_back,)
 
@@ -148,6 +158,7 @@ def _compaction_held_back(
     active: int,
     stable: int,
     opened: HeldBack | None,
+    force: bool,
 ) -> HeldBack:
     """Return the rule that holds the compaction back.
 
@@ -162,7 +173,7 @@ def _compaction_held_back(
     lag_ms = settings.min_compaction_lag_ms
     free = until(last_stable_offset=log_end, min_compaction_lag_ms=0)
     delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
-    due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, plan.run.force)
+    due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, force)
     if due and len(bases) and free.first_uncleanable_offset > bases[0]:
         by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
         by_lag = until(last_stable_offset=log_end, min_compaction_lag_ms=lag_ms).first_uncleanable_offset
@@ -246,7 +257,12 @@ def _segment_at(bases: np.ndarray, offset: int) -> int:
     return max(int(np.searchsorted(bases, offset, "right")) - 1, 0)
 
 
-def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int) -> bool:
+def with_first(plan: PartitionPlan, first: Segment) -> SegmentFacts:
+    """Return the facts about the plan's segments; first: the first one with its timestamps."""
+    return listed_facts([first, *plan.input.segments[1:]])
+
+
+def may_expire(plan: PartitionPlan, segments: SegmentFacts) -> bool:
     """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
     others.
     """
@@ -254,9 +270,7 @@ def may_expire(plan: PartitionPlan, first_size: int, first_max_timestamp: int, f
     if any(s.size_bytes and s.min_timestamp_ms < plan.oldest_ms for s in closed):
         return True
     return may_take_any(
-        [s.first_offset for s in plan.input.segments],
-        [first_size, *(s.size_bytes for s in plan.input.segments[1:])],
-        first_max_timestamp if first_max_timestamp >= 0 else first_mtime_ms,
+        segments,
         plan.policy.settings.retention,
         log_start_offset=plan.input.log_start_offset,
         now_ms=plan.run.now_ms,
@@ -284,20 +298,13 @@ def not_due(
     )
 
 
-def unread_result(
-    plan: PartitionPlan, first_size: int, first_max_timestamp: int, first_mtime_ms: int
-) -> PartitionResult:
+def unread_result(plan: PartitionPlan, segments: SegmentFacts) -> PartitionResult:
     """Return the result of a partition that is not compacted and loses nothing by retention, as its first segment
     shows.
     """
-    start = max(plan.input.checkpoint or 0, plan.input.log_start_offset)
-    bases, paths = [s.first_offset for s in plan.input.segments], [s.path for s in plan.input.segments]
-    sizes = [first_size, *(s.size_bytes for s in plan.input.segments[1:])][: len(bases)]
-    unknown = np.full(len(bases), -1, np.int64)
-    newest, times = unknown.copy(), unknown.copy()
-    newest[:1], times[:1] = first_max_timestamp, first_mtime_ms
-    facts = SegmentFacts(np.array(bases, np.int64), np.array(sizes, np.int64), newest, unknown, times)
-    held_back = retention_held_back(plan, facts, paths, active=MAX_OFFSET if plan.run.sealed else max(bases, default=0))
+    start = max(plan.input.first_dirty_offset or 0, plan.input.log_start_offset)
+    paths, last = [s.path for s in plan.input.segments], max((s.first_offset for s in plan.input.segments), default=0)
+    held_back = retention_held_back(plan, segments, paths, active=MAX_OFFSET if plan.run.sealed else last)
     result = not_due(plan, start, known_end(plan), CleanableRange(start, start, 0, 0), held_back)
     return replace(result, log=replace(result.log, compacted=False))
 
@@ -305,4 +312,4 @@ def unread_result(
 def known_end(plan: PartitionPlan) -> int:
     """Return the log end of a partition that was not read; -1 if the archive may hold more than the generation."""
     unread = any(s.size_bytes for s in plan.input.segments if not plan.is_ours(s))
-    return -1 if unread or plan.input.before.until is None else plan.input.before.until
+    return -1 if unread or plan.input.generation.next_offset is None else plan.input.generation.next_offset

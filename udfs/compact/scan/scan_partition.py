@@ -13,7 +13,7 @@ batch before it, and no cleaner was there, its offset is damaged or a batch is l
 offset.
 
 `gaps = "accept"` turns a gap into a note. The generation remembers the offsets that it passed over:
-`jobs.compact.plan` refuses to go on if they come back, and the report still says that the archive is needed.
+`jobs.compact.plan_inputs` refuses to go on if they come back, and the report still says that the archive is needed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, MAX_OFFSET
-from lastkey.udfs.compact.plan import Gap, PartitionPlan, PartitionResult
-from lastkey.udfs.compact.scan.due import may_expire, unread_result
+from lastkey.udfs.compact.plan import Extent, Gap, PartitionPlan, PartitionResult
+from lastkey.udfs.compact.scan.due import may_expire, unread_result, with_first
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
 from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
 from lastkey.udfs.holes import ACCEPT_HINT, Hole, gap, indexed_end, missing, missing_below
@@ -42,20 +42,22 @@ from lastkey.udfs.storage import open_root, opened
 _HEADERS_BYTES: Final = 1 << 20
 
 
-def scan_all(plan: PartitionPlan, buffer: ChunkBuffer) -> list[SegmentScan]:
+def scan_all(plan: PartitionPlan, buffer: ChunkBuffer, extent: Extent = Extent.WHOLE) -> list[SegmentScan]:
     """Scan the plan's segments in order, up to the high watermark."""
     scans = []
     for i in range(len(plan.input.segments)):
-        scans.append(scan_one(plan, i, buffer))
+        scans.append(scan_one(plan, i, buffer, extent))
         if scans[-1].reached_end_offset:
             break
     return scans
 
 
-def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentScan:
-    """Scan one of the plan's segments. In a large partition each scan is a task of its own."""
+def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer, extent: Extent = Extent.WHOLE) -> SegmentScan:
+    """Scan one of the plan's segments; if not everything is cleaned, read its facts if it has any. In a large partition
+    each scan is a task of its own.
+    """
     segment = plan.input.segments[number]
-    known = scan_by_facts(plan, segment) if plan.policy.partial else None
+    known = scan_by_facts(plan, segment) if extent is Extent.PARTIAL else None
     if known is not None:
         return known
     after = plan.input.segments[number + 1].first_offset if number + 1 < len(plan.input.segments) else None
@@ -66,7 +68,7 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer) -> SegmentSc
         index_interval_bytes=plan.policy.settings.index_interval_bytes,
         max_index_bytes=plan.policy.settings.segment_index_bytes,
         end_offset=NO_END if plan.read_until is None else plan.read_until,
-        mark=plan.input.before.until,
+        mark=plan.input.generation.next_offset,
     )
     if scan.reached_end_offset:
         after = scan.above_base  # no batch holds the offsets that an index names in front of it
@@ -97,11 +99,11 @@ def if_nothing_expires(plan: PartitionPlan, buffer: ChunkBuffer) -> PartitionRes
     if plan.policy.settings.compacts or plan.is_due_anyway or plan.policy.erasing is not None:
         return None
     first = scan_one(plan, 0, buffer)
-    facts = first.size, first.segment.max_timestamp_ms, plan.input.segments[0].mtime_ms
-    if may_expire(plan, *facts):
+    facts = with_first(plan, replace(first.segment, size_bytes=first.size))
+    if may_expire(plan, facts):
         return None
     _check_continues(plan, buffer)
-    return unread_result(plan, *facts)
+    return unread_result(plan, facts)
 
 
 def until_high_watermark(plan: PartitionPlan, scans: Sequence[SegmentScan], notes: list[str]) -> Sequence[SegmentScan]:
@@ -175,7 +177,7 @@ def _last_batch_before(plan: PartitionPlan, segment: Segment, buffer: ChunkBuffe
         segment,
         buffer,
         next_base_offset=None,
-        mark=plan.input.before.until,
+        mark=plan.input.generation.next_offset,
         index_interval_bytes=plan.policy.settings.index_interval_bytes,
         max_index_bytes=plan.policy.settings.segment_index_bytes,
     )
@@ -184,7 +186,7 @@ def _last_batch_before(plan: PartitionPlan, segment: Segment, buffer: ChunkBuffe
 
 def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
     """Raise LogFormatError if the archive is another log than the last generation was made of. Reads one segment."""
-    until = plan.input.before.until or 0
+    until = plan.input.generation.next_offset or 0
     theirs = [s for s in plan.input.segments if not plan.is_ours(s) and s.base_offset < until and s.size_bytes]
     segment = plan.input.identity_segment or (theirs[-1] if theirs else None)
     if segment is not None:
@@ -192,13 +194,13 @@ def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:
 
 
 def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
-    known = plan.input.before.last_batch
+    known = plan.input.generation.last_batch
     if known.base_offset >= 0 and found != known:
         raise LogFormatError(
             "changed",
             plan.name,
             NO_POSITION,
-            f"{known} before offset {plan.input.before.until}",
+            f"{known} before offset {plan.input.generation.next_offset}",
             f"{found}",
             hint=ANOTHER_LOG,
             state="diverged",
@@ -207,13 +209,13 @@ def _check_last_batch(plan: PartitionPlan, found: LastBatch) -> None:
 
 def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: LastBatch, log_end: int) -> LastBatch:
     """Raise LogFormatError unless this is still the log that the last generation was made of. Return its last batch."""
-    if plan.input.before.until is not None:
-        if log_end < plan.input.before.until:
+    if plan.input.generation.next_offset is not None:
+        if log_end < plan.input.generation.next_offset:
             raise LogFormatError(
                 "changed",
                 plan.name,
                 NO_POSITION,
-                f"a log that reaches offset {plan.input.before.until}, as the last generation did",
+                f"a log that reaches offset {plan.input.generation.next_offset}, as the last generation did",
                 f"one that ends at {log_end}",
                 hint=ANOTHER_LOG,
                 state="diverged",
@@ -223,13 +225,13 @@ def check_identity(plan: PartitionPlan, scans: Sequence[SegmentScan], identity: 
             for scan, segment in zip(scans, plan.input.segments, strict=False)
             if not plan.is_ours(segment) and scan.marked_batch.base_offset >= 0
         ]
-        known = plan.input.before.last_batch
+        known = plan.input.generation.last_batch
         _check_last_batch(
             plan, identity if plan.input.identity_segment is not None else (marked[-1] if marked else known)
         )
     last = [s.last_batch for s in scans if s.last_batch.base_offset >= 0]
-    if plan.input.before.until == log_end:
-        return plan.input.before.last_batch
+    if plan.input.generation.next_offset == log_end:
+        return plan.input.generation.last_batch
     return last[-1] if last else LastBatch()
 
 
@@ -250,7 +252,7 @@ def check_gaps(plan: PartitionPlan, scans: Sequence[SegmentScan], log_end: int, 
     accepted.
     """
     accept = plan.policy.settings.gaps == "accept"
-    passed = [gap for gap in plan.input.before.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
+    passed = [gap for gap in plan.input.generation.gaps if gap.last >= (plan.input.log_start_checkpoint or 0)]
     known, said = _Ranges(passed), []
     thinned_above = list(accumulate((s.thinned_offset for s in reversed(scans)), max))[::-1]
     for hole in _holes(plan, scans):
@@ -316,7 +318,7 @@ def _first_epoch(plan: PartitionPlan) -> tuple[tuple[int, int], ...]:
     remote storage: Kafka writes a log start checkpoint of 0 for no other topic. A broker that gives up the beginning of
     a log moves this offset up, so it is never below the first segment.
     """
-    told = plan.input.before.until is not None or plan.input.anew or plan.input.log_start_checkpoint == 0
+    told = plan.input.generation.next_offset is not None or plan.input.anew or plan.input.log_start_checkpoint == 0
     return plan.input.leader_epochs[:1] if plan.input.leader_epochs and not told else ()
 
 
@@ -332,7 +334,7 @@ def _cleaned_until(plan: PartitionPlan, below: int) -> int:
     """Return the offset below which a cleaner's holes are no news. Holes that the archive's own cleaner made behind a
     generation are news.
     """
-    return plan.input.checkpoint or 0 if _behind_generation(plan, below) else plan.cleaned_until
+    return plan.input.first_dirty_offset or 0 if _behind_generation(plan, below) else plan.cleaned_until
 
 
 def _missing(

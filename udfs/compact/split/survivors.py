@@ -17,7 +17,7 @@ import pickle
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Final, TypeVar
 
@@ -371,9 +371,9 @@ def write_survivors(
     tally: Tally,
 ) -> list[Segment]:
     """Write the segments of a group, in a folder of their own, and read them back."""
-    own, buffer = in_own_folder(plan), chunk_buffer(plan)
+    folder, buffer = own_folder(plan), chunk_buffer(plan)
     reader = Pass(survivors.mark, plan.loader(None), buffer, tally, survivors.verdicts if rules.oldest_ms < 0 else None)
-    output, digest = GroupOutput(own, group, kept_aborts), 0
+    output, digest = GroupOutput(plan, folder, group, kept_aborts), 0
     for source in sources:
         for piece, data in clean_forwards(reader, source, rules):
             digest = (digest + piece.digest) & (2**64 - 1)
@@ -381,7 +381,7 @@ def write_survivors(
     survivors.check()
     segments = output.finish(digest, buffer)
     if segments[0].path:
-        flush_whole(open_root(own.run.store_uri), own.run.folder)  # here: the driver may be elsewhere
+        flush_whole(open_root(plan.run.store_uri), folder)  # here: the driver may be elsewhere
     return segments
 
 
@@ -398,8 +398,8 @@ def _of_rows(rows: pa.Table) -> np.ndarray:
     return found
 
 
-def in_own_folder(plan: PartitionPlan) -> PartitionPlan:
-    """Return the plan with a folder of its own, beside the generation's, where a new segment waits. No other task
-    writes there, nor another try of the same task: a late retry must not write into a committed folder.
+def own_folder(plan: PartitionPlan) -> str:
+    """Return a folder beside the generation's, where a new segment waits. No other task writes there, nor another try
+    of the same task: a late retry must not write into a committed folder.
     """
-    return replace(plan, run=replace(plan.run, folder=f"{plan.run.folder}.{secrets.randbelow(10**19)}"))
+    return f"{plan.run.folder}.{secrets.randbelow(10**19)}"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
-from lastkey.jobs.compact.plan import input_from_archive, refilled_gap_problem
+from lastkey.jobs.compact.plan_inputs import input_from_archive, refilled_gap_problem
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
@@ -63,7 +63,7 @@ def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
     """Return the problem that sets the partition aside, or the analysis, or the result if nothing is due."""
     buffer = ChunkBuffer(1 << 20)
     try:
-        return analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer))
+        return analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer), plan.extent)
     except LogFormatError as error:
         return Problem.of(error)
 
@@ -84,7 +84,8 @@ def test_what_a_broker_wrote_or_cleaned_has_no_gap(cases: dict[str, Case], name:
         for folder in (case.input(partition), *(case.expected(n, partition) for n in PASSES)):
             assert state(plan_of(folder)) == "fine"
         checkpoint = case.first_dirty_offset(1, partition)
-        assert state(plan_of(case.input(partition), checkpoint=checkpoint, cleaner_checkpoint=checkpoint)) == "fine"
+        plan = plan_of(case.input(partition), first_dirty_offset=checkpoint, cleaner_checkpoint=checkpoint)
+        assert state(plan) == "fine"
 
 
 @pytest.mark.long
@@ -96,7 +97,7 @@ def test_any_segment_that_is_missing_or_short(cases: dict[str, Case], name: str)
     case = cases[name]
     for partition in case.partitions:
         begins = case.first_dirty_offset(1, partition)
-        plan = plan_of(case.input(partition), checkpoint=begins, cleaner_checkpoint=begins)
+        plan = plan_of(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
         inner = [i for i, s in enumerate(plan.input.segments[:-1]) if i and s.base_offset >= begins]
         assert inner
         for i in inner:
@@ -129,7 +130,7 @@ def test_below_the_checkpoint_a_file_tells(cases: dict[str, Case], name: str) ->
     case = cases[name]
     for partition in case.partitions:
         begins = case.first_dirty_offset(1, partition)
-        plan = plan_of(case.input(partition), checkpoint=begins, cleaner_checkpoint=begins)
+        plan = plan_of(case.input(partition), first_dirty_offset=begins, cleaner_checkpoint=begins)
         below = [i for i, s in enumerate(plan.input.segments) if i and s.base_offset < begins]
         assert below
         told = 0
@@ -293,12 +294,12 @@ def test_a_marker_that_only_the_index_misses(tmp_path: Path) -> None:
     third = files_in(folder)[1]
     entry = np.array([(0, 7, 2, 4, 5)], transaction_index.ENTRY)
     third.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))
-    plan = changed(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)
+    plan = changed(plan_of(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)
     found = judged(plan)
     assert isinstance(found, Problem)
     assert (found.kind, found.path) == ("transaction", f"t-0/{third.stem}.txnindex")
     third.with_suffix(".txnindex").unlink()
-    assert state(changed(plan_of(folder, checkpoint=3, cleaner_checkpoint=3), sealed=True)) == "fine"
+    assert state(changed(plan_of(folder, first_dirty_offset=3, cleaner_checkpoint=3), sealed=True)) == "fine"
 
 
 @pytest.mark.parametrize("later", ["{pid=7 txn} c=1 | {pid=7 commit}", "c=1"], ids=["its next marker", "a snapshot"])
@@ -315,7 +316,7 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
     log.write_bytes(log.read_bytes()[: int(open_segment(log).headers()["position"][1])])
 
     def found(log_start: int = 0) -> Problem | Analysis | PartitionResult:
-        plan = plan_of(folder, checkpoint=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
+        plan = plan_of(folder, first_dirty_offset=cleaned, cleaner_checkpoint=cleaned, log_start_offset=log_start)
         return judged(changed(plan, sealed=True, settings=replace(plan.policy.settings, gaps="accept")))
 
     problem = found()

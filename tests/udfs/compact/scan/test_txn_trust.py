@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.compact.plan import input_from_archive
+from lastkey.jobs.compact.plan_inputs import input_from_archive
 from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify.plan_checks import plan_archived

@@ -1,5 +1,5 @@
-"""Plan of each partition, made from an archive's listing, the store's state and the settings (COMPACTION.md, "Where a
-run begins").
+"""Inputs of each partition's plan, from an archive's listing, the store's state and the settings (COMPACTION.md, "Where
+a run begins").
 
 A run may erase, and no more: `erase` does. A later run is one for a partition as far as it reads again, from the
 archive, what was erased: after --reset, or where the archive had ended below a bound. The next run compacts.
@@ -42,10 +42,9 @@ from lastkey.udfs.compact.plan import (
     PartitionPlan,
     RunContext,
 )
-from lastkey.udfs.compact.scan.segment_facts import read_secret
 from lastkey.udfs.erased_keys import id_of
 from lastkey.udfs.problem import ANOTHER_LOG, Problem
-from lastkey.udfs.segments import LastBatch, SideFile, cleaned_until, side_checksums
+from lastkey.udfs.segments import LastBatch, SideFile, cleaner_checkpoint, side_checksums
 from lastkey.udfs.storage import open_root
 
 if TYPE_CHECKING:
@@ -62,31 +61,6 @@ def run_context(config: Config, store_uri: str, now_ms: int, **flags: Any) -> Ru
 def whole_plan(run: RunContext, given: PartitionInput, settings: TopicSettings) -> PartitionPlan:
     """Return the plan of a partition that is cleaned whole, without erasures."""
     return PartitionPlan(given, CleanPolicy(clean_settings(settings)), run)
-
-
-def plan_of(
-    given: PartitionInput, settings: CleanSettings, erasing: Erasing | None, run: RunContext, before: Checkpoint | None
-) -> PartitionPlan:
-    """Return the plan of a partition, by yield if the settings say so. Everything is cleaned, with a new key of the
-    hashes, where there is no generation yet, the key is lost, or --force is given.
-    """
-    if erasing is not None:
-        nothing_else = replace(settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False)
-        return PartitionPlan(given, CleanPolicy(nothing_else, erasing), run)
-    exact = settings.retention_exact and settings.retention_ms >= 0
-    if settings.compaction_schedule != "yield" or not settings.compacts or not settings.by_offset or exact:
-        return PartitionPlan(given, CleanPolicy(settings), run)
-    known = None if before is None or given.anew or run.force else read_secret(open_root(run.store_uri), before.folder)
-    if known is None or any(row.applied_to < 0 for row in cleaned_rows(given)):
-        return PartitionPlan(given, CleanPolicy(settings, by_yield=True), replace(run, secret_ms=run.now_ms))
-    run = replace(run, secret=known[0], secret_ms=known[1])
-    return PartitionPlan(given, CleanPolicy(settings, by_yield=True, partial=True), run)
-
-
-def cleaned_rows(given: PartitionInput) -> list[Segment]:
-    """Return the rows of the last generation's segments below the first dirty offset."""
-    dirty = given.checkpoint or 0
-    return [s for s in given.segments if s.is_written and s.base_offset < dirty]
 
 
 def clean_settings(settings: TopicSettings) -> CleanSettings:
@@ -110,7 +84,7 @@ def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True,
         partition=archived.partition,
         segments=tuple(archived.segments),
         log_start_offset=max(first, log_start or 0),
-        checkpoint=cleaner,
+        first_dirty_offset=cleaner,
         high_watermark=archived.high_watermark,
         topic_id=archived.topic_id,
         snapshots=tuple(archived.located(archived.snapshots)),
@@ -168,7 +142,7 @@ def input_from_generation(
         partition=archived.partition,
         segments=tuple(segments),
         log_start_offset=log_start,
-        checkpoint=checkpoint.first_dirty_offset,
+        first_dirty_offset=checkpoint.first_dirty_offset,
         high_watermark=archived.high_watermark,
         topic_id=archived.topic_id or checkpoint.topic_id,
         snapshots=snapshots,
@@ -178,7 +152,7 @@ def input_from_generation(
         cleaner_checkpoint=archived.cleaner_checkpoint,
         log_start_checkpoint=archived.log_start_checkpoint,
         identity_segment=identity,
-        before=_last_generation(checkpoint, manifest, known_gaps, store_uri),
+        generation=_last_generation(checkpoint, manifest, known_gaps, store_uri),
     )
 
 
@@ -187,14 +161,14 @@ def _last_generation(
 ) -> LastGeneration:
     checksums, epochs = side_checksums(s.side_files for s in manifest), LEADER_EPOCH_CHECKPOINT
     return LastGeneration(
-        until=checkpoint.next_offset,
+        next_offset=checkpoint.next_offset,
         last_batch=LastBatch(
             checkpoint.last_batch_base_offset, checkpoint.last_batch_leader_epoch, checkpoint.last_batch_crc
         ),
         gaps=gaps,
         epochs=SideFile(store_uri, f"{checkpoint.folder}/{epochs}", 0, checksums.get(epochs)),
         expired_until=checkpoint.expired_until,
-        cleaned_until=cleaned_until(manifest, checkpoint.first_dirty_offset),
+        cleaner_checkpoint=cleaner_checkpoint(manifest, checkpoint.first_dirty_offset),
     )
 
 
@@ -394,7 +368,7 @@ class Erasures:
         """Return what a partition's run erases, if this run does, or if it reads again what was erased; else None.
         Return the problem if the run needs the user's key for that, or the log's topic id.
         """
-        known, bounds = 0 if given.anew else given.before.until or 0, bounds_of(before)
+        known, bounds = 0 if given.anew else given.generation.next_offset or 0, bounds_of(before)
         if given.anew and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
             return _no_topic_id(given)
         here = in_log(bounds, given.topic_id, MAX_OFFSET)
@@ -410,7 +384,7 @@ class Erasures:
             secret_of(self.key),
             tuple(sorted(files.items())),
             self.new if dry_run else b"",
-            noted=not given.anew and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
+            already_applied=not given.anew and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
         )
 
     def bounds_after(

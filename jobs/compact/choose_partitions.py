@@ -1,41 +1,114 @@
-"""Partitions of an archive that may be due, where each of them begins, and its share of --io-budget."""
+"""Plans of the partitions of an archive that may be due: where each of them begins, and its share of --io-budget."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
-
-import numpy as np
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.command.options import CompactOptions
-from lastkey.jobs.compact.plan import (
+from lastkey.jobs.compact.plan_inputs import (
     clean_settings,
-    cleaned_rows,
     input_from_archive,
     input_from_generation,
-    plan_of,
     run_context,
 )
 from lastkey.jobs.compact.run import Start, key_of
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
-from lastkey.udfs.compact.cleaner import SegmentFacts, cleanable_range, first_dirty_offset, is_due
+from lastkey.udfs.compact.cleaner import cleanable_range, first_dirty_offset, is_due
 from lastkey.udfs.compact.one_task.passes import older_segments, schedule_limits
-from lastkey.udfs.compact.plan import PartitionInput, PartitionPlan, PartitionResult, RunContext, Work
-from lastkey.udfs.compact.scan.due import dirt_held_back, known_end, may_expire, not_due, unread_result
+from lastkey.udfs.compact.plan import (
+    CleanPolicy,
+    CleanSettings,
+    Erasing,
+    PartitionInput,
+    PartitionPlan,
+    PartitionResult,
+    RunContext,
+    Work,
+)
+from lastkey.udfs.compact.scan.due import (
+    dirt_held_back,
+    known_end,
+    listed_facts,
+    may_expire,
+    not_due,
+    unread_result,
+    with_first,
+)
+from lastkey.udfs.compact.scan.segment_facts import read_secret
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import exists, links_in
+from lastkey.udfs.storage import exists, links_in, open_root
 from lastkey.udfs.yields.schedule import KEPT, choose, cost_of, cost_of_all
 
 _LOG: Final = logging.getLogger("lastkey")
 _PASSING: Final = ("changed", "unwritable", "memory", "defect")  # problems that say nothing about a file's bytes
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Parts of a partition's plan, apart from its share of --io-budget."""
+
+    input: PartitionInput
+    settings: CleanSettings
+    folder: str  # of the new generation
+    secret: tuple[int, int] = field(repr=False)
+    secret_ms: int
+    erasing: Erasing | None = None
+    by_yield: bool = False
+    partial: bool = False  # the store has what a run by yield needs; its secret is that of the generation
+
+    def is_overdue(self, now_ms: int) -> bool:
+        """Return whether the last run that cleaned everything is `compaction.full.ms` ago."""
+        return self.partial and now_ms - self.secret_ms >= self.settings.compaction_full_ms
+
+
+def draft_of(
+    given: PartitionInput,
+    settings: CleanSettings,
+    erasing: Erasing | None,
+    run: RunContext,
+    before: Checkpoint | None,
+    folder: str,
+) -> Draft:
+    """Return the draft of a partition's plan, by yield if the settings say so. Everything is cleaned, with a new key of
+    the hashes, where there is no generation yet, the key is lost, or --force is given.
+    """
+    if erasing is not None:
+        settings = replace(settings, compacts=False, retention_ms=-1, retention_bytes=-1, retention_exact=False)
+    exact = settings.retention_exact and settings.retention_ms >= 0
+    if settings.compaction_schedule != "yield" or not settings.compacts or not settings.by_offset or exact:
+        return Draft(given, settings, folder, run.secret, run.secret_ms, erasing)
+    known = None if before is None or given.anew or run.force else read_secret(open_root(run.store_uri), before.folder)
+    if known is None or any(row.applied_to < 0 for row in cleaned_rows(given)):
+        return Draft(given, settings, folder, run.secret, run.secret_ms or run.now_ms, by_yield=True)
+    return Draft(given, settings, folder, *known, by_yield=True, partial=True)
+
+
+def build_plan(draft: Draft, run: RunContext, io_budget_bytes: int | None) -> PartitionPlan:
+    """Return the plan of a partition. Everything is cleaned, with the run's new key of the hashes, if the last such run
+    is too long ago and the budget allows it.
+    """
+    secret, secret_ms, partial = draft.secret, draft.secret_ms, draft.partial
+    limits = schedule_limits(draft.settings, io_budget_bytes)
+    if draft.is_overdue(run.now_ms) and limits.affords_all(draft.input.log_bytes):
+        secret, secret_ms, partial = run.secret, run.now_ms, False
+    policy = CleanPolicy(draft.settings, draft.erasing, draft.by_yield, partial, io_budget_bytes)
+    return PartitionPlan(draft.input, policy, replace(run, folder=draft.folder, secret=secret, secret_ms=secret_ms))
+
+
+def cleaned_rows(given: PartitionInput) -> list[Segment]:
+    """Return the rows of the last generation's segments below the first dirty offset."""
+    dirty = given.first_dirty_offset or 0
+    return [s for s in given.segments if s.is_written and s.base_offset < dirty]
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:
@@ -69,15 +142,16 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
         only_schedule=options.only_schedule,
     )
     links = links_in(start.state.root, PARTITIONS)
-    drafts, plans, results = list[PartitionPlan](), list[PartitionPlan](), list[PartitionResult]()
+    drafts, plans, results = list[Draft](), list[PartitionPlan](), list[PartitionResult]()
     for key in sorted(start.archive.partitions):
         draft = _draft(start, key, run, links)
         if isinstance(draft, Problem):
             results.append(PartitionResult(*key, "set_aside", problem=draft))
         else:
             drafts.append(draft)
-    for draft in with_shares(options.io_budget, drafts):
-        found = _if_due(whole_if_overdue(draft, run.secret), start.manifests.get(key_of(draft.input), ()))
+    for draft, share in zip(drafts, shares_of(options.io_budget, drafts, run.now_ms), strict=True):
+        plan = build_plan(draft, run, share)
+        found = _if_due(plan, start.manifests.get(key_of(plan.input), ()))
         if isinstance(found, PartitionResult):
             results.append(found)
         else:
@@ -89,8 +163,8 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
     return plans, results
 
 
-def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> PartitionPlan | Problem:
-    """Return the plan of a partition without its share of --io-budget, or the problem that prevents it."""
+def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> Draft | Problem:
+    """Return the draft of a partition's plan, or the problem that prevents it."""
     archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
     given = _listing_problem(start, key, links) or _input(start, key)
     if isinstance(given, Problem) and checkpoint and archived.segments and begins_anew(start, key, given):
@@ -98,7 +172,7 @@ def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> P
     if isinstance(given, Problem):
         return given
     generation = (checkpoint.generation if checkpoint else 0) + 1
-    return _planned(start, given, replace(run, folder=generation_folder(*key, generation, start.run_id)))
+    return _drafted(start, given, run, generation_folder(*key, generation, start.run_id))
 
 
 def _listing_problem(start: Start, key: Key, links: Collection[str]) -> Problem | None:
@@ -121,13 +195,13 @@ def _input(start: Start, key: Key) -> PartitionInput | Problem:
     return input_from_generation(archived, checkpoint, start.manifests[key], start.state.root.uri, gaps)
 
 
-def _planned(start: Start, given: PartitionInput, run: RunContext) -> PartitionPlan | Problem:
-    """Return the plan of a partition, or the problem if the plan needs a key that was not given."""
+def _drafted(start: Start, given: PartitionInput, run: RunContext, folder: str) -> Draft | Problem:
+    """Return the draft of a partition's plan, or the problem if the plan needs a key that was not given."""
     before = start.checkpoints.get(key_of(given))
     erasing = start.erasures.erasing_of(given, before, dry_run=run.dry_run)
     if isinstance(erasing, Problem):
         return erasing
-    return plan_of(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before)
+    return draft_of(given, clean_settings(start.listing.settings[given.topic]), erasing, run, before, folder)
 
 
 def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> PartitionPlan | Problem:
@@ -135,69 +209,51 @@ def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> Par
     they contradict the log. Return the problem if the plan needs a key that was not given.
     """
     archived = start.archive.partitions[key_of(plan.input)]
-    anew = plan.input.before.until is not None or plan.input.anew
-    planned = _planned(start, input_from_archive(archived, checkpoints=checkpoints, anew=anew), plan.run)
-    if isinstance(planned, Problem):
-        return planned
-    return PartitionPlan(planned.input, planned.policy, plan.run)  # its secret was not drawn now
+    anew = plan.input.generation.next_offset is not None or plan.input.anew
+    given = input_from_archive(archived, checkpoints=checkpoints, anew=anew)
+    draft = _drafted(start, given, plan.run, plan.run.folder)
+    return draft if isinstance(draft, Problem) else build_plan(draft, plan.run, None)
 
 
-def with_shares(io_budget: int | None, plans: Sequence[PartitionPlan]) -> list[PartitionPlan]:
-    """Return plans with their shares of the run's budget.
+def shares_of(io_budget: int | None, drafts: Sequence[Draft], now_ms: int) -> list[int | None]:
+    """Return the shares of the run's budget, in bytes.
 
     In equal parts it might suffice for no segment of any partition, for ever. So each gets all that it can use by what
     the last run has found dead: first those that have waited longest for a run that cleans everything, then those of
     which the largest share is dead. The rest is shared by the sizes of the logs.
     """
     if io_budget is None:
-        return list(plans)
-    left, shares = io_budget, [0] * len(plans)
-    wishes = [_wish(plan, io_budget) for plan in plans]
-    for n in sorted((n for n, plan in enumerate(plans) if _is_overdue(plan)), key=lambda n: plans[n].run.secret_ms):
-        cost = cost_of_all(plans[n].log_bytes)
+        return [None] * len(drafts)
+    left, shares = io_budget, [0] * len(drafts)
+    wishes = [_wish(draft, io_budget) for draft in drafts]
+    overdue = (n for n, draft in enumerate(drafts) if draft.is_overdue(now_ms))
+    for n in sorted(overdue, key=lambda n: drafts[n].secret_ms):
+        cost = cost_of_all(drafts[n].input.log_bytes)
         if cost <= left:
             shares[n], left = cost, left - cost
-    for n in sorted(range(len(plans)), key=lambda n: -wishes[n][0]):
+    for n in sorted(range(len(drafts)), key=lambda n: -wishes[n][0]):
         more = min(max(wishes[n][1] - shares[n], 0), left)
         shares[n], left = shares[n] + more, left - more
-    total = max(sum(plan.log_bytes for plan in plans), 1)
-    parts = [share + left * plan.log_bytes // total for plan, share in zip(plans, shares, strict=True)]
-    return [
-        replace(plan, policy=replace(plan.policy, io_budget_bytes=part))
-        for plan, part in zip(plans, parts, strict=True)
-    ]
+    total = max(sum(draft.input.log_bytes for draft in drafts), 1)
+    return [share + left * draft.input.log_bytes // total for draft, share in zip(drafts, shares, strict=True)]
 
 
-def _wish(plan: PartitionPlan, io_budget: int) -> tuple[float, int]:
+def _wish(draft: Draft, io_budget: int) -> tuple[float, int]:
     """Return the dead share of what a run by yield would rewrite without a budget, by what is known before it, and the
     bytes that it could move at most.
     """
-    if not plan.policy.partial:
+    if not draft.partial:
         return 0.0, 0
-    rows = cleaned_rows(plan.input)
+    rows = cleaned_rows(draft.input)
     older = older_segments(rows, [row.superseded for row in rows])
-    taken = choose(older, replace(schedule_limits(plan), io_budget_bytes=None)).reason != KEPT
+    taken = choose(older, schedule_limits(draft.settings, None)).reason != KEPT
     cost = cost_of(older.size_bytes[taken])
     if cost.max(initial=0) > io_budget:
         _LOG.warning(
             "%s: a segment waits that --io-budget %d never suffices for: it may take %d bytes",
-            plan.name, io_budget, cost.max(),
+            draft.input.name, io_budget, cost.max(),
         )  # fmt: skip
     return float(older.dead_records[taken].sum() / max(older.records[taken].sum(), 1)), int(cost.sum())
-
-
-def whole_if_overdue(plan: PartitionPlan, secret: tuple[int, int]) -> PartitionPlan:
-    """Return the plan; one that cleans everything, with a new key of the hashes, if the last such run is
-    `compaction.full.ms` ago and the budget allows it.
-    """
-    if _is_overdue(plan) and schedule_limits(plan).affords_all(plan.log_bytes):
-        run = replace(plan.run, secret=secret, secret_ms=plan.run.now_ms)
-        return PartitionPlan(plan.input, replace(plan.policy, partial=False), run)
-    return plan
-
-
-def _is_overdue(plan: PartitionPlan) -> bool:
-    return plan.policy.partial and plan.run.now_ms - plan.run.secret_ms >= plan.policy.settings.compaction_full_ms
 
 
 def _linked(path: str) -> Problem:
@@ -221,7 +277,7 @@ def _may_expire(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     if not plan.policy.settings.retention.has_limit or not plan.input.segments:
         return False
     row = _first_row(plan, manifest)
-    return row is None or may_expire(plan, row.size_bytes, row.max_timestamp_ms, row.mtime_ms)
+    return row is None or may_expire(plan, with_first(plan, row))
 
 
 def _first_row(plan: PartitionPlan, manifest: Sequence[Segment]) -> Segment | None:
@@ -232,7 +288,7 @@ def _first_row(plan: PartitionPlan, manifest: Sequence[Segment]) -> Segment | No
 
 def _is_touched(plan: PartitionPlan, manifest: Sequence[Segment]) -> bool:
     """Return whether the archived segment at the end of the last generation may be another file now, by its listing."""
-    until = plan.input.before.until or 0
+    until = plan.input.generation.next_offset or 0
     theirs = [s for s in plan.input.segments if not plan.is_ours(s) and s.base_offset < until]
     known = [(row.size_bytes, row.mtime_ms) for row in manifest if theirs and row.base_offset == theirs[-1].base_offset]
     return bool(theirs) and (theirs[-1].size_bytes, theirs[-1].mtime_ms) not in known
@@ -249,24 +305,16 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
         return plan  # only the log itself shows if it is still the same one
     if not settings.compacts:
         row = _first_row(plan, manifest)
-        return unread_result(plan, *((row.size_bytes, row.max_timestamp_ms, row.mtime_ms) if row else (0, -1, -1)))
+        return unread_result(plan, with_first(plan, row) if row else listed_facts(plan.input.segments))
     if plan.run.force or settings.max_compaction_lag_ms < 2**63 - 1 or not plan.input.segments:
         return plan
-    n = len(plan.input.segments)
-    none = np.full(n, -1, np.int64)
-    facts = SegmentFacts(
-        np.array([s.first_offset for s in plan.input.segments], np.int64),
-        np.array([s.size_bytes for s in plan.input.segments], np.int64),
-        none,
-        none,
-        np.array([s.mtime_ms for s in plan.input.segments], np.int64),
-    )
+    facts = listed_facts(plan.input.segments)
     last = plan.input.segments[-1].first_offset
-    end = max(last + 1, plan.input.before.until or 0)
+    end = max(last + 1, plan.input.generation.next_offset or 0)
     active = end if plan.run.sealed else last
     if max(plan.cleaned_until, plan.input.log_start_offset, plan.input.log_start_checkpoint or 0) > end:
         return plan  # only the log itself shows if it reaches that far
-    dirty = first_dirty_offset(plan.clean_from, plan.input.log_start_offset, end)
+    dirty = first_dirty_offset(plan.clean_from(plan.extent), plan.input.log_start_offset, end)
     if plan.run.sealed and any(s.from_offset for s in plan.input.segments):
         return plan  # only the log itself shows if the rest of a cut segment holds anything
     cleanable = cleanable_range(
