@@ -400,8 +400,8 @@ class StorageError(MachineError):
     hint = "what was committed stays: run again"
 
 
-class UnreachableError(StorageError):
-    """An endpoint that does not answer."""
+class UnavailableError(StorageError):
+    """A server of a bucket that cannot be reached, does not answer in time, or refuses for a while."""
 
     hint = (
         "check the endpoint (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT, STORAGE_EMULATOR_HOST, or the profile's "
@@ -409,43 +409,14 @@ class UnreachableError(StorageError):
     )
 
 
-class UnusableError(StorageError):
-    """HDFS without what it needs."""
-
-    hint = "hdfs:// needs Hadoop (JAVA_HOME, HADOOP_HOME, and in CLASSPATH what `hadoop classpath --glob` prints)"
-
-
-class BusyError(StorageError):
-    """A server that refuses for a while."""
-
-
-class LostUploadError(StorageError):
-    """A file that the server forgot while it was being written."""
-
-
 class DeniedError(StorageError):
-    """Credentials that are unknown, or not allowed."""
+    """Credentials that are missing, unknown, or not allowed."""
 
     hint = (
-        "the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE; AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN; "
-        "GOOGLE_APPLICATION_CREDENTIALS; the machine's role) must be the right ones for this endpoint, and allow to "
-        "list and read, and for a store to write and delete"
-    )
-
-
-class WrongRegionError(StorageError):
-    """Requests signed for another region than the bucket's."""
-
-    hint = "set AWS_REGION to the bucket's region, and AWS_ENDPOINT_URL to that region's endpoint, or to none"
-
-
-class NoCredentialsError(StorageError):
-    """No credentials to sign requests with."""
-
-    hint = (
-        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (for one that assumes a role: "
-        "aws configure export-credentials --format env); AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN; "
-        "GOOGLE_APPLICATION_CREDENTIALS; or log in (az login, gcloud auth application-default login)"
+        "the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE; AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, az "
+        "login; GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login; the machine's role) must be the "
+        "right ones for this endpoint and region (AWS_REGION), and allow to list and read, and for a store to write "
+        "and delete"
     )
 
 

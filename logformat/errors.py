@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
-
-from lastkey.logformat.access_error import AccessError
-from lastkey.logformat.clouds import access_error
 
 NO_POSITION: Final = -1  # of an error about a partition or a folder, not about a byte of a file
 _LOG = logging.getLogger(__name__)
@@ -67,10 +63,7 @@ def _rebuild(
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
-    """Return the LogFormatError for an operating-system error of opening or reading a file. Raise AccessError if the
-    bucket as a whole is at fault.
-    """
-    raise_access(error)
+    """Return the LogFormatError for an operating-system error of opening or reading a file."""
     return LogFormatError("unreadable", path, position, "a readable file", _said(error))
 
 
@@ -102,21 +95,6 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-_WRITES = re.compile(  # in the words of S3's, Google's and Azure's libraries
-    r"during (?:Put|\w*Upload)\w* operation|retry\.function=\w*Upload|(?:UploadFrom|StageBlock|CommitBlockList) failed"
-)
-
-
-def raise_access(error: OSError) -> None:
-    """Raise AccessError if an error says that a bucket as a whole cannot be used, so that every request would fail.
-
-    A refused write counts for the whole bucket; after a refused read, `access_error` asks the bucket.
-    """
-    reads = _WRITES.search(str(error)) is None
-    if error.errno is None and (found := access_error(str(error), of_one_file=reads)) is not None:
-        raise found from error
-
-
 def stopped(error: Exception, name: str) -> LogFormatError:
     """Return the LogFormatError for an exception that stopped the work on one partition, segment or file, called
     `name`.
@@ -133,8 +111,6 @@ def stopped(error: Exception, name: str) -> LogFormatError:
         return error
     if is_full(error) or isinstance(error, UnsafeFolderError | AccessError):
         raise error
-    if isinstance(error, OSError):
-        raise_access(error)
     out = _stopped(error, name)
     out.__cause__ = error
     return out
@@ -189,6 +165,20 @@ class UnsafeFolderError(Exception):
             f"NUMBA_CACHE_DIR={self.path}: expected a folder that nobody else can write, found that {self.found}; what "
             "lies there is run as code: name a folder of your own (mode 0700), or unset the variable"
         )
+
+
+class AccessError(Exception):
+    """A bucket that cannot be used at present for any file. No file is at fault.
+
+    kind: words of `storage.access_error`; where: bucket and endpoint; found: the words of the server or the library.
+    """
+
+    def __init__(self, kind: str, where: str, found: str) -> None:
+        self.kind, self.where, self.found = kind, where, found
+        super().__init__(kind, where, found)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind}: {self.found}"
 
 
 CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"

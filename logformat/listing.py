@@ -15,10 +15,10 @@ from pyarrow import fs as pafs
 from lastkey.logformat import names
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.locations import locate, text_entries
-from lastkey.logformat.regular_files import LogFile, odd_entries, open_regular
 from lastkey.logformat.side_files import checkpoints
 from lastkey.logformat.side_files.small_files import read_small_file
+from lastkey.logformat.storage.locations import locate, text_entries
+from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_regular
 
 
 class NamedBytes(NamedTuple):

@@ -26,18 +26,11 @@ SOURCES = {
 
 # A room, or a module that lies in none, and all that it may import beside itself, of its own package and those below
 _BASE = {
-    "logformat.access_error", "logformat.clouds", "logformat.errors", "logformat.layout", "logformat.names",
-    "logformat.schemas", "logformat.locations",
+    "logformat.storage", "logformat.errors", "logformat.layout", "logformat.names",
+    "logformat.schemas",
 }  # fmt: skip
-_CLOUDS = {f"logformat.{name}_access" for name in ("s3", "azure", "gcs")}
 _BYTES = _BASE | {
-    "logformat.bytes_read",
-    "logformat.google_folders",
-    "logformat.io_counts",
-    "logformat.io_limit",
     "logformat.jit",
-    "logformat.read_ahead",
-    "logformat.regular_files",
     "logformat.primitives",
 }
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
@@ -49,44 +42,23 @@ _RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention"
 _STEPS = _LOGS | _RULES | {f"udfs.compact.{name}" for name in ("scan", "clean", "output")}
 # What of the formats the jobs may know: names, texts and types, no reader of a log
 _NAMES = {
-    "logformat.names", "logformat.schemas", "logformat.errors", "logformat.locations", "logformat.control_characters",
-    "logformat.access_error", "logformat.clouds",
+    "logformat.names", "logformat.schemas", "logformat.errors", "logformat.control_characters",
+    "logformat.storage",
     "logformat.side_files.checkpoints",
-    "logformat.bytes_read",  # how far a task is
-    "logformat.io_limit",
-    "logformat.io_counts",
     "logformat.listing",  # what a listed segment is, and which files of a folder count: it opens no log but a .swap
 }  # fmt: skip
 _BASICS = {"jobs.errors", "jobs.installation", "jobs.topics"} | _NAMES
 _SHELL = _BASICS | _TASK | {"jobs.command", "jobs.archive", "jobs.store"}
 _JOB = _SHELL | {"jobs.spark", "jobs.recorded"}
 FLOORS: dict[str, set[str]] = {
-    "logformat.access_error": set(),
-    "logformat.s3_access": {"logformat.access_error"},
-    "logformat.silent_servers": set(),
-    "logformat.azure_access": {"logformat.access_error", "logformat.silent_servers"},
-    "logformat.gcs_access": {"logformat.access_error", "logformat.silent_servers"},
-    "logformat.clouds": {"logformat.access_error", "logformat.silent_servers"} | _CLOUDS,
-    "logformat.errors": {"logformat.access_error", "logformat.clouds"},
+    "logformat.storage": {"logformat.errors"},
+    "logformat.errors": set(),
     "logformat.layout": set(),
     "logformat.names": set(),
     "logformat.schemas": set(),
     "logformat.control_characters": set(),
-    "logformat.locations": {"logformat.clouds"} | _CLOUDS,
-    "logformat.io_counts": set(),
-    "logformat.io_limit": {"logformat.io_counts"},
-    "logformat.bytes_read": {"logformat.io_limit"},
     "logformat.cache_folder": {"logformat.errors"},
     "logformat.jit": {"logformat.cache_folder"},
-    "logformat.google_file": {"logformat.gcs_access", "logformat.io_limit"},
-    "logformat.google_folders": {"logformat.google_file", "logformat.io_counts"},
-    "logformat.read_ahead": {"logformat.io_limit"},
-    "logformat.regular_files": {
-        "logformat.google_file",
-        "logformat.read_ahead",
-        "logformat.errors",
-        "logformat.locations",
-    },
     "logformat.primitives": _BYTES,
     "logformat.batches": _BYTES,
     "logformat.side_files": _BYTES,
@@ -202,13 +174,15 @@ FOR_KERNELS = {
 
 CODECS = {"google_crc32c", "cramjam", "isal", "zstandard", "backports", "lz4", "snappy"}
 THIRD_PARTY = {
-    "logformat": {"numpy", "numba", "llvmlite", "pyarrow", *CODECS},
+    "logformat": {"numpy", "numba", "llvmlite", "pyarrow", "obstore", "botocore", *CODECS},
     "udfs": {"numpy", "numba", "pyarrow", "fastavro", *CODECS},
     "jobs": {"numpy", "pyarrow", "pyspark", "delta", "py4j", "click", "tqdm", "google_crc32c", "deltalake",
              "matplotlib", "jinja2", "markupsafe", "pandas", "cryptography", "isal"},
 }  # fmt: skip
 ONLY_IN = {
     "delta": "jobs.store",
+    "obstore": "logformat.storage",
+    "botocore": "logformat.storage",
     "py4j": "jobs.spark",
     "deltalake": "jobs.store",
     "click": "jobs.command",

@@ -12,8 +12,8 @@ import numpy as np
 
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.layout import BATCH, CONTROL_MASK
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import offset_index
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.storage import Root, opened
 
 _BUFFER_BYTES: Final = 64 << 10

@@ -9,7 +9,7 @@ import numpy as np
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.logformat.read_ahead import following, will_read
+from lastkey.logformat.storage.regular_files import following, will_read
 from lastkey.udfs.storage import Root, opened
 
 _PART_BYTES: Final = 8 << 20

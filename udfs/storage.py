@@ -15,15 +15,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat import clouds, regular_files
-from lastkey.logformat.clouds import check_answer, is_bucket
 from lastkey.logformat.errors import readable
-from lastkey.logformat.google_folders import GoogleFolders
-from lastkey.logformat.io_counts import RequestCounter
-from lastkey.logformat.io_limit import paid
-from lastkey.logformat.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
-from lastkey.logformat.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.side_files.small_files import read_small_file
+from lastkey.logformat.storage import regular_files
+from lastkey.logformat.storage.buckets import is_bucket
+from lastkey.logformat.storage.io_limit import paid
+from lastkey.logformat.storage.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
+from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.tiered import objects as tiered
 
 _FLUSHES: Final = 4  # of a process: more cost processor time, and no file is there sooner
@@ -83,13 +81,11 @@ def same_kind(uri: str, before: str) -> str:
 
 
 class UnknownRootError(ValueError):
-    """A URI that is malformed, or of a file system that pyarrow does not know."""
+    """A URI that is malformed, or of neither a local file nor a bucket."""
 
 
 def open_root(uri: str) -> Root:
-    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError; AccessError for a server
-    that does not answer.
-    """
+    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError."""
     if uri.startswith(TIERED):
         from lastkey.logformat.tiered.view import TieredFileSystem  # noqa: PLC0415 - only the view needs kernels
 
@@ -98,12 +94,7 @@ def open_root(uri: str) -> Root:
     try:
         filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:
-        raise UnknownRootError(f"{uri}: expected a path, or a URI that pyarrow.fs knows, found {error}") from error
-    check_answer(canonical(uri))
-    if filesystem.type_name == "gcs":
-        filesystem = GoogleFolders(filesystem)
-    elif is_bucket(canonical(uri)):
-        filesystem = RequestCounter(filesystem)
+        raise UnknownRootError(f"{uri}: expected a path, or the URI of a bucket, found {error}") from error
     return Root(uri, filesystem, base.rstrip("/"))
 
 
@@ -264,8 +255,8 @@ def _and_above(folder: str) -> list[str]:
 
 
 def make_folder(root: Root, path: str) -> Root:
-    """Make a folder and those above it that are missing, except in a bucket, which needs none; return the root."""
-    clouds.make_folder(root.filesystem, root.full(path))
+    """Make a folder and those above it that are missing; a bucket needs none. Return the root."""
+    root.filesystem.create_dir(root.full(path), recursive=True)
     return root
 
 
@@ -332,11 +323,8 @@ def occupied_by(root: Root) -> str:
 
 
 def delete_folder(root: Root, path: str) -> None:
-    """Delete a folder and all in it. Google's store then misses the folder itself: it is no object unless somebody
-    made it.
-    """
-    with contextlib.suppress(*((FileNotFoundError,) if root.filesystem.type_name == "gcs" else ())):
-        root.filesystem.delete_dir(root.full(path))
+    """Delete a folder and all in it."""
+    root.filesystem.delete_dir(root.full(path))
 
 
 def exists(root: Root, path: str) -> bool:

@@ -18,11 +18,10 @@ from lastkey.jobs.archive.join import note_beginnings, one_log
 from lastkey.jobs.errors import MissingPathError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat import names
-from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, unreadable
 from lastkey.logformat.listing import Segment, files_of
-from lastkey.logformat.locations import TIERED, text_entries
 from lastkey.logformat.side_files import checkpoints
+from lastkey.logformat.storage.locations import TIERED, text_entries
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile, Traces
 from lastkey.udfs.storage import (
@@ -167,7 +166,6 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
     """
     archive = Archive(root)
     if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
-        check_bucket(root.uri, root.filesystem)
         raise FileNotFoundError(root.uri)
     try:
         with ThreadPoolExecutor(16) as pool:

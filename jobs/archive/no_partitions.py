@@ -19,7 +19,7 @@ from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.errors import MissingPathError
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.locations import text_entries
+from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.storage import Root, opened
 
 _MOST_LISTINGS: Final = 64

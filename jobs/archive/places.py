@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from lastkey.jobs.errors import UsageError
-from lastkey.logformat.clouds import bucket_address
-from lastkey.logformat.locations import TIERED, canonical
+from lastkey.logformat.storage.buckets import address
+from lastkey.logformat.storage.locations import TIERED, canonical
 from lastkey.udfs.storage import normal_uri
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _of_uri(uri: str) -> _Address:
     kind, _, rest = plain.partition("://")
     host, _, path = rest.partition("/")
     host = host.lower().removesuffix(_DEFAULT_PORT.get(kind, "/")).rpartition("@")[2]
-    if (bucket := bucket_address(plain)) is not None:
+    if (bucket := address(plain)) is not None:
         kind, host = bucket[0], "/".join(bucket[1:])
     return kind, host, *PurePosixPath(posixpath.normpath(f"/{unquote(path)}")).parts[1:]
 

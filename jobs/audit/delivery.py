@@ -39,7 +39,7 @@ from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Bars, Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
-from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 from lastkey.udfs.storage import normal_uri
 

@@ -18,7 +18,7 @@ from lastkey.jobs.command.options import KeyFormat
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.store.audits import delta_table
-from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.audit.rows import Secret, hashed_keys
 from lastkey.udfs.storage import exists, normal_uri, open_root
 

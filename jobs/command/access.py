@@ -7,35 +7,32 @@ from typing import Final
 
 from lastkey.jobs import errors
 from lastkey.jobs.errors import JobError
-from lastkey.logformat import access_error as kinds
-from lastkey.logformat.access_error import AccessError
-from lastkey.logformat.clouds import access_error
+from lastkey.logformat.errors import AccessError
+from lastkey.logformat.storage import access_error as kinds
+from lastkey.logformat.storage.access_error import in_one_line, kind_of
 
 _KINDS: Final[dict[str, type[JobError]]] = {
-    kinds.UNREACHABLE: errors.UnreachableError,
+    kinds.UNAVAILABLE: errors.UnavailableError,
     kinds.NO_BUCKET: errors.MissingBucketError,
     kinds.DENIED: errors.DeniedError,
-    kinds.REGION: errors.WrongRegionError,
-    kinds.NO_CREDENTIALS: errors.NoCredentialsError,
     kinds.EXPIRED: errors.ExpiredCredentialsError,
-    kinds.BUSY: errors.BusyError,
-    kinds.LOST: errors.LostUploadError,
-    kinds.UNUSABLE: errors.UnusableError,
 }
-_WHERE: Final = "(?:S3|Azure).*?|(?:s3|gs|az|hdfs)://.*?"
-_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: ({_WHERE}): ({'|'.join(_KINDS)}): (.*)")
+_IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: ((?:s3|gs|az)://.*?): ({'|'.join(_KINDS)}): (.*)")
+_URL: Final = re.compile(r"https?://[^\s?]+")
 
 
 def job_error(error: Exception) -> JobError | None:
-    """Return the job's error for a refused access, also in Spark's text of a failed task; None for any other error."""
+    """Return the job's error for a bucket that cannot be used, also as Spark's text of a failed task or delta-rs's own
+    errors tell of it; None for any other error.
+    """
     said = f"{type(error).__name__}: {error}"
-    found: AccessError | None
     if isinstance(error, AccessError):
-        found = error
+        where, kind, found = error.where, error.kind, error.found
     elif told := _IN_TEXT.search(said):
-        found = AccessError(told[2], told[1], told[3])
+        where, kind, found = told[1], told[2], told[3]
+    elif by_delta := kind_of(said):
+        url = _URL.search(said)
+        where, kind, found = f"the bucket at {url[0]}" if url else "the bucket", by_delta, in_one_line(said)
     else:
-        found = access_error(said)
-    if found is None:
         return None
-    return _KINDS[found.kind](path=found.where, reason=found.kind, found=found.found)
+    return _KINDS[kind](path=where, reason=kind, found=found)

@@ -56,7 +56,7 @@ from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError, UsageError
 from lastkey.logformat.control_characters import visible, visible_bytes
-from lastkey.logformat.locations import refuse_secrets
+from lastkey.logformat.storage.locations import refuse_secrets
 
 EXIT_CODES = """
 Exit codes: 0 done, or nothing was due; 1 a bug in Lastkey; 2 wrong option, setting or path; 3 partitions set aside, or

@@ -40,7 +40,7 @@ from lastkey.jobs.errors import (
 )
 from lastkey.jobs.installation import OF_DRIVERS
 from lastkey.logformat.errors import UnsafeFolderError, is_full
-from lastkey.logformat.locations import SecretInUriError
+from lastkey.logformat.storage.locations import SecretInUriError
 from lastkey.udfs.storage import UnknownRootError
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from typing import Final
 
 from lastkey.jobs.errors import ConfigFileError, UnknownNameError, UsageError
 from lastkey.jobs.topics import TopicFilter, unmatched
-from lastkey.logformat.locations import refuse_secrets
+from lastkey.logformat.storage.locations import refuse_secrets
 
 MAX_LONG: Final = 2**63 - 1  # Java's: the highest offset, and timestamp of a record
 _LONG_DIGITS: Final = 19

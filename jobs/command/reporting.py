@@ -12,9 +12,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from lastkey.jobs.errors import DONE, PROBLEMS
-from lastkey.logformat import io_counts
 from lastkey.logformat.control_characters import visible
-from lastkey.logformat.io_counts import READ, WRITTEN
+from lastkey.logformat.storage import io_counts
+from lastkey.logformat.storage.io_counts import READ, WRITTEN
 
 if TYPE_CHECKING:
     from lastkey.udfs.compact.retention import Expired, Reason

@@ -23,7 +23,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.errors import JobError, NotEmptyError, UsageError
 from lastkey.jobs.store.folders import check_not_inside
-from lastkey.logformat.access_error import AccessError
+from lastkey.logformat.errors import AccessError
 from lastkey.udfs.storage import Root, is_link, occupied_by, open_file, open_root
 
 _HEAD_BYTES: Final = 256 << 10

@@ -20,7 +20,7 @@ import pyarrow as pa
 from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
 from lastkey.jobs.spark.workers import Runner, SparkTasks
-from lastkey.logformat.io_counts import count
+from lastkey.logformat.storage.io_counts import count
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import check_versions

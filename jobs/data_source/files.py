@@ -17,10 +17,9 @@ from lastkey.jobs.archive.listing import Archive, ArchivedPartition, list_archiv
 from lastkey.jobs.data_source.read_options import Selection
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.logformat import names
-from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.locations import text_entries
+from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.data_source.find_pieces import first_offset
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
@@ -42,7 +41,6 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
         root = _root(uri)
         kind = root.filesystem.get_file_info(root.base).type
         if kind == pafs.FileType.NotFound:
-            check_bucket(uri, root.filesystem)
             raise MissingPathError(path=uri, expected="an archive, a partition's folder or a .log", found="nothing")
         if kind == pafs.FileType.File:
             parent, _, name = uri.rpartition("/")

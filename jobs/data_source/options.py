@@ -23,7 +23,7 @@ from lastkey.jobs.command.parse import (
 from lastkey.jobs.data_source.read_options import KINDS, Bounds, ReadOptions, Selection, Source
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.topics import Key, TopicFilter
-from lastkey.logformat.locations import SecretInUriError, has_secret
+from lastkey.logformat.storage.locations import SecretInUriError, has_secret
 from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, SPLIT_BYTES, Bound
 
 _WHERE: Final = ("path", "paths", "store", "generation")

@@ -19,8 +19,9 @@ from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.errors import NotEmptyError
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.control_characters import visible
-from lastkey.logformat.locations import as_hadoop_names_it, first_of
 from lastkey.logformat.names import is_topic
+from lastkey.logformat.storage.hadoop import as_hadoop_names_it
+from lastkey.logformat.storage.locations import first_of
 from lastkey.udfs.storage import Root, delete_folder, exists, links_below, make_folders, read_file, write_file
 
 MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"

@@ -31,7 +31,7 @@ from lastkey.jobs.store.minutes import known_segments, minute_table, replace_seg
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
-from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.groups import groups
 from lastkey.udfs.lookup.minutes import MINUTE_MS, TIME_INDEX_ROWS, TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import LookupPlan

@@ -27,7 +27,7 @@ from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.tasks import cores_of
 from lastkey.jobs.store.folders import check_not_inside
-from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.lookup.queries import ANSWER, LookupPlan, lookup_table
 from lastkey.udfs.storage import exists, is_link, normal_uri, open_root
 

@@ -35,8 +35,8 @@ from lastkey.jobs.policies.errors import DamagedMetadataError, SourcesError
 from lastkey.jobs.policies.live_cluster import add_live
 from lastkey.jobs.policies.toml_text import TopicTable, policies_text, policy
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.locations import locate
 from lastkey.logformat.names import is_topic
+from lastkey.logformat.storage.locations import locate
 from lastkey.udfs.cluster_metadata.image import BROKER, EVERY_BROKER, TOPIC
 from lastkey.udfs.cluster_metadata.log_files import FOLDER, MetadataFile, list_metadata, metadata_file, read_metadata
 

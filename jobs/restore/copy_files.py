@@ -15,8 +15,8 @@ import google_crc32c
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import MissingFileError, MissingSideFileError
-from lastkey.logformat.io_limit import paid, spend
-from lastkey.logformat.locations import text_entries
+from lastkey.logformat.storage.io_limit import paid, spend
+from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.storage import Root, flush, flush_names, make_folder, open_file, set_time
 
 _CHUNK_BYTES = 8 << 20

@@ -47,11 +47,11 @@ from lastkey.jobs.store.generations import Generation, manifests_of, open_store
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.access_error import in_one_line
 from lastkey.logformat.errors import LogFormatError, is_full
-from lastkey.logformat.io_limit import limited
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from lastkey.logformat.storage.access_error import in_one_line
+from lastkey.logformat.storage.io_limit import limited
 from lastkey.udfs.attempt import timed
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.last_records import segment_end

@@ -19,7 +19,8 @@ from lastkey.jobs.spark import jars
 from lastkey.jobs.spark.java import classes, java_context
 from lastkey.jobs.spark.running import context_of
 from lastkey.jobs.spark.session import of_java
-from lastkey.logformat.locations import canonical, hadoop_settings
+from lastkey.logformat.storage.hadoop import hadoop_settings
+from lastkey.logformat.storage.locations import canonical
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
 from lastkey.jobs.command.stopping import results_of
 from lastkey.jobs.spark.running import context_of, new_tag
-from lastkey.logformat.bytes_read import listening
-from lastkey.logformat.io_limit import limited
+from lastkey.logformat.storage.bytes_read import listening
+from lastkey.logformat.storage.io_limit import limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

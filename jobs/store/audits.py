@@ -34,7 +34,7 @@ from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, table_folder
 from lastkey.jobs.store.table import FILE, Change, Version, add_action, in_files
 from lastkey.jobs.store.tables import State
-from lastkey.logformat.access_error import in_one_line
+from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
 from lastkey.udfs.audit.rows import FileRead, Secret
 from lastkey.udfs.storage import (

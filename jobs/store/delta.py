@@ -9,8 +9,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from lastkey.jobs.errors import DamagedTableError
-from lastkey.logformat.access_error import in_one_line
-from lastkey.logformat.clouds import delta_place
+from lastkey.logformat.storage.access_error import in_one_line
+from lastkey.logformat.storage.buckets import delta_place
 from lastkey.udfs.storage import Root
 
 READABLE: Final = "commits and checkpoints that delta-rs can read"
@@ -23,13 +23,13 @@ def uri_of(root: Root, name: str) -> str:
 
 def place_of(root: Root, path: str) -> str:
     """Return the URI of a table below a root for delta-rs."""
-    base = f"file://{quote(root.base)}" if root.is_local else delta_place(root.uri, root.base)[0]
+    base = f"file://{quote(root.base)}" if root.is_local else delta_place(root.filesystem.bucket, root.base)[0]
     return f"{base}/{path}"
 
 
 def storage_options(root: Root) -> dict[str, str] | None:
     """Return the options that delta-rs needs beside those in the environment."""
-    return None if root.is_local else delta_place(root.uri, root.base)[1]
+    return None if root.is_local else delta_place(root.filesystem.bucket, root.base)[1]
 
 
 def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:

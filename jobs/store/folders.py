@@ -24,7 +24,7 @@ from lastkey.jobs.store.paths import (
 )
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.locations import text_entries
+from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.storage import Root, is_link, links_in
 
 _LINK: Final = "a symbolic link; left alone, as its files may be another store's"

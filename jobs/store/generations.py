@@ -15,7 +15,6 @@ from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
-from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, sizes_in
 
@@ -137,6 +136,5 @@ def open_store(uri: str) -> State:
     store = state.root
     found = store.filesystem.get_file_info(store.full(table_folder(CHECKPOINTS)))  # tells why a bucket does not answer
     if found.type != pafs.FileType.Directory or not state.exists():
-        check_bucket(store.uri, store.filesystem)
         raise MissingPathError(path=store.uri, expected=f"a store, with {table_folder(CHECKPOINTS)}", found="none")
     return state

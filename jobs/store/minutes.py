@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from lastkey.jobs.store.paths import TIME_INDEX, table_folder
 from lastkey.jobs.store.tables import State
-from lastkey.logformat.locations import as_hadoop_names_it
+from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.lookup.minutes import TIME_INDEX_ROWS
 from lastkey.udfs.storage import Root
 

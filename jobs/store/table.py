@@ -47,9 +47,9 @@ from lastkey.jobs.store import commit_file
 from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
-from lastkey.logformat.access_error import in_one_line
-from lastkey.logformat.clouds import is_bucket
-from lastkey.logformat.io_counts import count
+from lastkey.logformat.storage.access_error import in_one_line
+from lastkey.logformat.storage.buckets import is_bucket
+from lastkey.logformat.storage.io_counts import count
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_folder, open_file, write_file
 
@@ -106,11 +106,8 @@ class Change:
 
 def check_fit(root: Root) -> None:
     """Raise UsageError if no table can lie there: delta-rs would take characters of the path for others."""
-    if is_bucket(root.uri) and ("?" in root.uri or "//" in root.base):
-        raise UsageError(
-            message=f"{root.uri}: a store's URI cannot have an empty part (//) or settings (?) in it: give settings by "
-            "the environment (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT) or a profile (AWS_PROFILE)"
-        )
+    if is_bucket(root.uri) and "//" in root.base:
+        raise UsageError(message=f"{root.uri}: a store's URI cannot have an empty part (//) in it")
     if found := _UNFIT.search(root.base):
         raise UsageError(
             message=f"{root.uri}: a store's path cannot have {found[0]!r} in it: its tables would lie elsewhere; "

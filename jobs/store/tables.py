@@ -155,10 +155,10 @@ class State:
         """
         if not self._checked:
             check_no_links(self.root)
-            if not (is_there := self.table_exists(CHECKPOINTS)):
+            if not self.table_exists(CHECKPOINTS):
                 check_not_inside("the store", self.root)
                 check_no_archive(self.root)
-            check_exclusive(self.root, rounds=1 if is_there else 3)
+            check_exclusive(self.root)
             self._checked = True
 
     def version(self) -> int:

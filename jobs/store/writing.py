@@ -29,7 +29,7 @@ from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.jobs.store.table import Change, Version
 from lastkey.jobs.store.tables import KEY_COLUMNS, State
 from lastkey.jobs.topics import Key
-from lastkey.logformat.access_error import in_one_line
+from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.udfs.steps import step
 
 _TABLE_HOURS: Final = 720  # no table keeps files longer

@@ -26,7 +26,7 @@ from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
 from lastkey.jobs.verify.report import VerifyReport
-from lastkey.logformat.errors import NO_POSITION, raise_access, unreadable
+from lastkey.logformat.errors import NO_POSITION, unreadable
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, normal_uri, same_kind
 from lastkey.udfs.verify.findings import CheckResult
@@ -187,7 +187,6 @@ def _archive_now(uri: str, options: VerifyOptions, report: VerifyReport) -> Arch
         if options.archive_moved is not None:
             raise
     except OSError as error:
-        raise_access(error)
         report.other_problems.append(Problem.of(unreadable(uri, error)))
     return None
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from lastkey.logformat import bytes_read
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.errors import LogFormatError, unreadable
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
-from lastkey.logformat.read_ahead import following, will_read
+from lastkey.logformat.storage import bytes_read
+from lastkey.logformat.storage.regular_files import following, will_read
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
 MAX_BATCH_BYTES: Final = 256 << 20  # of a batch, in its file and decompressed: default of max.decompressed.batch.bytes

@@ -17,7 +17,7 @@ from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, batch_problem, only_zeros, read_chunks
 from lastkey.logformat.batches.pread_kernels import SHORT_READ, walk_headers
 from lastkey.logformat.errors import LogFormatError, unreadable
-from lastkey.logformat.io_limit import spend
+from lastkey.logformat.storage.io_limit import spend
 
 WINDOW_BYTES: Final = 64 << 10  # tuned: larger windows than 16 KiB made no difference
 _ROWS: Final = 1 << 14  # batches before control returns to Python

@@ -23,7 +23,7 @@ from lastkey.logformat.batches.bodies import SOFT_BYTES, BadBatch, BodyLoader, R
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, MAX_BATCH_BYTES, NO_END, Chunk, ChunkBuffer, Tail, read_chunks
 from lastkey.logformat.batches.headers import read_headers
 from lastkey.logformat.errors import LogFormatError, readable
-from lastkey.logformat.regular_files import LogFile
+from lastkey.logformat.storage.regular_files import LogFile
 
 
 class LogReader:

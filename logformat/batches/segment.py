@@ -24,10 +24,10 @@ from lastkey.logformat.batches.columns import MAX_BYTES, MAX_ROWS, TopicPartitio
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
-from lastkey.logformat.locations import locate
 from lastkey.logformat.names import LOG, parse_partition_folder, parse_segment_file
-from lastkey.logformat.regular_files import LogFile, open_regular
 from lastkey.logformat.schemas import BATCHES, RECORDS, select
+from lastkey.logformat.storage.locations import locate
+from lastkey.logformat.storage.regular_files import LogFile, open_regular
 
 _NULLABLE: Final = {"int32": "Int32", "int64": "Int64"}  # Arrow's type -> the pandas type that can hold null
 

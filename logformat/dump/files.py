@@ -23,18 +23,17 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat import names
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
-from lastkey.logformat.clouds import check_bucket
 from lastkey.logformat.dump import indexes as dump_indexes
 from lastkey.logformat.dump import lines as text
 from lastkey.logformat.dump.findings import DumpFindings
 from lastkey.logformat.dump.indexes import IndexFindings
 from lastkey.logformat.dump.log import LogFindings, LogOptions, log_lines
 from lastkey.logformat.errors import LogFormatError, readable, stopped, without_frames
-from lastkey.logformat.locations import canonical, locate, text_entries
 from lastkey.logformat.primitives.java_text import bytes_of
-from lastkey.logformat.regular_files import files_below, open_input
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.small_files import read_small_file
+from lastkey.logformat.storage.locations import canonical, locate, text_entries
+from lastkey.logformat.storage.regular_files import files_below, open_input
 
 _CHECKPOINT_SUFFIX: Final = "checkpoint"  # of KRaft's snapshots: they hold batches, as a log does
 _KINDS: Final = (*names.KINDS, _CHECKPOINT_SUFFIX)
@@ -78,8 +77,6 @@ def list_files(
         given = canonical(str(named)) if filesystem is None else str(named)
         found, path = locate(given, filesystem)
         info = found.get_file_info(path)
-        if info.type == pafs.FileType.NotFound:
-            check_bucket(given, found)
         if info.type != pafs.FileType.Directory:
             yield DumpFile(found, path, given, -1 if info.type == pafs.FileType.NotFound else info.size or 0)
             continue

@@ -21,9 +21,9 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, NO_TIMESTAMP, OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY
 from lastkey.logformat.names import LOG
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.side_files import checkpoints, offset_index, time_index, transaction_index
+from lastkey.logformat.storage.regular_files import LogFile
 
 Pairs = list[tuple[int, int]]
 Columns = dict[str, Any]  # numpy or Arrow

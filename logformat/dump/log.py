@@ -33,8 +33,8 @@ from lastkey.logformat.dump.lines import (
 from lastkey.logformat.errors import LogFormatError, without_frames
 from lastkey.logformat.layout import CODEC_MASK, LOG_OVERHEAD, MIN_LEGACY_SIZE
 from lastkey.logformat.primitives.java_text import text_of
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
+from lastkey.logformat.storage.regular_files import LogFile
 
 NO_LIMIT: Final = 2**31 - 1  # for max_bytes, as in Kafka's tool
 # (keys, values, offsets) of data records -> (key texts, payload texts); null shows nothing

@@ -40,7 +40,6 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment, list_partition
-from lastkey.logformat.locations import file_system
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.search import offset_kernels as k
 from lastkey.logformat.search.offset_kernels import LOCATION
@@ -48,6 +47,7 @@ from lastkey.logformat.search.record_search import RecordSearch
 from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.search.windows import Place, located
 from lastkey.logformat.side_files import checkpoints
+from lastkey.logformat.storage.locations import file_system
 
 FOUND: Final = k.FOUND  # status of a LOCATION
 END: Final = 7  # the target is in the log, or is its end, but nothing can be read there (yet)

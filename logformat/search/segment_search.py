@@ -30,14 +30,14 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import TIME_INDEX_ENTRY
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.locations import file_system
-from lastkey.logformat.regular_files import LogFile, open_regular
 from lastkey.logformat.search import offset_kernels as k
 from lastkey.logformat.search.offset_kernels import LOCATION
 from lastkey.logformat.search.time_kernels import CANDIDATE, find_times
 from lastkey.logformat.search.windows import Bytes, Place, before_zeros, located, open_window, read_index
 from lastkey.logformat.side_files import index_kernels
 from lastkey.logformat.side_files.index_builder import INDEX_INTERVAL_BYTES
+from lastkey.logformat.storage.locations import file_system
+from lastkey.logformat.storage.regular_files import LogFile, open_regular
 
 NO_LIMIT: Final = 2**62
 MOST_ENTRIES: Final = 1 << 16  # of an index made in memory: 1 MiB

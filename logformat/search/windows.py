@@ -20,9 +20,9 @@ from pyarrow import fs as pafs
 from lastkey.logformat.batches.chunks import read_exactly
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.layout import OFFSET_INDEX_ENTRY, TIME_INDEX_ENTRY, V3_LARGEST_HEADER
-from lastkey.logformat.regular_files import open_input, open_local
 from lastkey.logformat.search.offset_kernels import OFFSET_ENTRY, TIME_ENTRY
 from lastkey.logformat.search.time_kernels import copy_batches
+from lastkey.logformat.storage.regular_files import open_input, open_local
 
 WINDOW_BYTES: Final = 128 << 10  # read at once if a file cannot be mapped: a request costs more than its bytes
 MOST_WINDOW_BYTES: Final = 8 << 20

@@ -34,8 +34,8 @@ from lastkey.logformat import names
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
 from lastkey.logformat.layout import BATCH_HEADER
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import checkpoints, offset_index
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.logformat.tiered.contents import Contents
 from lastkey.logformat.tiered.objects import EPOCHS, Copy
 

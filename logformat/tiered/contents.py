@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, readable
-from lastkey.logformat.regular_files import open_input
 from lastkey.logformat.side_files.small_files import most_side_bytes, read_small_file
+from lastkey.logformat.storage.regular_files import open_input
 from lastkey.logformat.tiered.objects import EPOCHS, INDEXES, MANIFEST, Copy
 
 _INDEXES: Final = {

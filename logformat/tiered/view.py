@@ -32,9 +32,9 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.locations import text_entries
-from lastkey.logformat.regular_files import open_input
 from lastkey.logformat.side_files import checkpoints, transaction_index
+from lastkey.logformat.storage.locations import text_entries
+from lastkey.logformat.storage.regular_files import open_input
 from lastkey.logformat.tiered.choice import ChosenCopies, CopyRange, choose
 from lastkey.logformat.tiered.contents import Contents
 from lastkey.logformat.tiered.objects import EPOCHS, Copy, RemotePartition, copies_of, holds_segments, remote_partition

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.batches.chunks import NO_END, batch_problem
-from lastkey.logformat.clouds import make_folder
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, CONTROL_ABORT, CONTROL_COMMIT, MIN_LEGACY_SIZE, PREFIX
-from lastkey.logformat.locations import locate
 from lastkey.logformat.names import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, segment_file
 from lastkey.logformat.side_files import producer_snapshot, transaction_index
 from lastkey.logformat.side_files.index_builder import INDEX_INTERVAL_BYTES, MAX_INDEX_BYTES, IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
+from lastkey.logformat.storage.locations import locate
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 
 _SMALLEST_BATCH: Final = PREFIX.itemsize + MIN_LEGACY_SIZE
@@ -61,7 +60,7 @@ class SegmentWriter:
         self.producers = ProducerState() if producers is None else producers
         self._indexes = IndexBuilder(base_offset, index_interval_bytes, max_index_bytes, self.path)
         self._aborted: list[NDArray[np.void]] = []
-        make_folder(self.filesystem, self.folder)
+        self.filesystem.create_dir(self.folder, recursive=True)
         self._stream = self.filesystem.open_output_stream(self.path, compression=None)
 
     @property

@@ -24,12 +24,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pyarrow import fs as pafs
 
-from lastkey.logformat.locations import file_system
+from lastkey.logformat.storage.locations import file_system
 from tests.bench.make_log import make_partition
-from tests.builders.cloud_servers import SERVERS
+from tests.builders.cloud_servers import ACCOUNT, KEY, SERVERS
 from tests.builders.s3_proxy import Fault, every, s3_proxy
 from tests.builders.s3_server import environment, get, put
 
@@ -78,10 +79,13 @@ def _measure(server: str, place: str, work: Path, disk: float) -> None:
     of_servers, of_ended = _cpu_of_servers(), _cpu_of_ended()
     compacted = _compact(f"{place}/archive", f"{place}/store")
     of_servers, of_ended = _cpu_of_servers() - of_servers, _cpu_of_ended() - of_ended
+    plain = _pyarrows(place.partition("://")[0])
     with tempfile.TemporaryDirectory(dir=work) as copied:
-        there = _seconds(lambda: get(f"{place}/archive", Path(copied)))
+        _make_folders(f"{place}/archive", Path(copied))
+        there = _seconds(lambda: pafs.copy_files("logs/archive", copied, source_filesystem=plain))
     get(f"{place}/store/segments", work / f"generation-{server}")
-    back = _seconds(lambda: put(work / f"generation-{server}", f"{place}/copied"))
+    generation = str(work / f"generation-{server}")
+    back = _seconds(lambda: pafs.copy_files(generation, "logs/copied", destination_filesystem=plain))
     sizes = [_megabytes(f"{place}/{folder}") for folder in ("archive", "store/segments")]
     print(
         f"| {server} | {sizes[0]:.0f} | {sizes[1]:.0f} | {there:.1f} | {back:.1f} | {compacted:.1f} "
@@ -89,6 +93,28 @@ def _measure(server: str, place: str, work: Path, disk: float) -> None:
         f"| {(there + back) / compacted:.2f} | {disk:.1f} |",
         flush=True,
     )
+
+
+def _pyarrows(scheme: str) -> pafs.FileSystem:
+    """Return pyarrow's own client of the server to which the environment leads."""
+    if scheme == "az":
+        at = urlsplit(os.environ["AZURE_STORAGE_ENDPOINT"]).netloc
+        return pafs.AzureFileSystem(
+            account_name=ACCOUNT, account_key=KEY, blob_storage_authority=at, dfs_storage_authority=at,
+            blob_storage_scheme="http", dfs_storage_scheme="http",
+        )  # fmt: skip
+    if scheme == "gs":
+        at = urlsplit(os.environ["STORAGE_EMULATOR_HOST"]).netloc
+        return pafs.GcsFileSystem(anonymous=True, endpoint_override=at, scheme="http")
+    at = urlsplit(os.environ["AWS_ENDPOINT_URL"]).netloc
+    return pafs.S3FileSystem(endpoint_override=at, scheme="http", region=os.environ["AWS_REGION"])
+
+
+def _make_folders(uri: str, folder: Path) -> None:
+    filesystem, path = file_system(uri)
+    for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
+        if info.type == pafs.FileType.Directory:
+            (folder / info.path[len(path) + 1 :]).mkdir(parents=True, exist_ok=True)
 
 
 def _compact(archive: str, store: str) -> float:

@@ -10,7 +10,7 @@
 - Spark's connector renames by `moveTo`, alone or several in a batch. fake-gcs-server does not know it, so the front
   copies and deletes, which is not one step as Google's is.
 - An XML listing of a bucket that is not there is answered with 500 by fake-gcs-server, with 404 by Google.
-- An upload in parts that is asked how far it is, or sent something twice: `tests.builders.google_uploads`.
+- An upload in parts (`POST ?uploads` of the XML API), of which fake-gcs-server knows nothing: the front keeps them.
 
 All else goes through as it is. It is a process of its own, for pyarrow waits for some answers without letting other
 threads of its process run.
@@ -23,20 +23,18 @@ import re
 import select
 import shutil
 import sys
-from functools import partial
+import uuid
 from http.server import ThreadingHTTPServer
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tests.builders import google_uploads
-from tests.builders.google_uploads import Answer, Upload
 from tests.builders.http_bodies import KeptAlive, read_body
 
 _HOP: Final = {"connection", "transfer-encoding", "keep-alive", "content-length", "host", "expect"}
 _NO_BUCKET: Final = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist.</Message></Error>"
 _PIECE: Final = 256 << 10
 _LISTS_FROM_A_NAME: Final = re.compile(r"[?&](startFrom|start-after)=")
-_UPLOAD: Final = re.compile(r"[?&]upload_id=(\w+)")
+Answer = tuple[int, list[tuple[str, str]], bytes]  # status, headers, body
 _MOVE: Final = re.compile(rb"^POST \S*?(/storage/v1/b/([^/\s]+)/o/[^/\s]+)/moveTo/", re.MULTILINE)
 
 
@@ -59,9 +57,14 @@ def _copies_for_moves(path: str, body: bytes) -> tuple[list[str], str, bytes]:
     return sources, asked.decode().removeprefix("POST "), _MOVE.sub(rb"POST \1/copyTo/b/\2/", body)
 
 
+def _result(name: str, **tags: str) -> bytes:
+    inner = "".join(f"<{tag}>{text}</{tag}>" for tag, text in tags.items())
+    return f"<{name}Result>{inner}</{name}Result>".encode()
+
+
 def main(upstream: int) -> None:
     """Serve at a free port of the loopback, which is printed; the server listens on port `upstream` there."""
-    uploads: dict[str, Upload] = {}
+    uploads: dict[str, dict[int, bytes]] = {}  # id -> number -> part
 
     class Handler(KeptAlive):
         server_side: http.client.HTTPConnection | None = None
@@ -71,6 +74,19 @@ def main(upstream: int) -> None:
             body = read_body(self.headers, self.rfile)
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
             is_xml = not path.startswith(("/storage/", "/upload/", "/download/", "/batch/"))
+            if len(body) != int(self.headers.get("Content-Length") or len(body)):
+                raise ConnectionAbortedError("the request broke off")
+            asked = parse_qs(urlsplit(path).query, keep_blank_values=True) if is_xml else {}
+            completed = asked.get("uploadId", [""])[0] if method == "POST" else ""
+            if completed:
+                method, path, body = (
+                    "PUT",
+                    urlsplit(path).path,
+                    b"".join(dict(sorted(uploads[completed].items())).values()),
+                )
+            elif "uploads" in asked or "uploadId" in asked:
+                self._answer(*self._part(method, asked, body))
+                return
             if method == "PUT" and is_xml and "x-ms-version" not in self.headers:
                 bucket, _, key = path.partition("?")[0].lstrip("/").partition("/")
                 method, path = (
@@ -89,7 +105,7 @@ def main(upstream: int) -> None:
                     return
                 status, given, answer = response.status, response.getheaders(), response.read()
             else:
-                status, given, answer = self._done(method, path, body, headers)
+                status, given, answer = self._asked(method, path, body, headers)
             codes = re.findall(rb"^HTTP/1\.1 (\d+)", answer, re.MULTILINE) or [b"%d" % status]
             for source, code in zip(sources, codes, strict=False):
                 if code == b"200":
@@ -97,16 +113,19 @@ def main(upstream: int) -> None:
             answer = _from_a_name_on(path, answer)
             if is_xml and status == 500 and b"no bucket named" in answer:
                 status, given, answer = 404, [("Content-Type", "application/xml")], _NO_BUCKET
-            if self.command == "PUT" and method == "POST" and status == 200:
+            if completed and status == 200:
+                given, answer = [("x-goog-generation", "1")], _result("CompleteMultipartUpload", ETag='"1"')
+            elif self.command == "PUT" and method == "POST" and status == 200:
                 given, answer = [("ETag", '"1"'), ("x-goog-generation", "1")], b""
+            self._answer(status, given, answer)
+
+        def _answer(self, status: int, given: list[tuple[str, str]], answer: bytes) -> None:
             self.send_response_only(status)
             length = len(answer)
             for name, value in given:
                 if name.lower() == "content-length" and self.command == "HEAD":
                     length = int(value)
                 elif name.lower() == "location":
-                    if begun := _UPLOAD.search(value):
-                        uploads[begun[1]] = Upload()
                     self.send_header(name, value.replace(f":{upstream}/", f":{self.server.server_address[1]}/"))
                 elif name.lower() not in _HOP:
                     self.send_header(name, value)
@@ -133,18 +152,17 @@ def main(upstream: int) -> None:
             except OSError:
                 self.close_connection = True
 
-        def _done(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-            named = _UPLOAD.search(path)
-            upload = uploads.get(named[1]) if named and method != "DELETE" else None
-            is_whole = len(body) == int(self.headers.get("Content-Length") or len(body))
-            if upload is None:
-                if not is_whole:
-                    raise ConnectionAbortedError("the request broke off")
-                return self._asked(method, path, body, headers)
-            kept = {name: value for name, value in headers.items() if name.lower() != "content-range"}
-            store = partial(self._asked, method, path, headers=kept)
-            said = self.headers.get("Content-Range")
-            return google_uploads.put(upload, said, body, store, is_whole=is_whole)
+        def _part(self, method: str, asked: dict[str, list[str]], body: bytes) -> Answer:
+            """Begin an upload in parts, keep a part, or give the upload up."""
+            if method == "POST":
+                uploads[made := uuid.uuid4().hex] = {}
+                return 200, [], _result("InitiateMultipartUpload", Bucket="-", Key="-", UploadId=made)
+            upload = asked["uploadId"][0]
+            if method == "DELETE":
+                uploads.pop(upload, None)
+                return 204, [], b""
+            uploads[upload][int(asked["partNumber"][0])] = body
+            return 200, [("ETag", '"1"')], b""
 
         def _asked(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
             answer = self._sent(method, path, body, headers)

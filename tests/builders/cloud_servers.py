@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from lastkey.logformat.locations import file_system
+from pyarrow import fs as pafs
+
 from tests.builders.s3_server import CREDENTIALS, environment, make_bucket, s3_server
 from tests.kafka_lab.waiting import wait_until
 
@@ -47,8 +48,16 @@ def azure_server() -> Iterator[int]:
         _front(port) as front,
         environment(azure_environment(front)),
     ):
-        filesystem, path = file_system("az://logs")
-        filesystem.create_dir(path)
+        at = f"127.0.0.1:{port}"
+        server = pafs.AzureFileSystem(
+            account_name=ACCOUNT,
+            account_key=KEY,
+            blob_storage_authority=at,
+            dfs_storage_authority=at,
+            blob_storage_scheme="http",
+            dfs_storage_scheme="http",
+        )
+        server.create_dir("logs")
         yield front
 
 

@@ -26,12 +26,12 @@ Operations, and where they are caught:
     rename    os.rename, os.replace, Path.replace
     delete    pyarrow.fs and os.remove, os.unlink
 
-The means: `logformat.locations` is the one place that makes a file system. In it `pyarrow.fs.LocalFileSystem` becomes a
-subclass, so every check for a local root still sees a local one, with real paths, locks, fsync and mmap. Opens, lists,
-renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync are wrapped. The
-C library's pread is one symbol that LLVM looks up when a kernel is loaded: a child binds it to a function that counts
-and then calls the real one. A process that has loaded its kernels already cannot; faults in a read of headers alone
-(batches/headers.py) are therefore tested in a child. No C compiler is needed.
+The means: `logformat.storage.locations` is the one place that makes a file system. In it pyarrow's LocalFileSystem
+becomes a subclass, so every check for a local root still sees a local one, with real paths, locks, fsync and mmap.
+Opens, lists, renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync
+are wrapped. The C library's pread is one symbol that LLVM looks up when a kernel is loaded: a child binds it to a
+function that counts and then calls the real one. A process that has loaded its kernels already cannot; faults in a
+read of headers alone (batches/headers.py) are therefore tested in a child. No C compiler is needed.
 
 Spark's workers and all other children of a child inherit the faults, by a `sitecustomize` on PYTHONPATH. Operations are
 counted in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also
@@ -61,7 +61,7 @@ from typing import Any, Literal
 
 from pyarrow import fs as pafs
 
-from lastkey.logformat import locations, regular_files
+from lastkey.logformat.storage import locations, regular_files
 
 Operation = Literal["open", "read", "list", "create", "write", "fsync", "rename", "delete"]
 VARIABLE = "LASTKEY_TEST_FAULTS"
@@ -98,7 +98,7 @@ def faults(folder: Path, *given: Fault) -> Iterator[None]:
 
     plan = _Plan(_folder(folder), given)
     before = locations.pafs
-    locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri, S3FileSystem=pafs.S3FileSystem)
+    locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri)
     wrapped = os.pread, os.fsync
     root_made_once.cache_clear()
     _hook_once()
@@ -141,7 +141,7 @@ def install_from_environment() -> None:
     if not said:
         return
     told = json.loads(said)
-    locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri, S3FileSystem=pafs.S3FileSystem)
+    locations.pafs = SimpleNamespace(LocalFileSystem=_Local, FileSystem=_FromUri)
     _hook_once()
     _state.plan = _Plan(Path(told["folder"]), [_from_json(fault) for fault in told["faults"]])
     os.pread, os.fsync = _pread, _fsync

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyarrow import fs as pafs
 
-from lastkey.logformat.locations import file_system
+from lastkey.logformat.storage.locations import file_system
 
 ROOT = Path(__file__).resolve().parents[2]
 BUCKET = "s3://logs"
@@ -54,15 +54,21 @@ def make_bucket(port: int) -> None:
 def put(folder: Path, uri: str) -> None:
     """Copy a folder into the bucket."""
     filesystem, path = file_system(uri)
-    pafs.copy_files(str(folder), path, destination_filesystem=filesystem)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with filesystem.open_output_stream(f"{path}/{file.relative_to(folder)}") as stream:
+                stream.write(file.read_bytes())
 
 
 def get(uri: str, folder: Path) -> None:
     """Copy a folder out of the bucket."""
     filesystem, path = file_system(uri)
     for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
-        (folder / info.path[len(path) + 1 :]).parent.mkdir(parents=True, exist_ok=True)  # Google's lists no folders
-    pafs.copy_files(path, str(folder), source_filesystem=filesystem)
+        if info.type == pafs.FileType.File:
+            to = folder / info.path[len(path) + 1 :]
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with filesystem.open_input_file(info.path) as file:
+                to.write_bytes(file.read())
 
 
 @contextlib.contextmanager

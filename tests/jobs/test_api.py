@@ -23,8 +23,8 @@ from lastkey.jobs.command import cli, stopping
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.errors import DiskFullError, JobError, MissingPathError, RunningError, UsageError
 from lastkey.jobs.topics import EVERY_TOPIC
-from lastkey.logformat.access_error import DENIED, AccessError
-from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.errors import AccessError, LogFormatError
+from lastkey.logformat.storage.access_error import DENIED
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "archive"

@@ -24,10 +24,11 @@ from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.convert import job as convert
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.locations import file_system
 from lastkey.logformat.search.partition_log import open_partition
+from lastkey.logformat.storage.locations import file_system
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition
+from tests.builders.one_line import said_by
 from tests.builders.remote import batches, put_aiven, put_kafka, put_pinterest, segment
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.sources import read, tasks_of
@@ -146,18 +147,18 @@ def test_a_conversion_into_the_bucket_that_was_cut_off_goes_on(tmp_path):
     assert objects_in(uri) == files_of(tmp_path / "v3")
 
 
-@pytest.mark.parametrize("part", [".", ".."])
-def test_a_key_with_dots_for_a_name_leads_nowhere(tmp_path, part):
+@pytest.mark.parametrize("part", [".", "..", ""])
+def test_a_key_with_dots_or_nothing_for_a_name_is_refused(tmp_path, part, capsys):
     """No partition is read from another folder, and none is written beside the output."""
+    uri = f"{BUCKET}/dots{len(part)}"
     write_partition(tmp_path / "t-0", "a=1 || b=2")
-    put(tmp_path, f"{BUCKET}/dots{len(part)}")
+    put(tmp_path, uri)
     key = f"dots{len(part)}/{part}/t-1/00000000000000000000.log"
     boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).put_object(Bucket="logs", Key=key, Body=b"")
-    code, said, _ = run("reindex", f"{BUCKET}/dots{len(part)}", "--output", tmp_path / "written" / "here")
-    assert code == 3
-    assert f"note: {part}: unreadable: expected object keys without . or .. between slashes" in said
-    assert [path.name for path in (tmp_path / "written").iterdir()] == ["here"]
-    assert [path.name for path in (tmp_path / "written" / "here").iterdir()] == ["t-0"]
+    code, line, _ = said_by(capsys, "reindex", uri, "--output", str(tmp_path / "written" / "here"))
+    assert code == 5
+    assert line.startswith(f"error: {uri}: Encountered object with invalid path: ") and f'"{key}"' in line
+    assert not (tmp_path / "written").exists()
 
 
 def test_a_report_of_a_bucket(tmp_path):

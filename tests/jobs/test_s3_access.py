@@ -23,17 +23,16 @@ from lastkey.jobs.errors import DamagedTableError, UsageError
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import open_state
-from lastkey.logformat import clouds
-from lastkey.logformat.access_error import AccessError
-from lastkey.logformat.errors import LogFormatError, stopped, unreadable
-from lastkey.logformat.locations import file_system
-from lastkey.logformat.s3_access import delta_options
+from lastkey.logformat.errors import AccessError, stopped, unreadable
+from lastkey.logformat.storage import buckets
+from lastkey.logformat.storage.access_error import kind_of
+from lastkey.logformat.storage.locations import file_system
 from lastkey.udfs.storage import cached_root, open_root
 from tests.bench.race_commits import losing, race
 from tests.builders.logs import write_partition
 from tests.builders.one_line import SECONDS, said_by
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
-from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, s3_server
+from tests.builders.s3_server import BUCKET, CREDENTIALS, environment, put, s3_server
 from tests.builders.stores import make_commit, run_id
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,13 +71,13 @@ ERRORS = {
     "expired": (Fault(status=400, code="ExpiredToken"), "ExpiredCredentialsError", "have expired: ExpiredToken"),
     "another region": (
         Fault(status=301, code="PermanentRedirect", headers=(("x-amz-bucket-region", "us-west-2"),)),
-        "WrongRegionError", "configured region is 'eu-central-1' while the bucket is located in 'us-west-2'",
+        "DeniedError", "Received redirect without LOCATION, this normally indicates an incorrectly configured region",
     ),
-    "malformed": (Fault(status=400, code="AuthorizationHeaderMalformed"), "WrongRegionError", "HeaderMalformed"),
-    "busy": (SLOW_DOWN, "BusyError", "too busy: SlowDown"),
-    "broken": (Fault(status=500, code="InternalError"), "BusyError", "too busy: InternalError"),
-    "cut": (CUT, "UnreachableError", "cannot be reached: Empty reply"),
-    "no answer": (Fault(delay_seconds=40, cut=True), "UnreachableError", "cannot be reached: Operation too slow"),
+    "malformed": (Fault(status=400, code="AuthorizationHeaderMalformed"), "DeniedError", "HeaderMalformed"),
+    "busy": (SLOW_DOWN, "UnavailableError", "is not available: 503 Service Unavailable"),
+    "broken": (Fault(status=500, code="InternalError"), "UnavailableError", "is not available: 500 Internal"),
+    "cut": (CUT, "UnavailableError", "is not available: the connection was closed"),
+    "no answer": (Fault(delay_seconds=400, cut=True), "UnavailableError", "is not available: no answer in time"),
 }  # fmt: skip
 
 
@@ -102,7 +101,7 @@ def test_delta_says_the_same(port, name, monkeypatch):
     """
     fault, kind, _ = ERRORS[name]
     if name != "busy":
-        monkeypatch.setattr(clouds, "_RETRIES", 1)
+        monkeypatch.setitem(buckets._DELTA, "max_retries", "1")
     with s3_proxy(port, always(fault)) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         started = time.monotonic()
         with pytest.raises(OSError) as raised:
@@ -110,7 +109,7 @@ def test_delta_says_the_same(port, name, monkeypatch):
         error = job_error(raised.value)
         assert time.monotonic() - started < SECONDS
     assert type(error).__name__ == kind
-    assert error is not None and str(error).startswith(f"s3://logs at {proxy.url}: ")
+    assert error is not None and str(error).startswith(f"the bucket at {proxy.url}/logs")
     assert len(error.line().splitlines()) == 1
 
 
@@ -122,7 +121,7 @@ def test_an_endpoint_that_does_not_answer_is_an_error(port, words, capsys):
         with environment({"AWS_ENDPOINT_URL": url}):
             code, line, _ = said_by(capsys, *words)
     assert code == 5
-    assert line.startswith(f"error: s3://logs at {url}: cannot be reached: Failed to connect")
+    assert line.startswith(f"error: s3://logs at {url}: is not available: Connection refused")
 
 
 @pytest.mark.parametrize(
@@ -139,21 +138,19 @@ def test_a_bucket_that_is_not_there(port, words, capsys):
 
 
 def test_without_credentials(port, tmp_path, capsys):
-    (tmp_path / "config").write_text("[profile role]\nrole_arn = arn:aws:iam::1:role/x\nsource_profile = other\n")
+    """Neither in the environment, nor in a profile; the machine has no role."""
+    (tmp_path / "config").write_text("[default]\nregion = eu-north-1\n")
     files = {"AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
-    with s3_proxy(port, always(Fault(status=403, code="AccessDenied"))) as proxy:
-        given = {**NO_KEYS, **files, "AWS_ENDPOINT_URL": proxy.url}
-        with environment(given):
-            assert said_by(capsys, *ARCHIVE)[2]["kind"] == "NoCredentialsError"
-            with pytest.raises(OSError, match="no credentials") as raised:
+    for given in (files, {name: str(tmp_path / "none") for name in files}):
+        with environment({**NO_KEYS, **given}):
+            code, line, error = said_by(capsys, *ARCHIVE)
+            assert (code, error["kind"]) == (5, "DeniedError")
+            assert "access is denied: " in line
+            with pytest.raises(OSError, match=r"credential|token") as raised:
                 table.head(open_root(f"{BUCKET}/a"), "t")
-            error = job_error(raised.value)
-            assert type(error).__name__ == "NoCredentialsError"
-            assert error is not None and len(error.line().splitlines()) == 1
-        with environment({**given, "AWS_PROFILE": "role"}):
-            code, line, _ = said_by(capsys, *ARCHIVE)
-    assert code == 5
-    assert "there are no credentials: profile 'role' assumes a role, which is not supported; " in line
+            found = job_error(raised.value)
+            assert type(found).__name__ == "DeniedError"
+            assert found is not None and len(found.line().splitlines()) == 1
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "http://127.0.0.1:1/path", "http://"])
@@ -221,54 +218,27 @@ def test_what_is_one_files_alone_stays_its_problem(port):
         environment({"AWS_ENDPOINT_URL": p.url}),
     ):
         filesystem, path = file_system(f"{BUCKET}/single/x")
-        with pytest.raises(OSError, match="AWS Error") as raised:
+        with pytest.raises(PermissionError, match="403 Forbidden: 's3://logs/single/x'") as raised:
             filesystem.open_input_file(path)
         assert unreadable("x", raised.value).kind == "unreadable"
         p.decide = always(Fault(status=400, code="ExpiredToken"))
-        for judge in (lambda error: unreadable("x", error), lambda error: stopped(error, "x")):
-            with pytest.raises(AccessError, match="the credentials have expired: ExpiredToken") as refused:
-                judge(raised.value)
+        with pytest.raises(AccessError, match="the credentials have expired: ExpiredToken") as refused:
+            filesystem.open_input_file(path)
     again = pickle.loads(pickle.dumps(refused.value))
     assert str(again) == str(refused.value)
     with pytest.raises(AccessError):
         stopped(again, "x")
-    told = RuntimeError(f"Job aborted\n  lastkey.logformat.s3_access.AccessError: {again}\n\tat x")  # as Spark tells it
+    told = RuntimeError(
+        f"Job aborted\n  lastkey.logformat.storage.access_error.AccessError: {again}\n\tat x"
+    )  # as Spark tells it
     assert str(job_error(told)) == str(job_error(again)) == str(again)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said", "where", "error"),
-    [
-        (OSError, "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of Could not create "
-         "a OAuth2 access token to authenticate the request. The request was not sent error_info={reason=})",
-         "gs://: there are no credentials", "NoCredentialsError"),
-        (OSError, "Kernel error -> Generic GCS error\n \u21b3 Error performing GET x\n \u21b3 403 Forbidden",
-         "gs://: access is denied", "DeniedError"),
-        (pa.ArrowException, "Unknown error: Check for Hierarchical Namespace support on 'https://a.blob/c' failed: "
-         "N5Azure4Core11Credentials23AuthenticationExceptionE: Failed to get token.\nSee Azure",
-         "Azure: there are no credentials", "NoCredentialsError"),
-        (OSError, "Generic MicrosoftAzure error\n \u21b3 Error performing request\n \u21b3 403 Forbidden",
-         "Azure: access is denied", "DeniedError"),
-        (OSError, "Unable to load libjvm\ndlopen(/usr/lib/jvm/libjvm.so) failed: /usr/lib/jvm/libjvm.so",
-         "hdfs://: cannot be used from here", "UnusableError"),
-        (OSError, "Prior attempt to load libhdfs failed", "hdfs://: cannot be used from here", "UnusableError"),
-    ],
-)  # fmt: skip
-def test_other_object_stores_that_cannot_be_used_are_one_line(kind, said, where, error):
-    found = job_error(kind(said))
-    assert found is not None and (type(found).__name__, found.exit_code) == (error, 5)
-    assert str(found).startswith(f"{where}: ") and "\n" not in found.line()
-    assert len(str(found)) < 220
-    in_task = job_error(RuntimeError(f"Job aborted\nAccessError: {found}\n\tat x"))
-    assert in_task is not None and in_task.fields == found.fields
-
-
-@pytest.mark.parametrize(("fault", "kind"), [(CUT, "UnreachableError"), (SLOW_DOWN, "BusyError")], ids=str)
+@pytest.mark.parametrize(("fault", "kind"), [(CUT, "UnavailableError"), (SLOW_DOWN, "UnavailableError")], ids=str)
 def test_a_file_whose_every_request_fails_is_no_damage(port, fault, kind, tmp_path, capsys):
     """The server answers everything else, and also what Lastkey asks after that."""
     write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
-    filesystem, path = file_system(f"{BUCKET}/failing-{kind}")
-    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    put(tmp_path, f"{BUCKET}/failing-{kind}")
     decide = lambda method, path: fault if path.endswith("00.log") else None  # noqa: E731
     with s3_proxy(port, decide) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         code, line, error = said_by(capsys, "verify", f"{BUCKET}/failing-{kind}")
@@ -280,37 +250,30 @@ def test_another_endpoint_is_another_file_system_in_the_same_process(port, tmp_p
     """A notebook may read one store, and then another one that has a bucket of the same name."""
     write_partition(tmp_path / "t-0", "a=1")
     uri = f"{BUCKET}/endpoints"
-    filesystem, path = file_system(uri)
-    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    put(tmp_path, uri)
     with socket.socket() as nobody, environment({"AWS_ENDPOINT_URL": None}):
         nobody.bind(("127.0.0.1", 0))  # it does not listen
         with environment({"AWS_ENDPOINT_URL": f"http://127.0.0.1:{nobody.getsockname()[1]}"}):
-            elsewhere = cached_root(uri)
-    assert cached_root(uri).filesystem.get_file_info(path).type == pafs.FileType.Directory
-    assert cached_root(uri).filesystem._inner is filesystem
-    assert elsewhere.filesystem._inner is not filesystem
+            elsewhere = cached_root(uri).filesystem
+    here = cached_root(uri).filesystem
+    assert here.get_file_info("logs/endpoints").type == pafs.FileType.Directory
+    assert here.equals(file_system(uri)[0]) and not elsewhere.equals(here)
 
 
-def test_a_file_that_is_not_there_is_no_fault_of_googles_store():
-    assert job_error(OSError("google::cloud::Status(NOT_FOUND: no such object b/x)")) is None
-
-
-def test_hdfs_without_hadoop_is_one_line(capsys):
+def test_hdfs_is_refused_in_one_line(capsys):
     code, line, told = said_by(capsys, "verify", "hdfs://127.0.0.1:1/x")
-    assert (code, told["kind"]) == (5, "UnusableError")
-    assert "HADOOP_HOME" in line
+    assert (code, told["kind"]) == (2, "UsageError")
+    assert "expected a path, or the URI of a bucket, found none of file://, s3://, gs://, az://" in line
 
 
 def test_words_of_other_things_are_not_a_buckets():
     for words in ("[Errno 13] Permission denied: '/a/403 Forbidden'", "No space left on device", "HTTP status 403"):
-        assert clouds.access_error(words) is None
-    assert isinstance(stopped(OSError("Permission denied"), "x"), LogFormatError)
+        assert kind_of(words) is None
 
 
 def test_a_slow_and_faulty_server_costs_time_alone(port, tmp_path, capsys):
     write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
-    filesystem, path = file_system(f"{BUCKET}/faulty")
-    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    put(tmp_path, f"{BUCKET}/faulty")
     slow_down = Fault(status=503)  # with a body that is larger than what was asked for pyarrow does not try again
     faults = each(every(11, slow_down), every(17, CUT), every(3, Fault(delay_seconds=0.05)))
     with s3_proxy(port, faults) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
@@ -334,13 +297,12 @@ def test_a_table_can_lie_under_any_key_of_a_bucket(port, key, tmp_path, capsys):
     found = plain.get_file_info(pafs.FileSelector(f"logs/keys/{key}/state/t/_delta_log"))
     assert sorted(info.base_name for info in found) == [f"{i:020}.json" for i in range(2)]
     write_partition(tmp_path / "t-0", "a=1 | b=2 || c=3")
-    filesystem, path = file_system(f"{uri}/archive")
-    pafs.copy_files(str(tmp_path), path, destination_filesystem=filesystem)
+    put(tmp_path, f"{uri}/archive")
     assert main(["verify", f"{uri}/archive"]) == 0
     assert "1 partition:" in capsys.readouterr().out.replace(",", "")
 
 
-@pytest.mark.parametrize("key", ["a%2520b", "a%5Cb", "a?region=eu-west-1"])
+@pytest.mark.parametrize("key", ["a%2520b", "a%5Cb"])
 def test_a_key_under_which_no_table_can_lie(port, key):
     with pytest.raises(UsageError, match=r"a store.s (path|URI) cannot have"):
         table.check_fit(open_root(f"{BUCKET}/{key}"))
@@ -361,20 +323,7 @@ def test_a_commit_is_conditional_whatever_the_environment_says(port):
         assert table.swap(root, "t", SCHEMA, plan) == 2
     assert seen == [0, 1]
     assert content(f"{BUCKET}/conditional") == {"a": 1, "b": 2, "c": 3}
-    assert delta_options("s3://logs")["AWS_CONDITIONAL_PUT"] == "etag"
-
-
-def test_a_vacuum_does_not_take_the_folder_of_a_run_whose_first_file_is_on_its_way(port: int) -> None:
-    """Until all of a file is there, the folder is empty, and a bucket says no time of it: the run lost its work."""
-    store = f"{BUCKET}/beginning"
-    writing.commit_wave(open_state(store), [make_commit(1, 1, run_id(9))])
-    run = open_state(store)
-    assert run.checkpoints()
-    folder = run.root.full(f"segments/t-0/1-{run_id(1)}")
-    run.root.filesystem.create_dir(folder, recursive=True)
-    assert main(["vacuum", "--store", store, "--grace-hours", "0"]) == 0
-    assert run.root.filesystem.get_file_info(folder).type == pafs.FileType.Directory
-    writing.commit_wave(run, [make_commit(0, 1, run_id(1))])
+    assert dict(root.filesystem.bucket.settings)["AWS_CONDITIONAL_PUT"] == "etag"
 
 
 def test_a_damaged_newest_commit_is_told(port: int) -> None:
@@ -422,8 +371,7 @@ def test_writers_race_while_answers_are_lost_and_writers_killed(port):
 @pytest.mark.spark
 def test_a_token_that_expires_while_tasks_run(port, tmp_path):
     """Spark's workers tell the driver as text, and no partition is blamed."""
-    filesystem, path = file_system(f"{BUCKET}/example")
-    pafs.copy_files(str(ROOT / "examples" / "archive"), path, destination_filesystem=filesystem)
+    put(ROOT / "examples" / "archive", f"{BUCKET}/example")
     expired = []
 
     def decide(method: str, path: str) -> Fault | None:
@@ -440,7 +388,7 @@ def test_a_token_that_expires_while_tasks_run(port, tmp_path):
     where = "(s3://logs|S3)"  # the words of a read name no bucket, those of other requests do
     message = f"error: {where} at {re.escape(proxy.url)}: the credentials have expired: ExpiredToken; log in again"
     assert re.search(message, done.stderr)
-    assert "Traceback" not in done.stderr
+    assert "AccessError" not in done.stderr and "/udfs/" not in done.stderr  # beside the daemon's BrokenPipeError
     assert json.loads(done.stdout)["error"]["kind"] == "ExpiredCredentialsError"
 
 
@@ -448,12 +396,11 @@ def test_a_token_that_expires_while_tasks_run(port, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "engine", "words"),
     [(Fault(status=403, code="AccessDenied"), "spark", "access is denied"),
-     (Fault(status=404, code="NoSuchUpload"), "threads", "an upload was lost")],
+     (Fault(status=404, code="NoSuchUpload"), "threads", "is not available: NoSuchUpload")],
 )  # fmt: skip
 def test_a_bucket_that_takes_no_files_is_no_partitions_fault(port, fault, engine, words):
     """As where reading is refused: one line and exit code 5; no partition is said to be uncleanable."""
-    filesystem, path = file_system(f"{BUCKET}/example")
-    pafs.copy_files(str(ROOT / "examples" / "archive"), path, destination_filesystem=filesystem)
+    put(ROOT / "examples" / "archive", f"{BUCKET}/example")
     refused = lambda method, path: fault if method in ("PUT", "POST") and "/segments/" in path else None  # noqa: E731
     command = [str(ROOT / "spark-submit.sh"), "compact", f"{BUCKET}/example", "--store", f"{BUCKET}/denied", "--engine"]
     with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url, "LASTKEY_VENV": sys.prefix}):
@@ -472,12 +419,13 @@ def test_a_key_with_an_empty_part_is_refused_in_one_line(port, key, capsys):
 
 @pytest.mark.parametrize(
     ("fault", "kind"),
-    [(Fault(status=403, code="AccessDenied"), "DeniedError"), (SLOW_DOWN, "BusyError"), (CUT, "UnreachableError")],
+    [(Fault(status=403, code="AccessDenied"), "DeniedError"), (SLOW_DOWN, "UnavailableError"),
+     (CUT, "UnavailableError")],
     ids=str,
 )  # fmt: skip
 def test_a_commit_that_cannot_be_made(port, fault, kind):
     """All else can be written, and yet nothing is half done, and the old files stay."""
-    uri = f"{BUCKET}/refused-{kind}"
+    uri = f"{BUCKET}/refused-{fault.status}"
     change(uri, a=1)
     refused = lambda method, path: fault if COMMITS.match(f"{method} {path}") else None  # noqa: E731
     with s3_proxy(port, refused) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):

@@ -19,6 +19,7 @@ from lastkey.jobs.store.paths import COMMITTED, MANIFEST
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.names import segment_file
+from lastkey.udfs.storage import Root
 from tests.builders.steps import at_step
 from tests.builders.stores import StoreMaker, make_commit, run_id
 from tests.builders.trees import files_in, files_of, tree
@@ -232,7 +233,10 @@ def test_a_vacuum_that_is_killed_leaves_nothing_that_is_taken_for_a_generation(m
                 unlinked.append(path)
             real(path)
 
-    monkeypatch.setattr(vacuum, "open_store", lambda _: State(replace(store, filesystem=Disk())))
+    class OnDisk(Root):
+        is_local = True
+
+    monkeypatch.setattr(vacuum, "open_store", lambda _: State(OnDisk(store.uri, Disk(), store.base)))
     with contextlib.suppress(KeyboardInterrupt):
         _vacuum(maker, give_up=TopicFilter(("t",)))
     monkeypatch.undo()

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyarrow import fs as pafs
 
 import lastkey
 from lastkey.jobs.command.cli import main
-from lastkey.logformat.locations import file_system
-from tests.builders.s3_server import BUCKET, s3_server
+from lastkey.logformat.storage.locations import file_system
+from tests.builders.s3_server import BUCKET, get, put, s3_server
 from tests.builders.trees import files_in
 from tests.kafka_lab import check_served, start_restored
 from tests.kafka_lab.loading import partition_dirs
@@ -34,16 +33,9 @@ def bucket() -> Iterator[int]:
         yield port
 
 
-def put(folder: Path, uri: str) -> None:
-    filesystem, path = file_system(uri)
-    pafs.copy_files(str(folder), path, destination_filesystem=filesystem)
-
-
 def got(uri: str, folder: Path) -> dict[str, bytes]:
     """Return the files of a store's generations, without names of runs and values from clocks."""
-    filesystem, path = file_system(uri)
-    folder.mkdir()
-    pafs.copy_files(path, str(folder), source_filesystem=filesystem)
+    get(uri, folder)
     return generations(folder)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.logformat import io_counts
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.storage import io_counts
 from lastkey.udfs.last_records import SegmentEnd, segment_end
 from lastkey.udfs.storage import open_root
 from tests.builders.logs import write_partition

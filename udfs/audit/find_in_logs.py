@@ -22,8 +22,8 @@ from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.layout import CONTROL_MASK
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS, select
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.audit.findings import MAY, Found, SearchFile
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.data_source.pieces import Piece

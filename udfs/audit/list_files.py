@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import NO_POSITION, unreadable
-from lastkey.logformat.locations import text_entries
+from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, folder_identity, is_link, no_files
 

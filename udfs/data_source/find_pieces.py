@@ -27,10 +27,10 @@ from lastkey.logformat.batches.chunks import NO_END
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, readable, stopped
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.search.partition_log import PartitionLog
 from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.data_source.log_end import OpenedLog, open_log
 from lastkey.udfs.data_source.pieces import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
 from lastkey.udfs.data_source.read_piece import GAP_HINT

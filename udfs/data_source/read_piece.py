@@ -18,9 +18,9 @@ from lastkey.logformat.batches.header_kernels import trail_v3
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MAX_MAGIC, MIN_LEGACY_SIZE, V3_LARGEST_HEADER
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import PATH, PROBLEM
 from lastkey.logformat.side_files import offset_index
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, is_past
 from lastkey.udfs.holes import GapFinder
 from lastkey.udfs.problem import Problem

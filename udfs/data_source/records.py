@@ -26,8 +26,8 @@ from lastkey.logformat.batches.columns import MAX_ROWS, TopicPartition, header_b
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import BATCHES, RECORDS, select
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.data_source.committed import Outcomes
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, limited
 from lastkey.udfs.data_source.read_piece import Gaps, Stretch, aligned, problem_row, read_piece

@@ -11,10 +11,10 @@ import numpy as np
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.storage import cached_root, log_file, read_file
 
 _BUFFER_BYTES: Final = 1 << 20

@@ -23,7 +23,7 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.regular_files import LogFile
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.lookup import minute_kernels as kernels
 from lastkey.udfs.storage import log_file, open_root
 

@@ -26,9 +26,9 @@ from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
-from lastkey.logformat.regular_files import LogFile
 from lastkey.logformat.schemas import RECORDS as RECORD_COLUMNS
 from lastkey.logformat.schemas import select
+from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown

@@ -19,8 +19,7 @@ from lastkey.logformat.batches.chunks import NO_END, Chunk, batch_problem, only_
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE, V3_SMALLEST
-from lastkey.logformat.read_ahead import following, will_read
-from lastkey.logformat.regular_files import LogFile
+from lastkey.logformat.storage.regular_files import LogFile, following, will_read
 from lastkey.udfs.problem import Problem
 
 MAX_PROBLEMS: Final = 1000  # rows for one file; further ones are only counted

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lastkey
-from lastkey.logformat import io_limit
+from lastkey.logformat.storage import io_limit
 from tests.bench.make_log import make_partition
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -16,7 +16,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.errors import ENVIRONMENT, ConnectorError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.java import classes, java_context
-from lastkey.logformat.locations import hadoop_settings
+from lastkey.logformat.storage.hadoop import hadoop_settings
 from tests.builders.cloud_servers import KEY, azure_server, gcs_server
 from tests.builders.s3_proxy import S3Proxy, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, put, s3_server

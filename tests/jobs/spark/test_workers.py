@@ -10,7 +10,7 @@ import pytest
 
 from lastkey.jobs.spark.tasks import run_tasks
 from lastkey.jobs.spark.workers import Threads
-from lastkey.logformat import bytes_read
+from lastkey.logformat.storage import bytes_read
 
 PATIENCE = 60.0
 

@@ -9,7 +9,7 @@ from pyarrow import fs as pafs
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.codec import compress
-from lastkey.logformat.regular_files import LogFile, open_regular
+from lastkey.logformat.storage.regular_files import LogFile, open_regular
 from tests.builders.logs import write_segment
 from tests.reference.legacy import message
 

@@ -31,10 +31,10 @@ from lastkey.logformat.layout import (
 )
 from lastkey.logformat.listing import NamedBytes, Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
-from lastkey.logformat.read_ahead import will_read
 from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
+from lastkey.logformat.storage.regular_files import will_read
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset

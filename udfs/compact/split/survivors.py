@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
-from lastkey.logformat.io_counts import counted
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.listing import Segment
+from lastkey.logformat.storage.io_counts import counted
 from lastkey.udfs.attempt import peak_memory
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_forwards
 from lastkey.udfs.compact.clean.deciders import KeyTable, Winners, key_runs, versions_of

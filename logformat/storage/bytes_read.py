@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from lastkey.logformat.io_limit import spend
+from lastkey.logformat.storage.io_limit import spend
 
 Listener = Callable[[int], None]  # called with the number of bytes since its last call
 

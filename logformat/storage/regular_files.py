@@ -19,12 +19,8 @@ from typing import Any, Final
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import readable
-from lastkey.logformat.google_file import GoogleFile
-from lastkey.logformat.locations import text_entries
-from lastkey.logformat.read_ahead import ReadAhead
+from lastkey.logformat.storage.locations import text_entries
 
-# Parts that may be read ahead at once. Others come in order: a stream, or a view whose files have one position
-_AHEAD: Final = {"s3": 4, "abfs": 4}
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
@@ -61,28 +57,33 @@ def open_local(path: str) -> RegularFile:
 
 
 def open_input(filesystem: Any, path: str) -> Any:
-    """Open a file of any file system: a local one by `open_local`, Google's as a stream, another by pyarrow."""
-    if isinstance(filesystem, pafs.LocalFileSystem):
-        return open_local(path)
-    is_google = filesystem.type_name == "gcs"
-    return GoogleFile(filesystem, path) if is_google else filesystem.open_input_file(path)
+    """Open a file of any file system: a local one by `open_local`."""
+    is_local = isinstance(filesystem, pafs.LocalFileSystem)
+    return open_local(path) if is_local else filesystem.open_input_file(path)
 
 
 @contextmanager
 def open_regular(filesystem: Any, path: str, shown: str = "") -> Iterator[Any]:
-    """Open a file by `open_input`, one that is not local as a ReadAhead, and close it after the block.
+    """Open a file by `open_input`, and close it after the block.
 
     Raise LogFormatError kind "unreadable" if it cannot be opened or is not a regular file. Messages show the path
     `shown`, if it is given.
     """
     with readable(shown or path):
         file = open_input(filesystem, path)
-    if isinstance(file, RegularFile):
-        with file:
-            yield file
-        return
-    with ReadAhead(file, _AHEAD.get(filesystem.type_name, 1)) as opened:
-        yield opened
+    with file:
+        yield file
+
+
+def will_read(file: Any, wanted: Iterable[tuple[int, int]]) -> None:
+    """Tell an open file of any kind which (position, bytes) will be read next; on a disk they are there soon enough."""
+    if (tell := getattr(file, "will_read", None)) is not None:
+        tell(wanted)
+
+
+def following(position: int, end: int, size: int) -> Iterable[tuple[int, int]]:
+    """Return the (position, bytes) of the parts of bytes [position, end), `size` bytes each."""
+    return ((start, min(size, end - start)) for start in range(position, end, size))
 
 
 @dataclass(frozen=True)

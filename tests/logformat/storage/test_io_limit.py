@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from lastkey.logformat import io_limit
-from lastkey.logformat.io_limit import limited, paid, spend
+from lastkey.logformat.storage import io_limit
+from lastkey.logformat.storage.io_limit import limited, paid, spend
 
 
 class Clock:

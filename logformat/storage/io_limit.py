@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from lastkey.logformat.io_counts import READ, WRITTEN, count
+from lastkey.logformat.storage.io_counts import READ, WRITTEN, count
 
 _PIECE: Final = 1 << 20  # bytes of a write: ext4 takes free memory of 2 MiB and more for larger ones, which a virtual
 # machine has often given back to its host; then 240 MB take 0.6 s in place of 0.06

@@ -21,9 +21,9 @@ from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
-from lastkey.logformat.regular_files import open_local
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.search.windows import open_window
+from lastkey.logformat.storage.regular_files import open_local
 from lastkey.udfs.reindex.judge import read_bounded
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target

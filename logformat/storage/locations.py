@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat import azure_access, gcs_access, s3_access
-from lastkey.logformat.clouds import check_uri, cloud_of, watch_server
-from lastkey.logformat.gcs_access import RETRY_SECONDS
+from lastkey.logformat.storage.buckets import ENDPOINTS, bucket_of, path_of
 
 # The start of a URI anywhere in a text; for store schemes also with too few slashes.
 _URI: Final = re.compile(
@@ -93,21 +92,6 @@ def canonical(uri: str) -> str:
     return f"{_OTHER_NAMES.get(name, name)}{uri[scheme.end() :]}"
 
 
-def as_hadoop_names_it(uri: str) -> str:
-    """Return the URI as Spark's own code wants it."""
-    return f"s3a{uri.removeprefix('s3')}" if uri.startswith("s3://") else azure_access.hadoop_uri(uri)
-
-
-def hadoop_settings(uri: str) -> dict[str, str]:
-    """Return the settings by which Spark's own code reaches a URI, in its spelling; none but for object stores."""
-    cloud = cloud_of(uri)
-    if cloud is s3_access:
-        return s3_access.hadoop_settings()
-    if cloud is azure_access:
-        return azure_access.hadoop_settings(uri)
-    return gcs_access.hadoop_settings(uri) if cloud is gcs_access else {}
-
-
 def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
     """Return the pyarrow file system of a path or URI, and the path on it.
 
@@ -124,26 +108,26 @@ def locate(path_or_uri: str | Path, filesystem: Any = None) -> tuple[Any, str]:
 
 
 def file_system(uri: str) -> tuple[Any, str]:
-    """Return the pyarrow file system of a URI or an absolute path, and the path on it.
+    """Return the file system of a URI or an absolute path, and the path on it: pyarrow's for local files, else an
+    `ObjectStore`.
 
-    Region, endpoint and credentials of object stores come from the environment and profiles (`logformat.clouds`).
+    Region, endpoint and credentials of object stores come from the environment and profiles (`storage.buckets`).
 
     Raises pyarrow.ArrowInvalid for a URI that cannot be, SecretInUriError for one that holds credentials.
     """
     refuse_secrets(uri)
     uri = canonical(uri)
-    check_uri(uri)
-    cloud = cloud_of(uri)
-    if cloud is not None:
-        if "@" in cloud.endpoint():
-            raise SecretInUriError(f"an endpoint ({cloud.ENDPOINT})")
-        watch_server(uri)
-        ours: tuple[Any, str] = cloud.file_system(uri)
-        return ours
-    if uri.startswith("gs://") and "retry_limit_seconds=" not in uri:
-        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={RETRY_SECONDS}"
-    found, path = pafs.FileSystem.from_uri(uri)
-    return found, path
+    bucket = bucket_of(uri)
+    if bucket is None:
+        if "://" in uri and not uri.startswith("file://"):
+            raise pa.ArrowInvalid("none of file://, s3://, gs://, az://, abfs:// and abfss://")
+        found, path = pafs.FileSystem.from_uri(uri)
+        return found, path
+    if "@" in bucket.endpoint:
+        raise SecretInUriError(f"an endpoint ({ENDPOINTS[bucket.scheme]})")
+    from lastkey.logformat.storage.object_store import ObjectStore  # noqa: PLC0415 - local files need no obstore
+
+    return ObjectStore(bucket), path_of(uri)
 
 
 def text_entries(listed: Iterable[Any]) -> tuple[list[Any], int]:

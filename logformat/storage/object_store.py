@@ -1,0 +1,384 @@
+"""Files in a bucket, through obstore, by the methods of pyarrow.fs.FileSystem that Lastkey uses.
+
+Paths begin with the bucket's name, as pyarrow's do. A bucket has no folders: one exists as long as an object's key
+begins with its name and a slash.
+
+Each request ends: one to a server that cannot be reached within 10 seconds, one to a server that falls silent within
+13 (while a part of a file is sent, within a minute). What may pass is tried again for 7 seconds.
+
+Errors: FileNotFoundError and PermissionError for one object, AccessError for a bucket that cannot be used for any, and
+OSError (errno EIO) for any other answer to a request that reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, NamedTuple
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+from pyarrow import fs as pafs
+
+from lastkey.logformat.errors import AccessError
+from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, in_one_line, kind_of
+from lastkey.logformat.storage.buckets import Bucket
+from lastkey.logformat.storage.io_counts import count
+from lastkey.logformat.storage.io_limit import is_limited
+
+_CONNECT_SECONDS: Final = 3
+_SILENT_SECONDS: Final = 6  # since the last byte of an answer
+_SENT_SECONDS: Final = 60  # to send a part of a file, until the answer: four at once need a line of 3 Mbit/s
+_RETRY_SECONDS: Final = 7  # no attempt begins later
+_RETRIES: Final = 6
+_PART_BYTES: Final = 5 << 20  # of an upload, the least that S3 takes; as many are on their way at once as _AHEAD
+_AHEAD: Final = 4  # parts that are read before they are asked for
+_LEAST_AHEAD: Final = 1 << 20  # bytes: less is there about as soon as it is asked for
+_MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all parts behind it as large
+_THREADS: Final = 64  # of a process that wait for servers at the same time
+_FAILURES: Final = (BaseError, OSError)  # of obstore
+
+
+class ObjectStore:
+    """Files of one bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+
+    @property
+    def _store(self) -> Any:
+        return _opened(self.bucket, _SILENT_SECONDS, os.getpid())
+
+    def equals(self, other: Any) -> bool:
+        """Return whether another file system is the same bucket of the same server."""
+        return isinstance(other, ObjectStore) and self.bucket == other.bucket
+
+    def get_file_info(self, asked: pafs.FileSelector | str | list[str]) -> Any:
+        """Return the entries that a selector, a path or a list of paths asks for, as pyarrow.fs.FileInfo.
+
+        Raise FileNotFoundError if a selector asks for a folder that does not exist, unless it allows that.
+        """
+        if isinstance(asked, pafs.FileSelector):
+            return self._listed(asked)
+        return self._info(asked) if isinstance(asked, str) else list(_pool(os.getpid()).map(self._info, asked))
+
+    def open_input_file(self, path: str) -> ObjectFile:
+        """Open an object for reading. Raise FileNotFoundError if there is none."""
+        key = self._key(path)
+        count(open=1)
+        with self._typed(key):
+            found = obstore.head(self._store, key)
+        return ObjectFile(lambda start, size: self._read(key, start, size), int(found["size"]))
+
+    def open_input_stream(self, path: str, compression: None = None) -> ObjectFile:
+        """Open an object for reading from its beginning on."""
+        return self.open_input_file(path)
+
+    def open_output_stream(self, path: str, compression: None = None) -> ObjectUpload:
+        """Open a new object for writing. It is there, whole, after `close`, and not after an error in a `with`."""
+        return ObjectUpload(self, self._key(path))
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Write an object unless there is one of this name; return whether it was written."""
+        key = self._key(path)
+        count(write=1)
+        try:
+            with self._typed(key, writes=True):
+                obstore.put(self._store, key, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def create_dir(self, path: str, recursive: bool = True) -> None:
+        """Do nothing: a file needs nothing above it."""
+
+    def copy_file(self, source: str, target: str) -> None:
+        """Copy an object, on the server."""
+        count(copy=1)
+        with self._typed(self._key(source), writes=True):
+            obstore.copy(self._store, self._key(source), self._key(target))
+
+    def delete_file(self, path: str) -> None:
+        """Delete an object."""
+        key = self._key(path)
+        count(delete=1)
+        with self._typed(key, writes=True):
+            obstore.delete(self._store, key)
+
+    def delete_dir(self, path: str) -> None:
+        """Delete all objects whose keys begin with a path and a slash."""
+        key = self._key(path)
+        count(list=1)
+        with self._typed(key):
+            keys = [found["path"] for part in obstore.list(self._store, key) for found in part]
+        count(delete=len(keys))
+        with self._typed(key, writes=True):
+            obstore.delete(self._store, keys)
+
+    def check(self, path: str) -> None:
+        """Raise AccessError unless the bucket answers a listing of what lies beside a path."""
+        beside = "/".join(filter(None, (self._key(path).rpartition("/")[0], "-")))
+        count(list=1)
+        try:
+            obstore.list_with_delimiter(self._store, beside)
+        except _FAILURES as error:
+            said = str(error)
+            raise AccessError(kind_of(said) or DENIED, str(self.bucket), in_one_line(said)) from error
+
+    def _info(self, path: str) -> pafs.FileInfo:
+        key = self._key(path)
+        path = path.rstrip("/")
+        count(info=1)
+        if key:
+            try:
+                with self._typed(key):
+                    found = obstore.head(self._store, key)
+                return _file_info(self.bucket, found)
+            except FileNotFoundError:
+                pass
+        with self._typed(key):
+            below = next(iter(obstore.list(self._store, key or None)), [])
+        is_folder = bool(below) or not key
+        return pafs.FileInfo(path, pafs.FileType.Directory if is_folder else pafs.FileType.NotFound)
+
+    def _listed(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
+        """Return the files and folders in a folder, or below it, by path."""
+        key = self._key(asked.base_dir)
+        count(list=1)
+        with self._typed(key):
+            if asked.recursive:
+                files = [each for part in obstore.list(self._store, key or None) for each in part]
+                above = {str(folder) for each in files for folder in PurePosixPath(each["path"]).parents}
+                folders = {folder for folder in above if folder.startswith(f"{key}/" if key else "") and folder != "."}
+            else:
+                found = obstore.list_with_delimiter(self._store, key or None)
+                files, folders = list(found["objects"]), set(found["common_prefixes"])
+        out = [pafs.FileInfo(f"{self.bucket.name}/{name}", pafs.FileType.Directory) for name in folders]
+        out += [_file_info(self.bucket, each) for each in files]
+        if not out and key and not asked.allow_not_found:
+            uri = f"{self.bucket.scheme}://{asked.base_dir}"
+            raise FileNotFoundError(errno.ENOENT, "no such folder in the bucket", uri)
+        return sorted(out, key=lambda info: str(info.path))
+
+    def _read(self, key: str, start: int, size: int) -> Any:
+        """Return bytes of an object, as a buffer."""
+        count(read=1)
+        with self._typed(key):
+            return obstore.get_range(self._store, key, start=start, length=size)
+
+    def _key(self, path: str) -> str:
+        name, _, key = path.rstrip("/").partition("/")
+        if name != self.bucket.name:
+            raise ValueError(f"{path}: expected a path in {self.bucket}")
+        return key
+
+    @contextmanager
+    def _typed(self, key: str, *, writes: bool = False) -> Iterator[None]:
+        """Raise an error of obstore in the block as this module's errors."""
+        try:
+            yield
+        except _FAILURES as error:
+            raise self._error(error, key, writes=writes) from error
+
+    def _error(self, error: Exception, key: str, *, writes: bool) -> Exception:
+        said, uri = str(error), f"{self.bucket.scheme}://{self.bucket.name}/{key}"
+        if isinstance(error, obstore.exceptions.AlreadyExistsError):
+            return FileExistsError(errno.EEXIST, "an object of this name is there", uri)
+        kind, words = kind_of(said), in_one_line(said)
+        if not writes and (kind in (DENIED, EXPIRED) or words.startswith("400")):  # perhaps of this object alone, and a
+            try:  # HEAD is answered without the server's words
+                self.check(f"{self.bucket.name}/{key}")
+            except AccessError as found:
+                return found
+            return PermissionError(errno.EACCES, words, uri)
+        if kind is None and isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, "no such object", uri)
+        if kind is not None or writes:  # the server takes no file then
+            return AccessError(kind or UNAVAILABLE, str(self.bucket), words)
+        return OSError(errno.EIO, words, uri)
+
+
+class _Part(NamedTuple):
+    start: int
+    end: int
+    data: Future[Any]
+
+
+class ObjectFile(io.RawIOBase):
+    """An object that is open for reading: whoever knows what it will read next has it fetched meanwhile."""
+
+    def __init__(self, read: Callable[[int, int], Any], size: int) -> None:
+        """read: returns the bytes from (position, bytes); size: of the object, when it was opened."""
+        super().__init__()
+        self._read, self._size, self._position = read, size, 0
+        self._depth = 1  # parts to read ahead; twice as many each time, in case nobody comes for them
+        self._parts: list[_Part] = []
+
+    def size(self) -> int:
+        """Return the number of bytes that the object had when it was opened."""
+        return self._size
+
+    def will_read(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """Begin to fetch the first of the (position, bytes) given, in the order in which they will be asked for. What
+        was fetched before and is not among them is lost.
+        """
+        kept: list[_Part] = []
+        ahead = 0
+        for (start, size), _ in zip(wanted if not is_limited() else (), range(self._depth), strict=False):
+            at, end = start, start + size
+            ahead += size
+            if size < _LEAST_AHEAD or ahead > _MOST_AHEAD:
+                break
+            while at < end:
+                part = self._part_at(at) or _Part(at, end, _pool(os.getpid()).submit(self._read, at, end - at))
+                at = part.end
+                if part not in kept:
+                    kept.append(part)
+        self._forget_all_but(kept)
+        self._depth = min(2 * self._depth, _AHEAD)
+
+    def readinto(self, out: Any, /) -> int:
+        """Fill `out` from the position on, as far as one request goes; return the number of bytes, 0 at the end."""
+        room = memoryview(out).cast("B")
+        data = self._at(self._position, len(room))
+        room[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read the next `size` bytes, by default all up to the end."""
+        n = self._size - self._position if size is None or size < 0 else size
+        data = self.read_at(n, self._position)
+        self._position += len(data)
+        return data
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes from an offset on."""
+        return bytes(self._fetched(offset, min(size, self._size - offset)))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Go to a position, and return it."""
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Forget what was fetched."""
+        self._forget_all_but([])
+        super().close()
+
+    def _at(self, position: int, size: int) -> memoryview:
+        part = self._part_at(position)
+        if part is None:
+            return self._fetched(position, min(size, self._size - position))
+        return memoryview(part.data.result())[position - part.start :][:size]
+
+    def _part_at(self, position: int) -> _Part | None:
+        return next((part for part in self._parts if part.start <= position < part.end), None)
+
+    def _forget_all_but(self, kept: list[_Part]) -> None:
+        for part in self._parts:
+            if part not in kept:
+                part.data.cancel()
+        self._parts = kept
+
+    def _fetched(self, position: int, size: int) -> memoryview:
+        return memoryview(self._read(position, size) if size > 0 else b"").cast("B")
+
+
+class ObjectUpload:
+    """A new object that is open for writing. It exists after `close`."""
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        count(write=1)
+        self._store, self._key = store, key
+        with store._typed(key, writes=True):
+            client = _opened(store.bucket, _SENT_SECONDS, os.getpid())
+            self._writer = obstore.open_writer(client, key, buffer_size=_PART_BYTES, max_concurrency=_AHEAD)
+        self.closed = False
+        self._position = 0
+
+    def write(self, data: Any) -> int:
+        """Write a copy of these bytes, for obstore sends them later, and return their number."""
+        with self._store._typed(self._key, writes=True):
+            n = int(self._writer.write(bytes(data)))
+        self._position += n
+        return n
+
+    def tell(self) -> int:
+        """Return the number of bytes written."""
+        return self._position
+
+    def close(self) -> None:
+        """Complete the upload. Raise AccessError or OSError if the server does not keep it."""
+        if not self.closed:
+            self.closed = True
+            with self._store._typed(self._key, writes=True):
+                self._writer.close()
+
+    def __enter__(self) -> ObjectUpload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is None:
+            self.close()
+        elif not self.closed:
+            self.closed = True
+            self._writer.__exit__(kind, error, trace)  # gives the upload up
+
+
+def _file_info(bucket: Bucket, found: Any) -> pafs.FileInfo:
+    mtime_ns = int(found["last_modified"].timestamp() * 1e6) * 1000
+    path = f"{bucket.name}/{found['path']}"
+    return pafs.FileInfo(path, pafs.FileType.File, mtime_ns=mtime_ns, size=found["size"])
+
+
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return this process's threads: a fork does not inherit them."""
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix=f"bucket-{process}")
+
+
+@cache
+def _opened(bucket: Bucket, silent_seconds: int, process: int) -> Any:
+    """Return obstore's client of a bucket, one a process for the sake of its connections."""
+    client: dict[str, Any] = {
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+        "read_timeout": timedelta(seconds=silent_seconds),
+        "timeout": timedelta(hours=1),  # of a request with its answer, however slow
+        "allow_http": bucket.allows_http,
+    }
+    if bucket.certificates:
+        client["root_certificate"] = Path(bucket.certificates).read_bytes()
+    given: dict[str, Any] = {
+        "config": dict(bucket.settings),
+        "client_options": client,
+        "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+    }
+    if bucket.profile:
+        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - slow, and only profiles need it
+
+        try:
+            given["credential_provider"] = Boto3CredentialProvider()
+        except ValueError as error:
+            raise AccessError(DENIED, str(bucket), "no credentials, also not in the profile") from error
+    return {"s3": S3Store, "az": AzureStore, "gs": GCSStore}[bucket.scheme](bucket.name, **given)

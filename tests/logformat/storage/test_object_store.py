@@ -1,0 +1,142 @@
+"""Files in a bucket: what is written, read ahead and listed, through a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from pyarrow import fs as pafs
+
+from lastkey.logformat.errors import AccessError
+from lastkey.logformat.storage.io_counts import counted
+from lastkey.logformat.storage.io_limit import limited
+from lastkey.logformat.storage.locations import file_system
+from lastkey.logformat.storage.object_store import ObjectStore
+from tests.builders.s3_proxy import CUT, Fault, S3Proxy, every, s3_proxy
+from tests.builders.s3_server import BUCKET, environment, s3_server
+
+MIB = 1 << 20
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with s3_server() as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(port: int) -> Iterator[S3Proxy]:
+    with s3_proxy(port) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+        yield proxy
+
+
+@pytest.fixture
+def store(proxy: S3Proxy) -> ObjectStore:
+    return file_system(BUCKET)[0]
+
+
+def put(store: ObjectStore, path: str, data: bytes) -> None:
+    with store.open_output_stream(path) as stream:
+        stream.write(data)
+
+
+def content(store: ObjectStore, path: str) -> bytes:
+    with store.open_input_file(path) as file:
+        return file.read()
+
+
+def test_what_is_written_stays_as_it_was_given(store: ObjectStore) -> None:
+    """A writer uses its buffer again: the parts of a large file are sent later."""
+    buffer, expected = np.empty(3 * MIB, np.uint8), b""
+    with store.open_output_stream("logs/reused") as stream:
+        for i in range(6):
+            buffer[:] = i
+            stream.write(buffer.data)
+            expected += buffer.tobytes()
+        assert stream.tell() == len(expected)
+        buffer[:] = 99
+    assert content(store, "logs/reused") == expected
+
+
+def test_a_file_whose_writer_fails_is_not_there(store: ObjectStore) -> None:
+    with pytest.raises(KeyError), store.open_output_stream("logs/failed") as stream:
+        stream.write(bytes(12 * MIB))
+        raise KeyError
+    assert store.get_file_info("logs/failed").type == pafs.FileType.NotFound
+    with pytest.raises(FileNotFoundError, match="s3://logs/failed"):
+        store.open_input_file("logs/failed")
+
+
+def test_only_the_first_puts_if_absent(store: ObjectStore) -> None:
+    assert store.put_if_absent("logs/once", b"1")
+    assert not store.put_if_absent("logs/once", b"2")
+    assert content(store, "logs/once") == b"1"
+
+
+def test_parts_that_are_read_ahead_are_those_that_are_asked_for(store: ObjectStore, proxy: S3Proxy) -> None:
+    """Whatever the order and size in which they are wanted; each byte comes from the server once."""
+    data = np.random.default_rng(1).integers(0, 256, 24 * MIB, np.uint8).tobytes()
+    put(store, "logs/ahead", data)
+    ranges: list[str] = []
+    proxy.decide = lambda method, path: ranges.append(path) if method == "GET" else None
+    step, found, out = 3 * MIB, b"", bytearray(4 * MIB)
+    with store.open_input_file("logs/ahead") as file, counted() as counts:
+        while len(found) < len(data):
+            file.seek(len(found))
+            n = 0
+            while n < min(len(out), len(data) - len(found)):
+                n += file.readinto(memoryview(out)[n:])
+            found += out[: min(n, step)]  # as a batch that goes on behind the buffer
+            wanted = range(len(found), len(data), len(out))
+            file.will_read((start, min(len(out), len(data) - start)) for start in wanted)
+    assert found == data
+    assert counts["read"] == len(ranges) <= 14
+
+
+def test_nothing_is_read_ahead_of_a_limit_or_of_little(store: ObjectStore, proxy: S3Proxy) -> None:
+    put(store, "logs/limit", bytes(4 * MIB))
+    with store.open_input_file("logs/limit") as file, counted() as counts:
+        file.will_read([(0, 1000)])
+        with limited(1e9):
+            file.will_read([(0, 4 * MIB)])
+    assert counts["read"] == 0
+
+
+def test_an_error_of_a_part_is_raised_where_its_bytes_are_asked_for(store: ObjectStore, proxy: S3Proxy) -> None:
+    put(store, "logs/error", bytes(4 * MIB))
+    with store.open_input_file("logs/error") as file:
+        proxy.decide = lambda method, path: Fault(status=503)
+        file.will_read([(0, 4 * MIB)])
+        with pytest.raises(AccessError, match="is not available: 503"):
+            file.readinto(bytearray(10))
+        proxy.decide = lambda method, path: None
+        assert file.read_at(10, 4 * MIB - 5) == bytes(5)
+
+
+def test_requests_that_fail_once_are_repeated(store: ObjectStore, proxy: S3Proxy) -> None:
+    proxy.decide = every(2, CUT)
+    put(store, "logs/repeated", bytes(range(256)) * (50 << 10))
+    assert content(store, "logs/repeated") == bytes(range(256)) * (50 << 10)
+    assert len(proxy.happened) > 2
+
+
+def test_folders_are_the_beginnings_of_keys(store: ObjectStore) -> None:
+    for name in ("a/b/1", "a/b/c/2", "a/d", "ab"):
+        put(store, f"logs/tree/{name}", b"x")
+    listed = store.get_file_info(pafs.FileSelector("logs/tree"))
+    assert [(info.base_name, info.is_file) for info in listed] == [("a", False), ("ab", True)]
+    below = store.get_file_info(pafs.FileSelector("logs/tree/a", recursive=True))
+    assert [info.path.removeprefix("logs/tree/") for info in below] == ["a/b", "a/b/1", "a/b/c", "a/b/c/2", "a/d"]
+    kinds = store.get_file_info(["logs/tree/a", "logs/tree/ab", "logs/tree/no", "logs"])
+    assert [info.type.name for info in kinds] == ["Directory", "File", "NotFound", "Directory"]
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        store.get_file_info(pafs.FileSelector("logs/tree/none"))
+    store.delete_dir("logs/tree/a")
+    assert [info.base_name for info in store.get_file_info(pafs.FileSelector("logs/tree"))] == ["ab"]
+    store.delete_dir("logs/tree/a")
+    store.copy_file("logs/tree/ab", "logs/tree/copy")
+    assert content(store, "logs/tree/copy") == b"x"
+    store.delete_file("logs/tree/copy")
+    assert store.get_file_info(pafs.FileSelector("logs/none", allow_not_found=True)) == []
