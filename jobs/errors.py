@@ -241,11 +241,11 @@ class ConflictError(JobError):
 
 
 class RunningError(ConflictError):
-    """Another run has announced that it works on the same partitions."""
+    """Another run has a valid lease on the same partitions."""
 
     hint = (
-        "nothing was done; --wait waits for that run, and other --topics may run beside it. If it died on another "
-        "host, its announcement counts for {reason} after it was last renewed: run again then"
+        "nothing was done; --wait waits for that run, and other --topics may run beside it. If that run was killed, "
+        "its lease expires {reason} after the last renewal: run again then"
     )
 
 
@@ -253,8 +253,8 @@ class RunningMeanwhileError(RunningError):
     """Another run works on partitions that a job wants to compact first, and that job has no --wait."""
 
     hint = (
-        "nothing was done; run again when that run has ended. If it died on another host, its announcement counts for "
-        "{reason} after it was last renewed"
+        "nothing was done; run again when that run has ended. If that run was killed, its lease expires {reason} after "
+        "the last renewal"
     )
 
 

@@ -25,9 +25,9 @@ from lastkey.jobs.command.failures import failure_of
 from lastkey.jobs.command.reporting import JobReport, Report
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import USAGE
-from lastkey.jobs.store.announcements import standing
 from lastkey.jobs.store.folders import check_no_links
 from lastkey.jobs.store.job_runs import JobRow, append, killed_row
+from lastkey.jobs.store.leases import Lease
 from lastkey.jobs.store.paths import CHECKPOINTS, JOB_RUNS
 from lastkey.jobs.store.tables import State
 from lastkey.udfs.storage import normal_uri, open_root
@@ -45,20 +45,26 @@ def recorded(job: str, store: str, work: Callable[[], R], *, dry_run: bool) -> R
     if (path := local_path(store)) is not None:
         check_no_links(open_root(path))
     started_ms = _now_ms()
-    if job == "compact":  # which deletes the announcements of dead runs
-        _write(store, lambda state: [killed_row(dead) for dead in standing(state.root)[1]])
     try:
         report = work()
     except (Exception, KeyboardInterrupt, EarlyEndError) as error:
         failure = failure_of(error)
         row = _row(job, started_ms, failure.exit_code, failure.report, failure.line)
-        if failure.exit_code != USAGE and (unwritten := _write(store, lambda _: [row])):
+        if failure.exit_code != USAGE and (unwritten := _write(store, [row])):
             _LOG.warning("%s", unwritten)
         raise
     row = _row(job, started_ms, report.exit_code, report)
-    if unwritten := _write(store, lambda _: [row]):
+    if unwritten := _write(store, [row]):
         report.notes.append(unwritten)
     return report
+
+
+def record_killed(store: str, expired: Sequence[Lease]) -> list[str]:
+    """Write rows of runs whose leases expired. Return notes."""
+    if not expired:
+        return []
+    unwritten = _write(store, [killed_row(lease) for lease in expired])
+    return [unwritten] if unwritten else []
 
 
 def user() -> str:
@@ -86,17 +92,16 @@ def _row(job: str, started_ms: int, exit_code: int, report: Report | JobReport |
     )
 
 
-def _write(store: str, made: Callable[[State], Sequence[JobRow]]) -> str:
-    """Append what `made` returns; return why that failed, "" if it did not. It has its own thread, because a store that
-    does not answer must not hold the end of a run.
+def _write(store: str, new: Sequence[JobRow]) -> str:
+    """Append rows; return why that failed, "" if it did not. It has its own thread, because a store that does not
+    answer must not hold the end of a run.
     """
     failed = [f"no answer for {PATIENCE:.0f} s"]
 
     def work() -> None:
         try:
             state = State(open_root(normal_uri(store)))
-            new = made(state) if state.table_exists(CHECKPOINTS) else ()
-            if new:
+            if state.table_exists(CHECKPOINTS):
                 append(state, new)
             failed.clear()
         except BaseException as error:  # a panic of delta-rs too: whatever it is, it says nothing about the run

@@ -14,9 +14,9 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
 from lastkey.jobs.errors import DONE, DamagedTableError
-from lastkey.jobs.store.announcements import standing
 from lastkey.jobs.store.generations import lost_runs, open_store
 from lastkey.jobs.store.job_runs import JobRow, job_rows, killed_row
+from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.paths import JOB_RUNS
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
@@ -119,9 +119,9 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     rows = {row.run_id: row for row in _job_rows(state, report)}
     if options.format == "openmetrics":
         report.metrics = openmetrics(_metrics_of(rows.values(), options.store))
-    alive, dead = standing(state.root)
-    at_work = {one.run_id: killed_row(one) for one in alive}
-    rows = {**at_work, **{one.run_id: killed_row(one) for one in dead}, **rows}
+    leases = list_leases(state.root, report.notes)
+    at_work = {lease.run_id for lease in leases if lease.is_valid(time.time_ns())} - rows.keys()
+    rows = {lease.run_id: killed_row(lease) for lease in leases} | rows
     runs = [replace(run, job_row=rows.pop(run.run_id, None)) for run in committed.values()]
     if options.topics == EVERY_TOPIC:  # of the others it is not known which topics they were about
         runs += [JobRun(row.run_id, row.started_ms, (), row, row.run_id in at_work) for row in rows.values()]

@@ -1,7 +1,7 @@
 """`vacuum --store STORE`: deletes files below STORE/segments that no generation needs any more, after a grace period.
 
-Runs may go on meanwhile: the folders of announced ones stay; the table of checkpoints names what goes first, and no run
-commits a folder that was named since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_kept`
+Runs may go on meanwhile: the folders of runs with a lease stay; the table of checkpoints names what goes first, and no
+run commits a folder that was named since it began. STORE.md ("Generations and vacuum") lists what is kept, and `_kept`
 follows it. If a folder stays, so do the files that its generation names in other folders. In a folder that goes,
 `committed` goes first and the manifest second: if vacuum is killed, nothing takes the rest for a generation.
 
@@ -40,12 +40,12 @@ from lastkey.jobs.command.reporting import (
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import writing
-from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.coverage import Ranges, unread
 from lastkey.jobs.store.erasures import brought_back
 from lastkey.jobs.store.folders import Run, RunFolder, run_folders
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
+from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.manifests import read_manifests, say_committed
 from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_TABLES, COMMITTED, MANIFEST, SEGMENTS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit
@@ -232,10 +232,11 @@ def _not_shared(store: Root, there: list[RunFolder], report: VacuumReport) -> li
 
 
 def _spared(store: Root, there: list[RunFolder], now_ms: int, report: VacuumReport) -> list[RunFolder]:
-    """Return the folders, with `whole` off for those of runs at work. A run announces itself before it makes one, so
-    the announcement of a run whose folder was listed is there, unless the run has ended.
+    """Return the folders, with `whole` off for those of runs at work. A run takes its lease before it makes a
+    folder, so each listed folder of a run that has not ended has one.
     """
-    at_work = {run.run_id: run.label() for run in live(store, report.notes, None, now_ms * 1_000_000)}
+    leases = [lease for lease in list_leases(store, report.notes) if lease.is_valid(now_ms * 1_000_000)]
+    at_work = {lease.run_id: lease.label() for lease in leases}
     theirs = {folder.run: label for folder in there if (label := at_work.get(folder.run_id.partition(".")[0]))}
     report.notes += [f"{label} is at work; its files are left alone" for label in sorted(set(theirs.values()))]
     return [replace(folder, whole=False) if folder.run in theirs else folder for folder in there]

@@ -22,7 +22,7 @@ Step = Literal[
     "generation written",  # all its files are there, none of the small ones is flushed
     "partition done",  # the driver does not know yet
     # compact, driver
-    "partitions planned",  # the run is not announced yet
+    "partitions planned",  # the run has no lease yet
     "wave planned",  # no task has begun
     "run stopped",  # early; its unfinished output is not removed
     # every commit

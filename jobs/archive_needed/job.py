@@ -27,8 +27,8 @@ from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.compact.needed import ANCHOR, Answer, Facts, Kept, Needed, answer, needed, not_judged
 from lastkey.jobs.errors import LostRunError, ManifestError, UsageError
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.announcements import live
 from lastkey.jobs.store.generations import lost_runs, older_generations, open_store
+from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.manifests import other_files
 from lastkey.jobs.store.paths import RUNS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
@@ -114,8 +114,9 @@ def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:
     wanted = {key: row for key, row in checkpoints.items() if key in archive.partitions}
     working: dict[Key, str] = {}
     unseen: list[str] = []
-    for run in live(state.root, unseen, None, time.time_ns()):
-        working |= dict.fromkeys(run.common(list(archive.partitions)), run.label())
+    for lease in list_leases(state.root, unseen):
+        if lease.is_valid(time.time_ns()):
+            working |= dict.fromkeys(lease.common(archive.partitions), lease.label())
     working |= dict.fromkeys(archive.partitions if unseen else (), "; ".join(unseen))
     return _Stored(state, checkpoints, manifests, chains, lost_runs(wanted, chains), state.states(), working)
 

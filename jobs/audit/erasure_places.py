@@ -230,7 +230,7 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
         or file.path == AUDIT_KEY
         or is_checksum
     ):
-        places.without_keys["tables without keys, announcements, locks"] += 1
+        places.without_keys["tables without keys, leases, locks"] += 1
     elif of_log and ours and known_file:  # Delta keeps statistics of texts and numbers; keys are neither
         places.without_keys["logs of tables"] += 1
     else:

@@ -31,12 +31,12 @@ from lastkey.jobs.compact.report import CompactReport, ScheduleReport, lag_of
 from lastkey.jobs.compact.run import ListedArchive, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
-from lastkey.jobs.recorded import recorded
+from lastkey.jobs.recorded import record_killed, recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.announcements import announced, at_work, forget_dead, wait_until_gone
 from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
 from lastkey.jobs.store.generations import older_generations
+from lastkey.jobs.store.leases import Lease, held_by, hold_lease, wait_until_released
 from lastkey.jobs.store.paths import PARTITIONS
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State, open_state
@@ -67,7 +67,7 @@ def run_in_turn(options: CompactOptions, erasures: Erasures, progress: Progress)
             if not options.wait or (ends_at is not None and time.monotonic() >= ends_at):
                 raise
             _LOG.warning("waiting for %s", error.fields["found"])
-            wait_until_gone(open_root(normal_uri(options.store)), str(error.fields["run_id"]), ends_at)
+            wait_until_released(open_root(normal_uri(options.store)), str(error.fields["run_id"]), ends_at)
         else:
             if report is not None:
                 return report  # else with a new plan
@@ -76,7 +76,7 @@ def run_in_turn(options: CompactOptions, erasures: Erasures, progress: Progress)
 def _run(
     options: CompactOptions, erasures: Erasures, progress: Progress, ends_at: float | None
 ) -> CompactReport | None:
-    """Return the report of a run; None if another run committed one of its partitions before it heard of this run."""
+    """Return the report of a run; None if another run committed one of its partitions before the lease."""
     began, outcome = time.perf_counter(), Outcome()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
@@ -94,8 +94,6 @@ def _run(
     outcome.seconds["state"] = time.perf_counter() - at
     if plans and not _work(engine, start, plans, outcome, progress):
         return None
-    if not plans and not options.dry_run:
-        forget_dead(start.state.root)
     return _finish(start, outcome, began)
 
 
@@ -104,13 +102,14 @@ def _work(engine: Engine, start: Start, plans: Sequence[PartitionPlan], outcome:
     step("partitions planned")
     options, state = start.options, start.state
     if options.dry_run:
-        outcome.notes_on_runs += at_work(state.root, outcome.planned, outcome.notes_on_runs)
-        lease: AbstractContextManager[None] = nullcontext()
+        outcome.notes_on_runs += held_by(state.root, outcome.planned, outcome.notes_on_runs)
+        lease: AbstractContextManager[list[Lease]] = nullcontext([])
     else:
         if not start.checkpoints:
             state.check_writable()  # for a store that has committed before, the next commit finds out
-        lease = announced(state.root, start.run_id, outcome.planned, outcome.notes_on_runs)
-    with lease:
+        lease = hold_lease(state.root, start.run_id, outcome.planned, outcome.notes_on_runs)
+    with lease as expired:
+        outcome.notes_on_runs += record_killed(options.store, expired)
         now = start.checkpoints if options.dry_run else state.checkpoints()
         if any(now.get(key) != start.checkpoints.get(key) for key in outcome.planned):
             return False

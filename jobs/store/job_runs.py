@@ -1,8 +1,8 @@
 """Table `job_runs` of a store: a row for each run of a job that changes stores, whatever came of it.
 
 It is history for people and monitoring; no job depends on it. `jobs.recorded` writes a run's row in one append, when it
-ends. A run that is killed writes none: its announcement stays (`jobs.store.announcements`), and the next `compact`
-writes a row for it, with no exit code.
+ends. A run that is killed writes none. Its lease stays (`jobs.store.leases`), and the `compact` that takes over the
+expired lease writes a row without exit code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from lastkey.jobs.errors import CONFLICT, DONE, PARTIAL, PROBLEMS
 from lastkey.jobs.store import rows, table
-from lastkey.jobs.store.announcements import Announcement
+from lastkey.jobs.store.leases import Lease
 from lastkey.jobs.store.paths import JOB_RUNS
 from lastkey.jobs.store.table import FILE, Change, Version
 from lastkey.jobs.store.tables import State
@@ -86,17 +86,17 @@ def append(state: State, new: Sequence[JobRow]) -> None:
     table.swap(state.root, JOB_RUNS, added.schema, plan)
 
 
-def killed_row(dead: Announcement) -> JobRow:
-    """Return the row of a run that died, as far as its announcement tells."""
+def killed_row(lease: Lease) -> JobRow:
+    """Return the row of a killed run, from its lease."""
     return JobRow(
-        run_id=dead.run_id,
+        run_id=lease.run_id,
         job="compact",
-        started_ms=dead.since_ms,
-        ended_ms=dead.mtime_ns // 1_000_000,  # of its last sign of life
+        started_ms=lease.since_ms,
+        ended_ms=lease.mtime_ns // 1_000_000,  # last renewal
         exit_code=None,
         user="",
-        host=dead.host,
-        pid=dead.pid,
+        host=lease.host,
+        pid=lease.pid,
         application="",
         version="",
         error="",

@@ -2,7 +2,7 @@
 
 state/<table>                                 a Delta table
 state/audit.key                               key of the hashes in the tables audit_*, for the owner alone
-state/running/<run id>.json                   announcement of a run that is at work
+state/running/<run id>.json                   lease of a run
 erasures/<id>                                 digests of the keys of an erasure, see jobs.store.erasures
 segments/<topic>-<n>/<generation>-<run id>    files that a run wrote of one partition, never changed, and its manifest
 """
@@ -44,7 +44,7 @@ AUDIT_TABLES: Final = (
 )
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, JOB_RUNS, ERASURES, TIME_INDEX, *AUDIT_TABLES)
 
-RUNNING: Final = "state/running"  # announcements of runs that are at work, see jobs.store.announcements
+RUNNING: Final = "state/running"  # leases of runs, see jobs.store.leases
 ERASED_KEYS: Final = "erasures"
 AUDIT_KEY: Final = "state/audit.key"
 PARTITIONS: Final = "segments"  # a folder for each partition is in it

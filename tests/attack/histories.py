@@ -30,6 +30,7 @@ from lastkey.logformat.names import CLEAN_SHUTDOWN
 from tests.attack.forked import Failed
 from tests.attack.preload import Control, Noted, Order
 from tests.builders.damage import NOW_MS, SEGMENT_OFFSETS, START_MS, batch_at, build
+from tests.builders.leases import expire_leases
 from tests.builders.trees import files_of, tree
 from tests.reference.log import data_batch
 
@@ -373,8 +374,9 @@ class History:
     # -- what must hold
 
     def check(self, said: Said) -> None:
-        """Check everything after a run under attack."""
+        """Check everything after a run under attack, and after the expiry of a lease that it could not delete."""
         check_said(said)
+        expire_leases(self.root / "store")
         self.check_archive()
         if self.kind.keeps and files_of(self.root / "store" / "segments") != files_of(self.base / "store" / "segments"):
             raise Failed(f"something young is gone: {shown(said)}")

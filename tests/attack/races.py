@@ -133,7 +133,7 @@ def verdict(history: History, known: Known, case: Round) -> str:
 
 
 def _forget(root: Path, step: str) -> None:
-    """Delete the announcements of runs, so that they learn of each other only by the commit."""
+    """Delete the leases of runs, so that they learn of each other only by the commit."""
     if step in ("partitions planned", "wave planned"):
         for path in (root / "store" / "state" / "running").glob("*.json"):
             path.unlink(missing_ok=True)

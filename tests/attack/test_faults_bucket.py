@@ -109,6 +109,11 @@ class World:
         found = self.objects(f"{store.removeprefix('s3://')}/segments")
         return sorted(path.rpartition("/")[2] for path in found)
 
+    def delete_leases(self, store: str) -> None:
+        """Delete the leases of runs that could not delete them, in place of a wait until they expire."""
+        for path in self.objects(f"{store.removeprefix('s3://')}/state/running"):
+            self.files.delete_file(path)
+
     def objects(self, folder: str) -> dict[str, str]:
         """Return a digest of bytes and time for each object."""
         infos = self.files.get_file_info(pafs.FileSelector(folder, recursive=True, allow_not_found=True))
@@ -207,6 +212,7 @@ def judged(world: World, case: Case) -> str:
     """Run a case; return one of VERDICTS. Raises AssertionError for a forbidden end."""
     store = world.store_for(case.job)
     ended, _ = disturbed(world, case, store)
+    world.delete_leases(store)
     assert not ended.hung, "hung"
     assert "Traceback" not in ended.err and "defect" not in ended.err + ended.out, ended
     if case.mishap.startswith("killed"):

@@ -222,7 +222,7 @@ def test_a_run_at_work_leaves_it_open(lab, capsys):
     night(lab, 4)
     running = lab.store / "state" / "running"
     running.mkdir(exist_ok=True)
-    (running / ("a" * 32 + ".json")).write_text("no announcement")
+    (running / ("a" * 32 + ".json")).write_text("no lease")
     found = asked(lab, capsys, code=PROBLEMS)
     assert (found["kinds"], found["files"]) == ({"not_judged"}, [])
 

@@ -43,7 +43,7 @@ NOW = ("--config", str(ROOT / "examples" / "topics.toml"), "--now", "17953000000
 VARIES = (
     "seconds", "io", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started",
     "application", "peak_memory_bytes", "now_ms", "bytes_searched",  # tables hold paths and ids of runs, compressed
-    "tables without keys, announcements, locks", "files_without_keys",  # and their sum: only a disk has a lock's file
+    "tables without keys, leases, locks", "files_without_keys",  # and their sum: only a disk has a lock's file
 )  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.clouds]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
 from lastkey.jobs.store import job_runs
 from lastkey.jobs.store.job_runs import JobRow, append, job_rows
 from lastkey.jobs.store.tables import open_state
-from tests.builders.announced import elsewhere, own, put
+from tests.builders.leases import LEASE, expire_leases, put_lease
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 from tests.builders.stores import row, run_id
@@ -69,7 +70,7 @@ def test_every_run_is_listed_with_what_came_of_it(place: Place) -> None:
     assert place.compact() == DONE
     place.add_damaged()
     assert place.compact() == PROBLEMS
-    put(open_state(str(place.store)).root, elsewhere(partitions={"t": [0]}))
+    put_lease(open_state(str(place.store)).root, partitions=("t-0",))
     assert place.compact("--force") == CONFLICT
     assert main(["vacuum", "--store", str(place.store)]) == DONE
     assert main(["rollback", "--store", str(place.store), "--generation", "1"]) == DONE
@@ -150,10 +151,13 @@ def test_a_run_that_is_killed_is_listed_before_the_next_one_and_after(place: Pla
     assert place.outcomes()[-1] == ("compact", "at work")
     run.kill()
     run.finish()
-    assert place.outcomes() == [("compact", "done"), ("compact", "killed")]
+    assert place.compact() == CONFLICT
+    assert [outcome for _, outcome in place.outcomes()] == ["done", "at work", "conflict"]
+    expire_leases(place.store)
+    assert [outcome for _, outcome in place.outcomes()] == ["done", "killed", "conflict"]
     place.compact()
-    assert place.outcomes() == [("compact", "done"), ("compact", "killed"), ("compact", "done")]
-    assert [run["exit_code"] for run in place.runs()] == [0, None, 0]
+    assert [outcome for _, outcome in place.outcomes()] == ["done", "killed", "conflict", "done"]
+    assert [run["exit_code"] for run in place.runs()] == [0, None, CONFLICT, 0]
 
 
 @pytest.mark.process
@@ -173,7 +177,7 @@ def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
 
 def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None:
     state = open_state(str(tmp_path))
-    dead = job_runs.killed_row(own(run_id(1), {("t", 0)}))
+    dead = job_runs.killed_row(replace(LEASE, run_id=run_id(1)))
     append(state, [dead])
     append(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["killed"]
@@ -198,13 +202,13 @@ def test_old_rows_go_except_the_last_success(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_run_id_that_leads_elsewhere_deletes_nothing_there(place: Place) -> None:
-    """An announcement is a file that anybody who may write to the store can have put there."""
+    """Anybody who may write to the store can have put a lease there."""
     place.compact()
     victim = place.store / "state" / "victim.json"
     victim.write_text("{}")
     root = open_state(str(place.store)).root
-    path = put(root, elsewhere(run_id="x"), age_seconds=10_000)
+    path = put_lease(root, run_id="x")
     path.write_text(path.read_text().replace('"run_id": "x"', '"run_id": "../victim"'))
     os.utime(path, (1, 1))
-    place.compact()
+    place.compact("--force")
     assert victim.exists() and not path.exists()

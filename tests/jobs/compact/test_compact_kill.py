@@ -14,9 +14,12 @@ import pytest
 from lastkey.jobs import vacuum
 from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.errors import RunningError
+from lastkey.jobs.store.leases import EXPIRY_SECONDS
 from lastkey.jobs.store.paths import MANIFEST
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import Lab, offset_checkpoint, only_input, put
+from tests.builders.leases import expire_leases
 from tests.builders.steps import Holds
 from tests.builders.stopping import ROOT, start, tracebacks, wait_until_gone
 from tests.builders.trees import tree, tree_without_runs
@@ -100,12 +103,12 @@ def _result(lab):
     return files
 
 
-def _announced(lab):
+def _leases(lab):
     return [path.name for path in (lab.store / "state" / "running").iterdir()]
 
 
-def _forget(lab):
-    """Let no other run hear of the one that is at work."""
+def _delete_leases(lab):
+    """Hide the running run from all others."""
     for path in (lab.store / "state" / "running").iterdir():
         path.unlink()
 
@@ -158,9 +161,11 @@ def test_a_kill_leaves_a_whole_generation(begun, step, nth, new, now_ms, tmp_pat
     generations = {name[:3] for name in _result(mine)}
     assert generations == ({("grown", 0, 2), ("new", 0, 1), ("new", 1, 1)} if new else {("grown", 0, 1)})
 
-    report = mine.run(now_ms)  # at once: whoever announced itself is gone
+    expire_leases(mine.store)
+    left = _leases(mine)
+    report = mine.run(now_ms)
     assert report.exit_code == 0
-    assert _announced(mine) == []
+    assert _leases(mine) == (left if new else [])  # a run without due partitions takes no lease, and no other one over
     assert {r.status for r in report.results} == {"not_due" if new else "cleaned"}
     result = _result(mine)
     if step == "table committed":  # nothing is due that would write the word
@@ -184,12 +189,34 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     run.wait_until_reached()
     run.kill()
     run.finish()
-    assert len(_announced(mine)) == 1
+    assert len(_leases(mine)) == 1
     generations = {key: row.generation for key, row in mine.state().checkpoints().items()}
     assert generations == {("grown", 0): 2}
+    with pytest.raises(RunningError, match=f"pid {run.process.pid}"):
+        mine.run(now_ms)
+    expire_leases(mine.store)
     report = mine.run(now_ms)
     statuses = {r.name(): r.status for r in report.results}
     assert statuses == {"grown-0": "not_due", "new-0": "cleaned", "new-1": "cleaned"}
+    assert _result(mine) == expected
+    assert tree(lab.archive) == archive
+
+
+def test_a_waiting_run_takes_over_the_expired_lease_of_a_killed_one(begun, now_ms, tmp_path):
+    lab, archive, expected = begun
+    mine = _copy(lab, tmp_path.name)
+    arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
+    run = start(tmp_path / "one", arguments, "manifests written")
+    run.wait_until_reached()
+    run.kill()
+    run.finish()
+    waiting = start(tmp_path / "two", [*arguments, "--wait"])
+    waiting.wait_until_said(f"waiting for a run on {os.uname().nodename} (pid {run.process.pid}, ")
+    (lease,) = (mine.store / "state" / "running").glob("*.json")
+    lease.write_text(lease.read_text().replace(f'"expiry_seconds": {EXPIRY_SECONDS}', '"expiry_seconds": 0'))
+    code, _, err = waiting.finish()
+    assert code == 0, err
+    assert _leases(mine) == []
     assert _result(mine) == expected
     assert tree(lab.archive) == archive
 
@@ -306,7 +333,7 @@ def test_a_vacuum_without_grace_leaves_a_run_what_it_needs(begun, now_ms, tmp_pa
     run = start(tmp_path / "run", arguments, step)
     run.wait_until_reached()
     if not heard:
-        _forget(mine)
+        _delete_leases(mine)
     taken = vacuum.run(VacuumOptions(str(mine.store), grace_hours=0), Silent())
     assert taken.deleted == {}
     if heard:
@@ -356,7 +383,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     there, known = _folders(mine)
     assert there == known
     assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that stands at the step never ends
-    assert _announced(mine) == []
+    assert _leases(mine) == []
     assert tracebacks(err) == []
     assert tree(lab.archive) == archive
 
@@ -397,7 +424,7 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     assert "stopped at once: at least 0 of 3 partitions committed; vacuum deletes what this run left" in err
     assert tracebacks(err) == []
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
-    assert _announced(mine) == []
+    assert _leases(mine) == []
     _check_next_run(begun, mine, now_ms)
 
 
@@ -440,7 +467,7 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     for name in ("one", "two"):
         runs.append(start(tmp_path / name, arguments, "manifests written"))
         runs[-1].wait_until_reached()
-        _forget(mine)
+        _delete_leases(mine)
     for run in runs:
         run.let_go()
     ended = [run.finish() for run in runs]
@@ -475,7 +502,7 @@ def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, 
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
     late = start(tmp_path / "late", arguments, "rows written", nth=3 if wave > 1 else 6)
     late.wait_until_reached()
-    _forget(mine)
+    _delete_leases(mine)
     assert mine.run(now_ms, topics=TopicFilter(("new",))).exit_code == 0
     late.let_go()
     code, out, err = late.finish()
@@ -513,7 +540,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
     code, out, err = third.finish()
     assert code == 0, err
     assert {p["status"] for p in json.loads(out)["partitions"]} == {"not_due"}
-    assert _announced(mine) == []
+    assert _leases(mine) == []
     assert _result(mine) == expected
     assert tree(lab.archive) == archive
 

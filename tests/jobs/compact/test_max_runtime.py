@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from lastkey.jobs.command.stopping import OutOfTimeError
 from lastkey.jobs.compact import waves
 from lastkey.jobs.errors import DONE, PARTIAL, PROBLEMS, UsageError
 from lastkey.jobs.spark import engine
-from lastkey.jobs.store.announcements import wait_until_gone
-from lastkey.udfs.storage import open_root
-from tests.builders.announced import A, elsewhere, put
 from tests.builders.archives import Lab
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.steps import listening
@@ -175,9 +171,3 @@ def test_durations(text: str, seconds: int) -> None:
 def test_what_is_no_duration_is_said(text: str) -> None:
     with pytest.raises(UsageError, match="expected a duration such as 90s, 30m or 1h30m"):
         parse_duration("--max-runtime", text)
-
-
-def test_waiting_for_another_run_is_part_of_the_time(tmp_path: Path) -> None:
-    root = open_root(str(tmp_path))
-    put(root, elsewhere())
-    wait_until_gone(root, A, time.monotonic())  # else it would wait for minutes

@@ -14,6 +14,7 @@ from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from tests.builders.archives import COMPACT
 from tests.builders.erasures import Erasures, places_of, records_of, table_of
+from tests.builders.leases import expire_leases
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 from tests.builders.trees import tree
@@ -68,6 +69,7 @@ def test_a_killed_erasure(begun: Path, tmp_path: Path, step: str, nth: int, done
     assert all({b"bob", b"cem"} <= set(keys) for keys in held(world).values())
     assert not (store / "state" / "erasures").exists()
     assert tree(world.lab.archive) == archive
+    expire_leases(store)
     report = world.erase("ann")
     assert (report.exit_code, report.result) == (0, "older"), report.to_text()
     assert held(world) == {"t": [b"bob", b"cem"], "u": [b"bob", b"cem"]}

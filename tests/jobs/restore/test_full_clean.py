@@ -8,7 +8,7 @@ import pytest
 
 import lastkey
 from lastkey.jobs.errors import NotCleanedError, RunningError, UsageError
-from lastkey.jobs.store.announcements import announced
+from lastkey.jobs.store.leases import hold_lease
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
@@ -103,7 +103,7 @@ def test_an_archive_that_has_moved_is_no_place_to_clean_from(lab: Lab) -> None:
 def test_another_run_that_works_on_the_topic_is_named_without_an_option_that_restore_lacks(lab: Lab) -> None:
     state = lab.state()
     with (
-        announced(state.root, "0" * 32, {KEY}, []),
+        hold_lease(state.root, "0" * 32, {KEY}, []),
         pytest.raises(RunningError, match="no other run at t-0") as raised,
     ):
         lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
