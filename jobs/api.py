@@ -12,7 +12,6 @@ with the command line's words. API.md beside this file is for users.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -52,7 +51,6 @@ from lastkey.jobs.command.parse import (
     wrong_type,
 )
 from lastkey.jobs.command.progress import Bar, Progress, Silent
-from lastkey.jobs.command.sample import sample_of
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
 
@@ -212,10 +210,6 @@ def verify(
     config: Settings | None = None,
     gaps: Gaps | None = None,
     sealed: bool = False,
-    sample: float | None = None,
-    all_within: str | None = None,
-    seed: int | None = None,
-    missed: int = 0,
     engine: Engine | None = None,
     progress: Progress | bool = False,
 ) -> VerifyReport:
@@ -224,9 +218,6 @@ def verify(
     generation: of the store; None: the current one of each partition. archive_moved: where the store's archive is now
     (`--archive`). topics, exclude, topics_from, config, gaps, engine, progress: as of `compact`, but for the engine's
     default, auto: Spark on a cluster, or for many bytes. sealed: check the last segment as one that nothing appends to.
-    sample: look at this share of the partitions alone, another one each night (UTC); all_within: at as many as it takes
-    to have looked at all in so many nights, such as "30d"; seed: the night's number, None: the date; missed: take the
-    parts of so many nights before it too.
 
     Problems are in the report, with exit code 3. Raises a JobError if the job stops, and TypeError for an argument of
     another type.
@@ -237,10 +228,6 @@ def verify(
         archive_moved=_location_or_none("archive_moved", archive_moved),
         **_shared(topics, exclude, topics_from, config),
         engine=_engine(engine), gaps=_one_of("gaps", gaps, GAPS), sealed=_flag("sealed", sealed),
-        sample=sample_of(
-            _share("sample", sample), all_within, _number("seed", seed), _number("missed", missed, 0) or 0,
-            time.time_ns() // 1_000_000,
-        ),
     )  # fmt: skip
     if (options.archive is None) == (options.store is None):
         raise UsageError(message="verify needs either ARCHIVE or --store STORE")

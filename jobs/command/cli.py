@@ -22,7 +22,7 @@ import click
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
 from lastkey.jobs.command.audit_commands import audit_group, made_options
-from lastkey.jobs.command.config import check_now_ms, check_policy_has_topics, load_config
+from lastkey.jobs.command.config import load_config
 from lastkey.jobs.command.ending import Ending, monitoring_options
 from lastkey.jobs.command.erase_commands import add_erase
 from lastkey.jobs.command.export_commands import add_export
@@ -31,7 +31,6 @@ from lastkey.jobs.command.format_commands import add_convert
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.keep_commands import add_keeping
 from lastkey.jobs.command.options import (
-    CompactOptions,
     InspectOptions,
     PackOptions,
     RebuildStateOptions,
@@ -125,29 +124,12 @@ def compact(**given: Any) -> None:
 
 
 @lastkey.command()
-@click.argument("archive")
-@click.option("--store", metavar="STORE", required=True, help="The store that `compact` would write.")
-@compaction_options
-@click.option("--all", "show_all", is_flag=True, help="Also list the segments that stay as they are.")
-@engine_option("auto")
-@shared
-def plan(now_ms: int | None, **given: Any) -> None:
-    """Show which segments the next `compact` would rewrite, and what that should yield; write nothing."""
-    check_policy_has_topics(given["cleanup_policy"], *given["topics"], *given["topics_from"])
-    _run("plan", CompactOptions, now_ms=check_now_ms(now_ms), dry_run=True, only_schedule=True, **given)
-
-
-@lastkey.command()
 @click.argument("archive", required=False)
 @click.option("--store", metavar="STORE", help="Check a generation of this store instead of an archive.")
 @click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
 @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
 @gaps_option
 @sealed_option("check")
-@click.option("--sample", type=click.FloatRange(0, 1), metavar="SHARE", help="Look at this share, another each night.")
-@click.option("--all-within", metavar="DAYS", help="Look at as much as it takes to have had all in 30d.")
-@click.option("--seed", type=int, metavar="N", help="With these: the night's number.  [default: the date, UTC]")
-@click.option("--missed", type=click.IntRange(min=0), default=0, metavar="N", help="Take the last N nights' parts too.")
 @click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
 @engine_option("auto")
 @monitoring_options

@@ -10,7 +10,6 @@ from lastkey.jobs.command.stopping import at_once
 # command -> module with run(options, progress) -> Report
 JOBS = {
     "compact": "lastkey.jobs.compact.job",
-    "plan": "lastkey.jobs.compact.job",
     "policies": "lastkey.jobs.policies.job",
     "verify": "lastkey.jobs.verify.job",
     "archive-needed": "lastkey.jobs.archive_needed.job",

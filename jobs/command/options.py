@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from lastkey.jobs.command.config import Config, Engine
-from lastkey.jobs.command.sample import Sample
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 
@@ -33,7 +32,6 @@ class CompactOptions:
     min_yield: float | None = None  # wins over the setting compaction.min.yield
     io_budget: int | None = None  # bytes that rewrites by yield may read and write; None: no limit
     max_runtime: float | None = None  # seconds, after which no more work begins; None: as long as it takes
-    only_schedule: bool = False  # with dry_run: what would be rewritten, without reading any of that
     hmac_key: str | None = None  # a file: the key of the digests of erased keys
 
 
@@ -50,7 +48,6 @@ class VerifyOptions:
     archive_moved: str | None = None  # with `store`: where the archive is now
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     sealed: bool = False
-    sample: Sample | None = None  # look only at these partitions
 
 
 @dataclass(frozen=True)

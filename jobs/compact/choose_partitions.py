@@ -33,7 +33,6 @@ from lastkey.udfs.compact.plan import (
     PartitionPlan,
     PartitionResult,
     RunContext,
-    Work,
 )
 from lastkey.udfs.compact.scan.due import (
     dirt_held_back,
@@ -139,7 +138,6 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
         sealed=options.sealed,
         force=options.force,
         dry_run=options.dry_run,
-        only_schedule=options.only_schedule,
     )
     links = links_in(start.state.root, PARTITIONS)
     drafts, plans, results = list[Draft](), list[PartitionPlan](), list[PartitionResult]()
@@ -156,10 +154,6 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
             results.append(found)
         else:
             plans.append(found)
-    if options.only_schedule:
-        whole = [plan for plan in plans if not plan.policy.partial]
-        plans = [plan for plan in plans if plan.policy.partial]
-        results += [PartitionResult(*key_of(p.input), "scheduled", work=Work(bytes_before=p.log_bytes)) for p in whole]
     return plans, results
 
 

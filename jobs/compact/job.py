@@ -27,7 +27,7 @@ from lastkey.jobs.compact.choose_partitions import is_reset, plan_partitions
 from lastkey.jobs.compact.commit import write_partition_states
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.plan_inputs import Erasures
-from lastkey.jobs.compact.report import CompactReport, ScheduleReport, lag_of
+from lastkey.jobs.compact.report import CompactReport, lag_of
 from lastkey.jobs.compact.run import ListedArchive, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
@@ -80,7 +80,7 @@ def _run(
     began, outcome = time.perf_counter(), Outcome()
     archive_uri, store_uri = normal_uri(options.archive), normal_uri(options.store)
     _check_options(options, archive_uri, store_uri)
-    engine = chosen_engine(options, writes=not options.only_schedule)
+    engine = chosen_engine(options, writes=True)
     listing = _list_archive(options, erasures, archive_uri, store_uri)
     at = time.perf_counter()
     outcome.seconds["list"] = at - began
@@ -149,8 +149,7 @@ def _report(
 ) -> CompactReport:
     """Return the report of a run, from its inputs and its outcome."""
     options, listing, archive = start.options, start.listing, start.archive
-    kind = ScheduleReport if options.only_schedule else CompactReport
-    return kind(
+    return CompactReport(
         archive.root.uri,
         start.state.root.uri,
         start.run_id,

@@ -1,9 +1,9 @@
-"""Reports of `compact` and `plan`: a table and notes for people, every figure for programs."""
+"""Report of `compact`: a table and notes for people, every figure for programs."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -202,6 +202,8 @@ class CompactReport(JobReport):
                 f"read {size(sum(r.work.bytes_read for r in cleaned))}, "
                 f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.work.bytes_written for r in cleaned))}"
             )
+        if self.dry_run:
+            out += self._schedules()
         out += labelled("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.log.expired))
         out += labelled("in several splits", (f"{r.name()}: {r.work.splits}" for r in cleaned if r.work.splits > 1))
         in_rounds = (f"{r.name()}: {r.work.rounds}" for r in cleaned if r.work.rounds > 1)
@@ -231,6 +233,15 @@ class CompactReport(JobReport):
             out += summary_lines(self.archive_needed)
         out += [self.last_lines(), self.summary()]
         return "\n".join(out)
+
+    def _schedules(self) -> Iterator[str]:
+        """Yield, for each partition of a run by yield, what it would rewrite, and why."""
+        for r in self.results:
+            if r.schedule:
+                yield f"{r.name()}: {_schedule_summary(r)}"
+                rows = [s for s in r.schedule if self.show_all or s.reason != "kept"]
+                if rows:
+                    yield table(_HEAD, [_schedule_row(s) for s in rows])
 
     def summary(self) -> str:
         """Return how the run ended, in one line: the last of the text, whatever happened."""
@@ -321,55 +332,7 @@ def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
     )
 
 
-_KEPT = ("archive", "store", "now_ms", "exit_code", "problems", "notes", "engine", "seconds")
 _HEAD = ("offset", "size", "records", "dead", "share", "why")
-
-
-class ScheduleReport(CompactReport):
-    """Report of a plan, partition by partition."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs, with every older segment of a run by yield."""
-        told = super().to_json()
-        return {key: told[key] for key in _KEPT} | {
-            "job": "plan",
-            "partitions": [_schedule_partition(r) for r in self.results],
-        }
-
-    def to_text(self) -> str:
-        """Return the report for people: for each partition what a run would read, write and free."""
-        out = []
-        for r in self.results:
-            if r.status == "scheduled":
-                out.append(f"{r.name()}: {_schedule_summary(r)}")
-                rows = [s for s in r.schedule if self.show_all or s.reason != "kept"]
-                if rows:
-                    out.append(table(_HEAD, [_schedule_row(s) for s in rows]))
-        if rest := [r for r in self.results if r.status == "not_due"]:
-            out.append(f"not due: {counted(len(rest), 'partition')}")
-        out += labelled("set aside", (f"{r.name()}: {r.problem}" for r in self.results if r.problem is not None))
-        out += labelled("note", [*self.notes, *(n for r in self.results for n in r.notes)])
-        out.append("plan: nothing was written")
-        out.append(self.last_lines())
-        return "\n".join(out)
-
-
-def _schedule_partition(r: PartitionResult) -> dict[str, Any]:
-    read, written, freed = _rewrites(r.schedule)
-    return {
-        "topic": r.topic,
-        "partition": r.partition,
-        "status": r.status,
-        "run": ("yield" if r.schedule else "full") if r.status == "scheduled" else None,
-        "problem": asdict(r.problem) if r.problem else None,
-        "log_bytes": r.work.bytes_before,
-        "new_bytes": r.cleanable.cleanable_bytes,
-        "rewritten_bytes": read,
-        "expected_bytes_written": written,
-        "expected_bytes_freed": freed,
-        "segments": [asdict(s) for s in r.schedule],
-        "notes": list(r.notes),
-    }
 
 
 def _rewrites(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
@@ -380,12 +343,10 @@ def _rewrites(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
 
 
 def _schedule_summary(r: PartitionResult) -> str:
-    if not r.schedule:
-        return f"cleans everything, {size(r.work.bytes_before)}, unless its log shows that nothing is due"
     read, written, freed = _rewrites(r.schedule)
     n = sum(s.reason != "kept" for s in r.schedule)
     return (
-        f"cleans {size(r.cleanable.cleanable_bytes)} that are new, and rewrites {n:,} of "
+        f"would clean {size(r.cleanable.cleanable_bytes)} that are new, and rewrite {n:,} of "
         f"{counted(len(r.schedule), 'segment')}: {size(read)} to read, about {size(written)} to write, "
         f"{size(freed)} to free"
     )

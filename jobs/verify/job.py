@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
 from typing import TypeVar
 
 from lastkey.jobs.archive.listing import Archive, listed
@@ -81,9 +80,8 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         report.side_files += checked.files
         report.other_problems += checked.problems
     at = time.perf_counter()
-    keys = [(p.topic, p.partition) for p in plans]
     sizes = [sum(s.size_bytes for s in p.segments) for p in plans]
-    _check_each(check_partition, plans, keys, sizes, options, report, progress)
+    _check_each(check_partition, plans, sizes, options, report, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 
@@ -91,16 +89,11 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
 def _check_each(
     check: Callable[[T], CheckResult],
     plans: Sequence[T],
-    keys: Sequence[Key],
     sizes: Sequence[int],
     options: VerifyOptions,
     report: VerifyReport,
     progress: Progress,
 ) -> None:
-    if (sample := options.sample) is not None:
-        report.sample, taken = sample, [sample.takes(key) for key in keys]
-        report.left_out = {key: n for key, n, wanted in zip(keys, sizes, taken, strict=True) if not wanted}
-        plans, sizes = list(compress(plans, taken)), list(compress(sizes, taken))
     progress.start("verify", sum(sizes), BYTES)
     report.results += each(check, plans, "verify: partitions", options, report, progress, sizes=sizes)
     progress.close()
@@ -155,7 +148,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
         )
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.side.segments) + sum(s.size_bytes for s in p.parent) for p in plans]
-    _check_each(check_generation, plans, sorted(runs), sizes, options, report, progress)
+    _check_each(check_generation, plans, sizes, options, report, progress)
     report.seconds["check"] = time.perf_counter() - at
     return report
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lastkey.jobs.command.reporting import JobReport, count, counted, counts, labelled, problem_json, size, table
-from lastkey.jobs.command.sample import Sample
 from lastkey.jobs.topics import Key
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.verify.findings import CheckResult
@@ -24,8 +23,6 @@ class VerifyReport(JobReport):
     not_checked: list[str] = field(default_factory=list)
     side_files: int = 0
     generations: dict[Key, int] = field(default_factory=dict)
-    sample: Sample | None = None  # None: everything was looked at
-    left_out: dict[Key, int] = field(default_factory=dict)  # by the sample: partitions, with their bytes
 
     @property
     def problems(self) -> list[Problem]:
@@ -62,17 +59,10 @@ class VerifyReport(JobReport):
             "problems": self.problems_json(),
             "notes": self.notes,
             "not_checked": self.all_not_checked,
-            "sample": self._sample(),
             "engine": self.work_json(),
             "seconds": self.seconds_json(),
             **self.io_json(),
         }
-
-    def _sample(self) -> dict[str, Any] | None:
-        if self.sample is None:
-            return None
-        left_out = [{"topic": t, "partition": n, "bytes": size} for (t, n), size in sorted(self.left_out.items())]
-        return self.sample.to_json() | {"not_looked_at": left_out}
 
     def _partition(self, r: CheckResult) -> dict[str, Any]:
         out = asdict(r) | {"problems": [problem_json(p) for p in r.problems], "seconds": round(r.seconds, 4)}
@@ -114,13 +104,6 @@ class VerifyReport(JobReport):
             f"{size(self._total('bytes'))}, {counted(self._total('batches'), 'batch', 'batches')}, "
             f"{counted(self._total('records'), 'record')}{more}{beside}"
         )
-        if self.sample is not None:
-            left, total = len(self.left_out), len(self.left_out) + len(self.results)
-            out.append(
-                f"not looked at: {left:,} of {counted(total, 'partition')}, {size(sum(self.left_out.values()))}: "
-                f"this is {self.sample}; a night without a run leaves its part for the next turn, or for --missed"
-            )
-        where = "" if self.sample is None else " in what was looked at"
-        out.append((counted(len(problems), "problem") if problems else "no problem found") + where)
+        out.append(counted(len(problems), "problem") if problems else "no problem found")
         out.append(self.last_lines())
         return "\n".join(out)

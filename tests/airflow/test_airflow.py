@@ -267,7 +267,7 @@ class Runs:
         for name, config in (("compacted", topics), ("set aside", threads)):
             archive = shutil.copytree(ROOT / "examples" / "archive", self.folder / name)
             conf = {"archive": str(archive), "store": f"{archive}-store", "config": str(config)}
-            run[name] = {"dag": "lastkey_compact", "conf": conf | {"verify_within": "30d", "alert_url": url}}
+            run[name] = {"dag": "lastkey_compact", "conf": conf | {"alert_url": url}}
         _flip(self.folder / "set aside" / "orders-0" / f"{0:020}.log", 5000)
 
 

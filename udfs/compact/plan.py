@@ -161,7 +161,6 @@ class RunContext:
     sealed: bool = False
     force: bool = False
     dry_run: bool = False
-    only_schedule: bool = False  # a dry run that says what a run by yield would rewrite, and reads none of that
     max_log_bytes: int = MAX_SEGMENT_BYTES  # of a .log that is written: what it has no room for begins another segment
 
 
@@ -275,8 +274,8 @@ class ScheduledSegment:
     reason: str  # kept, must, yield or merged (`schedule.REASONS`)
 
 
-# scheduled: the plan of a run was asked for, no more; stopped: the run ended first
-Status = Literal["cleaned", "scheduled", "not_due", "set_aside", "stopped"]
+# stopped: the run ended first
+Status = Literal["cleaned", "not_due", "set_aside", "stopped"]
 
 
 @dataclass(frozen=True)

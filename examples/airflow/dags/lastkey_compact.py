@@ -18,7 +18,6 @@ SOME = ("{{ '--topics=' ~ params.topics if params.topics else '' }}",
         "{{ '--exclude=' ~ params.exclude if params.exclude else '' }}")  # fmt: skip
 CONFIG = "{{ '--config=' ~ params.config if params.config else '' }}"
 UNTIL = "{{ '--max-runtime=' ~ params.max_runtime if params.max_runtime else '' }}"
-WITHIN = "{{ '--all-within=' ~ params.verify_within if params.verify_within else '' }}"
 
 with DAG(
     "lastkey_compact",
@@ -35,18 +34,13 @@ with DAG(
         "exclude": Param(None, type=["null", "string"], description="Not these topics: globs, separated by commas"),
         "config": Param(None, type=["null", "string"], description="A settings file, with the topics' policies"),
         "max_runtime": Param(None, type=["null", "string"], description="Begin nothing after so long, as 5h"),
-        "verify_within": Param(
-            None, type=["null", "string"], description="Verify a part each night, everything within so long, as 30d"
-        ),
         "alert_url": Param(
             None, type=["null", "string"], pattern="^https?://", description="Gets a JSON post where a task failed"
         ),
     },
 ) as dag:
     compact = LastkeyOperator(task_id="compact", job="compact", arguments=[ARCHIVE, STORE, *SOME, CONFIG, UNTIL])
-    verify = LastkeyOperator(
-        task_id="verify", job="verify", arguments=[STORE, *SOME, CONFIG, WITHIN], trigger_rule="all_done"
-    )
+    verify = LastkeyOperator(task_id="verify", job="verify", arguments=[STORE, *SOME, CONFIG], trigger_rule="all_done")
     archive_needed = LastkeyOperator(
         task_id="archive_needed", job="archive-needed", arguments=[ARCHIVE, STORE, *SOME], trigger_rule="all_done"
     )

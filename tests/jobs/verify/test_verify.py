@@ -7,15 +7,13 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.command.sample import sample_of
-from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, MissingPathError
+from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError
 from lastkey.jobs.store.manifests import read_manifest, write_manifests
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify.job import run
@@ -227,55 +225,6 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     report = verify(part.root)
     assert report.exit_code == DONE
     assert report.to_json()["checked"]["records"] == 48
-
-
-TOPICS = [("t", n) for n in range(40)]
-
-
-@pytest.mark.parametrize("options", [{"share": 0.3}, {"share": 0.07}, {"all_within": "30d"}, {"share": 1.0}])
-@pytest.mark.parametrize("first", [0, 20_411, 2**40])
-def test_every_partition_has_its_turn_within_the_nights(options: dict[str, Any], first: int) -> None:
-    def night(n: int, missed: int = 0) -> set[tuple[str, int]]:
-        given = {"share": None, "all_within": None} | options
-        sample = sample_of(**given, seed=None, missed=missed, now_ms=n * 86_400_000 + 5)
-        assert sample is not None
-        return {key for key in TOPICS if sample.takes(key)}
-
-    n_nights = {0.3: 4, 0.07: 15, 1.0: 1}.get(options.get("share", 0), 30)
-    turns = [night(first + n) for n in range(n_nights)]
-    assert set().union(*turns) == set(TOPICS)
-    assert sum(map(len, turns[: n_nights - 1])) <= len(TOPICS)  # nothing twice before the circle is through
-    assert night(first + 3, missed=3) == night(first) | night(first + 1) | night(first + 2) | night(first + 3)
-
-
-def test_what_a_sample_leaves_out_is_said_and_not_called_verified(tmp_path: Path, capsys: Any) -> None:
-    for n in range(6):
-        write_partition(tmp_path / "archive" / f"t-{n}", "a=1 b=2 || c=3")
-    words = ["verify", str(tmp_path / "archive"), "--engine", "threads", "--sample", "0.5", "--seed"]
-    looked_at = []
-    for seed in ("0", "1"):
-        assert main([*words, seed, "--json"]) == DONE
-        told = json.loads(capsys.readouterr().out)
-        looked_at += [p["partition"] for p in told["partitions"]]
-        left = [p["partition"] for p in told["sample"]["not_looked_at"]]
-        assert sorted(left + [p["partition"] for p in told["partitions"]]) == list(range(6))
-        assert told["checked"]["partitions"] == 6 - len(left)
-        assert told["sample"]["nights"] == 2
-    assert sorted(looked_at) == list(range(6))
-    assert main([*words, "0"]) == DONE
-    text = capsys.readouterr().out
-    assert f"not looked at: {6 - len(looked_at[: text.count(chr(10) + 't-')])} of 6 partitions, " in text
-    assert "no problem found in what was looked at" in text
-
-
-def test_damage_is_found_on_the_night_that_looks_at_it(tmp_path: Path) -> None:
-    part = build(tmp_path / "archive")
-    flip(part.log(0), 30)
-    codes = [verify(part.root, sample=sample_of(0.25, None, seed, 0, 0)).exit_code for seed in range(4)]
-    assert sorted(codes) == [DONE, DONE, DONE, PROBLEMS]
-    both = ["--sample", "0.25", "--all-within", "30d"]
-    for words in (both, ["--seed", "1"], ["--all-within", "soon"], ["--missed", "1"]):
-        assert main(["verify", str(part.root), *words]) == USAGE
 
 
 def test_what_a_tombstone_below_the_log_start_deleted_is_read_by_nobody(tmp_path: Path) -> None:

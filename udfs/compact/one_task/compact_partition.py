@@ -25,7 +25,7 @@ from lastkey.udfs.compact.one_task.passes import (
 )
 from lastkey.udfs.compact.one_task.rounds import clean_in_rounds
 from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
-from lastkey.udfs.compact.plan import MOST_RANGES, Extent, PartitionPlan, PartitionResult, Work, chunk_buffer
+from lastkey.udfs.compact.plan import MOST_RANGES, Extent, PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity
 from lastkey.udfs.problem import Problem
@@ -52,10 +52,6 @@ def _compact_if_due(plan: PartitionPlan, clock: Clock) -> PartitionResult:
         return _compact(plan, plan.extent, clock)
     except (KeysLost, TooManyKeys):  # in a run by yield: everything is cleaned instead
         remove_folder(plan)
-        if plan.run.only_schedule:
-            return PartitionResult(
-                plan.input.topic, plan.input.partition, "scheduled", work=Work(bytes_before=plan.log_bytes)
-            )
         return _compact(plan, Extent.WHOLE, clock)
 
 
@@ -106,7 +102,6 @@ def _compact(plan: PartitionPlan, extent: Extent, clock: Clock) -> PartitionResu
         work=work,
         schedule=cleaned.schedule,
         erased_offsets=() if tally.erased is None else tuple(map(tuple, tally.erased[:MOST_RANGES].tolist())),
-        status="scheduled" if plan.run.only_schedule else result.status,
     )
 
 

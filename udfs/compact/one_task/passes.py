@@ -185,7 +185,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
     schedule = tuple(schedule_of(plan, analysis, rows, superseded))
-    chosen = [] if plan.run.only_schedule else [one.number for one in schedule if one.reason != "kept"]
+    chosen = [one.number for one in schedule if one.reason != "kept"]
     kept = None
     if fresh and len(chosen) < len(older) and not plan.run.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
