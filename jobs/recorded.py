@@ -1,4 +1,4 @@
-"""Runs of jobs that change a store, each with a row in its table `job_runs`, written once, when the run ends.
+"""Runs of jobs that change a store, each with a row in its table `cleaner_runs`, written once, when the run ends.
 
 Nothing is written by a dry run, nor below a path that is no store yet, nor after an error in options or settings (exit
 code 2), which may name the wrong store. A row that cannot be written within PATIENCE seconds is a note: the run ends as
@@ -26,10 +26,12 @@ from lastkey.jobs.command.reporting import JobReport, Report
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import USAGE
 from lastkey.jobs.store.folders import check_no_links
-from lastkey.jobs.store.job_runs import JobRow, append, killed_row
+from lastkey.jobs.store.job_rows import killed_row
 from lastkey.jobs.store.leases import Lease
-from lastkey.jobs.store.paths import CHECKPOINTS, JOB_RUNS
+from lastkey.jobs.store.paths import CHECKPOINTS, RUNS
+from lastkey.jobs.store.rows import JobRow
 from lastkey.jobs.store.tables import State
+from lastkey.jobs.store.writing import append_job_rows
 from lastkey.udfs.storage import normal_uri, open_root
 
 R = TypeVar("R", bound=JobReport)
@@ -102,15 +104,15 @@ def _write(store: str, new: Sequence[JobRow]) -> str:
         try:
             state = State(open_root(normal_uri(store)))
             if state.table_exists(CHECKPOINTS):
-                append(state, new)
+                append_job_rows(state, new)
             failed.clear()
         except BaseException as error:  # a panic of delta-rs too: whatever it is, it says nothing about the run
             failed[:] = [str(error).partition("\n")[0] or type(error).__name__]
 
-    thread = threading.Thread(target=work, daemon=True, name="job-runs")
+    thread = threading.Thread(target=work, daemon=True, name="job-row")
     thread.start()
     thread.join(PATIENCE)
-    return f"this run is not in the table {JOB_RUNS}: {failed[0]}" if failed else ""
+    return f"this run is not in the table {RUNS}: {failed[0]}" if failed else ""
 
 
 def _now_ms() -> int:

@@ -13,20 +13,18 @@ from lastkey.jobs.command.options import RunsOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
-from lastkey.jobs.errors import DONE, DamagedTableError
+from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.generations import lost_runs, open_store
-from lastkey.jobs.store.job_runs import JobRow, job_rows, killed_row
+from lastkey.jobs.store.job_rows import job_rows, killed_row
 from lastkey.jobs.store.leases import list_leases
-from lastkey.jobs.store.paths import JOB_RUNS
-from lastkey.jobs.store.rows import RunRow
-from lastkey.jobs.store.tables import State
+from lastkey.jobs.store.rows import JobRow, RunRow
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.names import partition_folder
 
 
 @dataclass(frozen=True)
 class JobRun:
-    """Run of a job: its rows of `cleaner_runs`, by topic and partition, and its row of `job_runs`.
+    """Run of a job: its rows of `cleaner_runs` by topic and partition, and its row about the whole run.
 
     A run that committed nothing has no rows; one of an older version has no `job_row`.
     """
@@ -116,7 +114,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     chains = state.histories(wanted) if topics else {}
     chosen = {key: row for key, row in current.items() if key[0] in wanted}
     committed = {run.run_id: run for run in by_run(row for chain in chains.values() for row in chain)}
-    rows = {row.run_id: row for row in _job_rows(state, report)}
+    rows = {row.run_id: row for row in job_rows(state)}
     if options.format == "openmetrics":
         report.metrics = openmetrics(_metrics_of(rows.values(), options.store))
     leases = list_leases(state.root, report.notes)
@@ -132,17 +130,6 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     report.notes += [*state.notes, *(error.line() for error in lost_runs(chosen, chains).values())]
     report.seconds["total"] = time.monotonic() - began
     return report
-
-
-def _job_rows(state: State, report: RunsReport) -> list[JobRow]:
-    """Return the rows of `job_runs`; none, with a note, if the table is damaged: committed runs are known anyway."""
-    try:
-        return job_rows(state)
-    except DamagedTableError as error:
-        report.notes.append(
-            f"{error.args[0]}; only committed runs are listed. Delete state/{JOB_RUNS}: no job needs it"
-        )
-        return []
 
 
 def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:

@@ -2,7 +2,7 @@
 
 The newest KEEP_GENERATIONS of each partition stay, and those younger than KEEP_DAYS. A generation that is older in both
 senses stays if its folder is there, for it can be restored. Rows of runs that died go. If the row of a parent is gone,
-`rows.histories` continues with the next older one.
+`rows.histories` continues with the next older one. Rows about whole runs: `newest_jobs`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
+import pyarrow as pa
+
+from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.topics import Key
 
 KEEP_GENERATIONS: Final = 10  # for readers of a partition that is seldom compacted
+KEEP_JOBS: Final = 1000  # nearly three years of daily runs
 KEEP_DAYS: Final = 30  # for readers of past runs; Delta's own default for its log
 Made = tuple[str, int, int, str]  # topic, partition, generation, run id
+
+
+def newest_jobs(found: pa.Table) -> pa.Table:
+    """Return the newest KEEP_JOBS rows about whole runs, and the newest success of each job, for monitoring."""
+    ordered = found.sort_by([("ended_ms", "descending"), ("run_id", "ascending")])
+    done: dict[str, int] = {}
+    for number, row in enumerate(ordered.select(["job", "exit_code"]).to_pylist()):
+        if row["exit_code"] == DONE:
+            done.setdefault(row["job"], number)
+    kept = sorted({*range(min(KEEP_JOBS, len(ordered))), *done.values()})
+    return ordered.take(pa.array(kept, pa.int64()))
 
 
 def gone(

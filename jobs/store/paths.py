@@ -19,7 +19,6 @@ SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
 ERASURES: Final = "erasures"  # written by jobs.erase; a row for each erasure and each check
-JOB_RUNS: Final = "job_runs"  # written by jobs.store.job_runs; no part of a generation
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 # Written by jobs.store.audits; no part of a generation either
 AUDIT_READS: Final = "audit_reads"
@@ -42,7 +41,7 @@ AUDIT_TABLES: Final = (
     AUDIT_MIRROR,
     AUDIT_FAILOVER,
 )
-TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, JOB_RUNS, ERASURES, TIME_INDEX, *AUDIT_TABLES)
+TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, ERASURES, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # leases of runs, see jobs.store.leases
 ERASED_KEYS: Final = "erasures"

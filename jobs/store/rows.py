@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.jobs.errors import DamagedTableError, ManifestError
+from lastkey.jobs.errors import CONFLICT, DONE, PARTIAL, PROBLEMS, DamagedTableError, ManifestError
 from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
@@ -29,6 +29,10 @@ from lastkey.udfs.segments import ReadFile
 FORMAT = 3  # of a store; there was no release with 1 or 2
 INT32 = frozenset({"partition", "last_batch_leader_epoch", "splits"})
 STATES = ("clean", "dirty", "uncleanable", "diverged", "gap")
+_INTERRUPTED = (130, 143)  # exit codes
+_OUTCOMES = {DONE: "done", PROBLEMS: "problems", CONFLICT: "conflict", PARTIAL: "partial"} | dict.fromkeys(
+    _INTERRUPTED, "interrupted"
+)
 _DEAD = ("dead_records", "dead_bytes")  # what went of a segment's sources
 _REQUIRED = (
     "base_offset", "root", "path", "size_bytes", "next_offset", "last_offset", "batches", "records", "tombstones",
@@ -132,7 +136,9 @@ class PartitionState:
 
 @dataclass(frozen=True)
 class RunRow:
-    """Row of `cleaner_runs`, appended before the switch. Rows off the chain of parents belong to runs that died."""
+    """Row of `cleaner_runs` about a partition, appended before the switch. Rows off the chain of parents belong to runs
+    that died.
+    """
 
     run_id: str
     topic: str
@@ -207,6 +213,39 @@ class RunRow:
     def records_left(self) -> int:
         """Records that are left of those that were kept: retention after the cleaning deleted the oldest of them."""
         return max(self.records_kept - sum(one.records for one in self.went), 0)
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """Row of `cleaner_runs` about a run of a job as a whole, whatever its end. It has no topic and no partition."""
+
+    run_id: str
+    job: str  # compact, rollback, vacuum
+    started_ms: int  # by the host's clock
+    ended_ms: int
+    exit_code: int | None  # None: killed
+    user: str
+    host: str
+    pid: int
+    application: str  # Spark's; "": no Spark
+    version: str  # of Lastkey
+    error: str  # one line; "": it ended with a report
+    figures: str  # JSON: amounts by name, and counts by state or kind
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Figures of the run."""
+        found: dict[str, Any] = json.loads(self.figures)
+        return found
+
+    @property
+    def outcome(self) -> str:
+        """Word or two for what came of the run."""
+        if self.exit_code is None:
+            return "killed"
+        if self.exit_code == DONE and self.told.get("committed_partitions") == 0:
+            return "nothing to do"
+        return _OUTCOMES.get(self.exit_code, "failed")
 
 
 @dataclass(frozen=True)
@@ -298,6 +337,22 @@ def _arrow_type(name: str, hint: Any) -> pa.DataType:
 def to_arrow(kind: type[Row], rows: Iterable[Row]) -> pa.Table:
     """Return rows as an Arrow table."""
     return pa.Table.from_pylist([vars(row) for row in rows], arrow_schema(kind))
+
+
+def run_schema() -> pa.Schema:
+    """Return the columns of `cleaner_runs`: those of RunRow, and those of JobRow."""
+    runs = arrow_schema(RunRow)
+    return pa.schema([*runs, *(column for column in arrow_schema(JobRow) if column.name not in runs.names)])
+
+
+def runs_to_arrow(runs: Iterable[RunRow | JobRow]) -> pa.Table:
+    """Return rows of `cleaner_runs`."""
+    return pa.Table.from_pylist([vars(run) for run in runs], run_schema())
+
+
+def runs_in(found: pa.Table) -> list[RunRow]:
+    """Return the rows about partitions in rows of `cleaner_runs`."""
+    return from_arrow(RunRow, found.filter(pc.is_valid(found["topic"])))
 
 
 def checkpoint_schema() -> pa.Schema:

@@ -139,10 +139,10 @@ class State:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
-        runs = self.rows(RUNS, rows.arrow_schema(RunRow))
+        runs = self.rows(RUNS, rows.run_schema())
         if names is not None:
             runs = runs.filter(pc.is_in(runs["topic"], pa.array(sorted(names), pa.string())))
-        histories = rows.histories(checkpoints, rows.from_arrow(RunRow, runs))
+        histories = rows.histories(checkpoints, rows.runs_in(runs))
         self._check_places((row.places for row in chain.from_iterable(histories.values())), RUNS)
         return histories
 

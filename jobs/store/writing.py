@@ -18,6 +18,7 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from lastkey.jobs.errors import ConflictError, DamagedTableError
@@ -25,7 +26,7 @@ from lastkey.jobs.store import commit_file, history, rows, table
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import say_committed, write_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
+from lastkey.jobs.store.rows import Checkpoint, Commit, JobRow, PartitionState
 from lastkey.jobs.store.table import Change, Version
 from lastkey.jobs.store.tables import KEY_COLUMNS, State
 from lastkey.jobs.topics import Key
@@ -49,30 +50,41 @@ def commit_wave(
         return
     step("manifests written")
     _append(state, SEGMENTS, rows.segments_to_arrow(commits))
-    _append(state, RUNS, rows.to_arrow(RunRow, (commit.run for commit in commits)))
+    _append(state, RUNS, rows.runs_to_arrow(commit.run for commit in commits))
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
         write_committed(state.root, [commit.folder for commit in commits])
 
 
+def append_job_rows(state: State, new: Sequence[JobRow]) -> None:
+    """Append rows about whole runs to `cleaner_runs`."""
+    added = rows.runs_to_arrow(new)
+    # Not State.swap, whose probe of the place costs more than the rows: their loss would do no harm
+    table.swap(state.root, RUNS, added.schema, partial(_appended, state, RUNS, added))
+
+
 def _append(state: State, name: str, new: pa.Table) -> None:
-    """Append rows to a history. Once it has many files, join them and drop old rows."""
-
-    def plan(version: Version) -> Change:
-        files = version.files()
-        if len(files) < _MOST_FILES:
-            return Change(added=table.in_files(new))
-        found = table.rows(version, new.schema).drop_columns([table.FILE])
-        return Change(added=[pa.concat_tables([_needed(state, name, found), new])], removed=files)
-
-    state.swap(name, new.schema, plan)
+    state.swap(name, new.schema, partial(_appended, state, name, new))
     step("history appended")
+
+
+def _appended(state: State, name: str, new: pa.Table, version: Version) -> Change:
+    """Return the change that appends rows to a history. Once it has many files, join them and drop old rows."""
+    files = version.files()
+    if len(files) < _MOST_FILES:
+        return Change(added=table.in_files(new))
+    found = table.rows(version, new.schema).drop_columns([table.FILE])
+    needed = _needed(state, name, found)
+    if name == RUNS:
+        is_job = pc.is_null(needed["topic"])
+        needed = pa.concat_tables([needed.filter(pc.invert(is_job)), history.newest_jobs(needed.filter(is_job))])
+    return Change(added=[pa.concat_tables([needed, new])], removed=files)
 
 
 def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
     """Return the rows of a history that `jobs.store.history` keeps."""
     checkpoints = state.checkpoints()
-    runs = rows.from_arrow(RunRow, found if name == RUNS else state.rows(RUNS, rows.arrow_schema(RunRow)))
+    runs = rows.runs_in(found if name == RUNS else state.rows(RUNS, rows.run_schema()))
     chains = rows.histories(checkpoints, runs)
     columns = [*KEY_COLUMNS, "generation_after" if name == RUNS else "generation", "run_id"]
     made = zip(*found.group_by(columns).aggregate([]).to_pydict().values(), strict=True)
@@ -140,7 +152,7 @@ def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) 
             )
         return Change(added=table.in_files(made))
 
-    runs = rows.to_arrow(RunRow, (commit.run for commit in known))
+    runs = rows.runs_to_arrow(commit.run for commit in known)
     histories = (SEGMENTS, rows.segments_to_arrow(known)), (RUNS, runs)
     for name, made in (*histories, (CHECKPOINTS, rows.to_checkpoints(decided))):
         state.swap(name, made.schema, partial(plan, made))

@@ -29,8 +29,8 @@ def tree(root: Path) -> dict[str, tuple[str, int]]:
 
 
 def tree_without_runs(store: Path) -> dict[str, tuple[str, int]]:
-    """Return the tree of a store without `job_runs`, which gets a row for each run."""
-    return {path: found for path, found in tree(store).items() if "job_runs" not in path and path != "state"}
+    """Return the tree of a store without `cleaner_runs`, which gets a row for each run."""
+    return {path: found for path, found in tree(store).items() if "cleaner_runs" not in path and path != "state"}
 
 
 def make_older(folder: Path, hours: float) -> None:

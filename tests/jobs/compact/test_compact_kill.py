@@ -527,7 +527,7 @@ def test_a_second_run_hears_at_once_of_the_first_one_and_may_wait_for_it(begun, 
     assert f"(pid {first.process.pid}, since " in error["found"]
     assert error["expected"] == "no other run at grown-0 and 2 more"
     assert "--wait" in error["hint"]
-    assert set(tree_without_runs(mine.store)) == files  # it left nothing but its row of job_runs
+    assert set(tree_without_runs(mine.store)) == files  # it left nothing but its row in cleaner_runs
 
     dry = mine.run(now_ms, dry_run=True)
     assert dry.exit_code == 0

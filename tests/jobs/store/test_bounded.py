@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 
 from lastkey.jobs.errors import ConflictError
-from lastkey.jobs.store import history, job_runs, table, writing
-from lastkey.jobs.store.job_runs import JobRow, append, job_rows
+from lastkey.jobs.store import history, table, writing
+from lastkey.jobs.store.job_rows import job_rows
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.paths import parse_run_folder
-from lastkey.jobs.store.rows import Checkpoint, RunRow, histories
+from lastkey.jobs.store.rows import Checkpoint, JobRow, RunRow, histories
 from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import State
+from lastkey.jobs.store.writing import append_job_rows
 from lastkey.udfs.storage import Root, open_root
 from tests.builders.stores import make_commit, manifest_of, row, run_id
 from tests.builders.trees import make_older
@@ -64,16 +65,16 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_runs_that_did_nothing_leave_no_more_after_some_months(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_runs, "KEEP", 30)
+    monkeypatch.setattr(history, "KEEP_JOBS", 30)
     files = []
     for night in range(200):
         state = State(open_root(str(tmp_path)))
-        append(state, [row(JobRow, run_id=run_id(night), job="compact", started_ms=night, ended_ms=night)])
+        append_job_rows(state, [row(JobRow, run_id=run_id(night), job="compact", started_ms=night, ended_ms=night)])
         make_older(tmp_path / "state", 24)
         files.append(_files(tmp_path))
     assert max(files[-WHOLE_CYCLE:]) <= max(files[WHOLE_CYCLE : 2 * WHOLE_CYCLE]) + 20
     assert 30 <= len(job_rows(state)) <= 30 + WHOLE_CYCLE
-    assert len(list((tmp_path / "state/job_runs/_delta_log").glob("*.json"))) < 7 + 21 + 21
+    assert len(list((tmp_path / "state/cleaner_runs/_delta_log").glob("*.json"))) < 7 + 21 + 21
 
 
 def _change(root: Root, i: int) -> None:

@@ -1,11 +1,14 @@
-"""Table job_runs: a row for each run, whatever came of it; and no run that ends otherwise because of it."""
+"""Rows about whole runs in cleaner_runs: one for each run, whatever its end. None changes how its run ends."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ import pytest
 from lastkey.jobs import recorded
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
-from lastkey.jobs.store import job_runs
-from lastkey.jobs.store.job_runs import JobRow, append, job_rows
-from lastkey.jobs.store.tables import open_state
+from lastkey.jobs.store import history, writing
+from lastkey.jobs.store.job_rows import job_rows, killed_row
+from lastkey.jobs.store.rows import JobRow
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.jobs.store.writing import append_job_rows
 from tests.builders.leases import LEASE, expire_leases, put_lease
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
@@ -116,30 +121,23 @@ def test_what_changes_nothing_writes_nothing(place: Place, tmp_path: Path) -> No
 @pytest.mark.parametrize("how", ["refused", "no answer"])
 def test_a_row_that_cannot_be_written_is_a_note(place: Place, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place.compact()
-    table = place.store / "state" / "job_runs"
-    table.rename(place.store / "elsewhere")
+    over = threading.Event()
+
+    def refuse(state: State, new: Sequence[JobRow]) -> None:
+        over.wait()
+        raise PermissionError(errno.EACCES, "Permission denied")
+
     if how == "refused":
-        table.write_text("a file")
+        over.set()
     else:  # a disk that hangs
-        (table / "_delta_log").mkdir(parents=True)
-        os.mkfifo(table / "_delta_log" / f"{0:020}.json")
         monkeypatch.setattr(recorded, "PATIENCE", 0.3)
+    monkeypatch.setattr(recorded, "append_job_rows", refuse)
     told = place.said(*place.arguments())
     assert told["exit_code"] == DONE
-    assert [note for note in told["notes"] if note.startswith("this run is not in the table job_runs: ")]
+    assert [note for note in told["notes"] if note.startswith("this run is not in the table cleaner_runs: ")]
     place.add_damaged()
     assert place.compact() == PROBLEMS
-
-
-def test_a_damaged_table_hides_no_committed_run(place: Place) -> None:
-    place.compact()
-    place.compact()
-    for path in (place.store / "state" / "job_runs").glob("*.parquet"):
-        path.write_bytes(path.read_bytes()[:50])
-    told = place.said("runs", "--store", str(place.store))
-    assert [len(run["partitions"]) for run in told["runs"]] == [1]
-    assert any("only committed runs are listed. Delete state/job_runs" in note for note in told["notes"])
-    assert place.compact() == DONE
+    over.set()
 
 
 @pytest.mark.process
@@ -177,22 +175,24 @@ def test_an_interrupted_run_is_listed(place: Place, tmp_path: Path) -> None:
 
 def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None:
     state = open_state(str(tmp_path))
-    dead = job_runs.killed_row(replace(LEASE, run_id=run_id(1)))
-    append(state, [dead])
-    append(state, [dead])
+    dead = killed_row(replace(LEASE, run_id=run_id(1)))
+    append_job_rows(state, [dead])
+    append_job_rows(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["killed"]
-    append(state, [row(JobRow, run_id=run_id(1), job="compact", exit_code=0, figures='{"committed_partitions": 1}')])
-    append(state, [dead])
+    append_job_rows(
+        state, [row(JobRow, run_id=run_id(1), job="compact", exit_code=0, figures='{"committed_partitions": 1}')]
+    )
+    append_job_rows(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["done"]
 
 
 def test_old_rows_go_except_the_last_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_runs, "KEEP", 20)
-    monkeypatch.setattr(job_runs, "_MOST_FILES", 8)
+    monkeypatch.setattr(history, "KEEP_JOBS", 20)
+    monkeypatch.setattr(writing, "_MOST_FILES", 8)
     state = open_state(str(tmp_path))
     for night in range(60):
         code = DONE if night == 3 else PROBLEMS
-        append(
+        append_job_rows(
             state, [row(JobRow, run_id=run_id(night), job="compact", exit_code=code, ended_ms=night, started_ms=night)]
         )
     found = job_rows(open_state(str(tmp_path)))
