@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from typing import Any, Final
 
 import numpy as np
@@ -62,9 +62,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         compact_small_log(folder)
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            for words in _OTHER_JOBS:
-                cli.main([word.replace("{folder}", folder) for word in words])
+        run_other_jobs(folder)
     for cache in caches:
         if (cache / mark).parent.is_dir() and find_spec("pyspark"):  # without it, erase ends early
             with suppress(OSError):
@@ -83,6 +81,12 @@ def compact_small_log(folder: str) -> None:
         plan = whole_plan(run, input_from_archive(archived), config.topic_settings(archived.topic))
         compact_large(workers, plan, PartOf(CountedBytes(Silent(), [0]), 0), _stages)
         time_index_rows([TimedSegment(plan.input.topic, 0, segment) for segment in plan.input.segments])  # lookup --at
+
+
+def run_other_jobs(folder: str) -> list[int]:
+    """Run the other jobs on the archive and the store, without what they print; return their exit codes."""
+    with redirect_stdout(TextIOWrapper(BytesIO())), redirect_stderr(TextIOWrapper(BytesIO())):  # inspect writes bytes
+        return [cli.main([word.replace("{folder}", folder) for word in words]) for words in _OTHER_JOBS]
 
 
 def write_segment(folder: str, base_offset: int) -> int:
