@@ -154,8 +154,6 @@ def erase(
     dry_run: bool = False,
     wait: bool = False,
     proof: Location | None = None,
-    sign_with: Location | None = None,
-    password_env: str | None = None,
     topics: Globs | None = None,
     exclude: Globs = (),
     topics_from: Location | Iterable[Location] | None = None,
@@ -168,7 +166,7 @@ def erase(
     hmac_key: a file of yours, by which the store names erased keys. keys: a file with a key a line; key: one or
     several; key_hash: HMAC-SHA256 of keys by hmac_key, in hex; key_format: "text", "hex" or "base64". by: who asked.
     no_archive: there is none any more. check: search only. dry_run: write nothing. proof: a new file for a
-    proof of the search; sign_with, password_env: a private key to sign it with, and the variable with its password.
+    proof of the search.
     gaps, wait, topics, exclude, topics_from, config, engine, progress: as of `compact`.
 
     `result` of the report is gone, older (what `vacuum --erased` deletes), held or unknown. Partitions that were set
@@ -190,8 +188,6 @@ def erase(
         dry_run=_flag("dry_run", dry_run),
         wait=_flag("wait", wait),
         proof=_location_or_none("proof", proof),
-        sign_with=_location_or_none("sign_with", sign_with),
-        password_env=None if password_env is None else _text("password_env", password_env),
         engine=_engine(engine),
     )
     return _run("erase", options, progress)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`audit check-proof`: the chain of a proof, and its signature."""
+"""`audit check-proof`: the chain of a proof."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lastkey.jobs.audit.proof import Checked, check
+from lastkey.jobs.audit.proof import check
 from lastkey.jobs.command.options import CheckProofOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, moment
@@ -20,9 +20,8 @@ class ProofReport(JobReport):
 
     path: str
     lines: int = 0
-    sha256: str = ""  # of the last line: whoever has it from elsewhere needs no signature
+    sha256: str = ""  # of the last line
     whole: bool = True  # the chain
-    signed: bool | None = None  # None: not checked
     header: dict[str, Any] = field(default_factory=dict)
     footer: dict[str, Any] = field(default_factory=dict)
 
@@ -34,7 +33,6 @@ class ProofReport(JobReport):
             lines=self.lines,
             sha256=self.sha256,
             whole=self.whole,
-            signed=self.signed,
             header=self.header,
             footer=self.footer,
             problems=self.problems_json(),
@@ -46,8 +44,7 @@ class ProofReport(JobReport):
         if not self.problems:
             out.append(f"audit {self.header.get('audit')} of {_places(self.header)}, {_time(self.header)}")
             out.append(f"keys looked for: {self.header.get('keys')}; result: {self.footer.get('result')}")
-        said = {True: "fits the key", False: "does not fit", None: "not checked"}[self.signed]
-        out.append(f"chain: {'whole' if self.whole else 'broken'}; signature: {said}")
+        out.append(f"chain: {'whole' if self.whole else 'broken'}")
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)
         out.append(self.last_lines())
@@ -82,29 +79,6 @@ def run(options: CheckProofOptions, progress: Progress) -> ProofReport:
     report.whole = not checked.problems
     if checked.more_problems:
         report.other_problems.append(f"and {counted(checked.more_problems, 'more line')}")
-    if options.public_key is None:
-        report.notes.append(
-            "the signature was not checked (--public-key): whoever can write the file can also make its chain anew"
-        )
-    else:
-        _check_signature(options, checked, report)
+    report.notes.append("whoever can write the file can also make its chain anew: check your signature of the file too")
     report.seconds["total"] = time.perf_counter() - began
     return report
-
-
-def _check_signature(options: CheckProofOptions, checked: Checked, report: ProofReport) -> None:
-    from lastkey.jobs.audit import signing  # noqa: PLC0415 - only who checks a signature needs cryptography
-
-    key = signing.public_key(options.public_key or "")
-    path = options.signature or f"{options.proof}.sig"
-    try:
-        signature = Path(path).read_bytes()
-    except OSError as error:
-        report.signed = False
-        report.other_problems.append(f"{path}: expected a signature, found {error.strerror or error}")
-        return
-    report.signed = signing.is_signed(key, signature, checked.last_line)
-    if not report.signed:
-        stated, own = checked.header.get("signed_with"), signing.fingerprint(key)
-        other = f": the proof says it was signed with another key, {stated}, not {own}" if stated != own else ""
-        report.other_problems.append(f"{path}: the signature does not fit line {checked.lines}{other}")

@@ -29,7 +29,6 @@ class EarlierProof:
     path: str
     sha256: str  # of its last row
     time_ms: int
-    signed: bool | None  # None: nobody checked
     free: frozenset[tuple[str, str, int, int]]  # root, path, size, mtime_ms
 
     def covers(self, file: SearchFile) -> bool:
@@ -38,19 +37,16 @@ class EarlierProof:
 
     @property
     def note(self) -> str:
-        """Note for a report: which proof it is, and who vouches for it."""
-        trust = "signed" if self.signed else "its signature was not checked (--since-key): whoever wrote it is believed"
-        return f"since: {self.path} of {moment(self.time_ms)}, {trust}"
+        """Note for a report: which proof it is."""
+        return f"since: {self.path} of {moment(self.time_ms)}: whoever wrote it is believed"
 
 
-def read_earlier(
-    path: str, public_key: str | None, names: Collection[str], *, hidden: bool, progress: Progress
-) -> EarlierProof:
-    """Read a proof whose chain, and signature if a key is given, hold. names: of the keys that are looked for now.
+def read_earlier(path: str, names: Collection[str], *, hidden: bool, progress: Progress) -> EarlierProof:
+    """Read a proof whose chain holds. names: of the keys that are looked for now.
 
     Raises UsageError if the proof does not hold, is none of an erasure, or did not look for each of the keys.
     """
-    report = check_proof.run(CheckProofOptions(path, public_key), progress)
+    report = check_proof.run(CheckProofOptions(path), progress)
     kind = "HMAC-SHA256" if hidden else "hex"
     if report.problems:
         raise UsageError(message=f"--since {path}: expected a proof that holds, found: {report.problems[0]}; {_NEW}")
@@ -75,7 +71,7 @@ def read_earlier(
             f" {count(missing)} that it did not look for, or named by another --hmac-key; {_NEW}"
         )
     free = frozenset(file for shown, file in files.items() if not _is_below(shown, held))
-    return EarlierProof(path, report.sha256, report.header["time_ms"], report.signed, free)
+    return EarlierProof(path, report.sha256, report.header["time_ms"], free)
 
 
 def _is_below(path: str, held: Collection[str]) -> bool:

@@ -21,7 +21,7 @@ from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
 from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
 from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, appeared_since
-from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, hiding_key, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, hiding_key, shown_keys, write_proof
 from lastkey.jobs.audit.erasure_search import Sought, search
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
@@ -30,7 +30,7 @@ from lastkey.jobs.command.options import AuditErasureOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, counted, size
-from lastkey.jobs.errors import JobError, MissingPathError, UsageError
+from lastkey.jobs.errors import JobError, MissingPathError
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.spark.engine import spark_workers
@@ -56,7 +56,6 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     keys = key_set(options.keys, options.key, options.key_format)
     shown = shown_keys(keys, hiding_key(options))
-    signer = signer_of(options)
     earlier = _earlier(options, shown, progress)
     audits = options.audits or options.store
     state = None if audits is None else open_state(audits)
@@ -80,7 +79,7 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
         fill_report(report, sought, shown, options.most)
         if proof is not None:
             at = time.perf_counter()
-            write_proof(proof, sought, shown, signer, report, roots, options, at_ms, earlier)
+            write_proof(proof, sought, shown, report, roots, options, at_ms, earlier)
             report.seconds["prove"] = time.perf_counter() - at
         if state is None:
             report.notes.append("no table was written: --audits STORE names a place for it")
@@ -103,12 +102,8 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
 
 def _earlier(options: AuditErasureOptions, shown: KeyNames, progress: Progress) -> EarlierProof | None:
     if options.since is None:
-        if options.since_key is not None:
-            raise UsageError(message="--since-key works only with --since")
         return None
-    return read_earlier(
-        options.since, options.since_key, shown.names.to_pylist(), hidden=shown.hidden, progress=progress
-    )
+    return read_earlier(options.since, shown.names.to_pylist(), hidden=shown.hidden, progress=progress)
 
 
 def list_places(

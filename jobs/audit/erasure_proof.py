@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -17,16 +16,12 @@ from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditErasureOptions
-from lastkey.jobs.command.whole_file import NEW, check_file, whole_file
+from lastkey.jobs.command.whole_file import NEW, check_file
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.store.erasures import read_key
 from lastkey.udfs.audit.findings import findings_of
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.storage import Root, normal_uri
-
-if TYPE_CHECKING:
-    from lastkey.jobs.audit.signing import Signer
-
 
 _ROWS: Final = 10_000  # findings that are Python objects at a time
 _UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and reports and proofs made earlier"
@@ -60,29 +55,10 @@ def shown_keys(keys: KeySet, hiding: bytes | None) -> KeyNames:
     return KeyNames(pa.array(names, pa.string()), True)
 
 
-def signer_of(options: AuditErasureOptions) -> Signer | None:
-    """Return the key to sign with. Raise UsageError, before anything is read, if it is none."""
-    if options.sign_with is None:
-        if options.password_env is not None:
-            raise UsageError(message="--password-env works only with --sign-with")
-        return None
-    if options.proof is None:
-        raise UsageError(message="--sign-with works only with --proof")
-    from lastkey.jobs.audit import signing  # noqa: PLC0415 - only who signs needs cryptography
-
-    password = None
-    if options.password_env is not None:
-        password = os.environb.get(options.password_env.encode())
-        if password is None:
-            raise UsageError(message=f"--password-env: expected the variable {options.password_env}, found none")
-    return signing.Signer(options.sign_with, password)
-
-
 def checked_proof(asked: str, archives: Iterable[str | None], stores: Iterable[str | None]) -> Path:
     """Return the path of the proof. Raise UsageError if it cannot be written there, or may not (`check_file`)."""
     path = Path(normal_uri(asked))
-    for file in (path, Path(f"{path}.sig")):
-        check_file("--proof", str(file), NEW, archives, stores)
+    check_file("--proof", str(path), NEW, archives, stores)
     if not path.parent.is_dir():
         raise UsageError(message=f"--proof: expected a folder {path.parent}, found none")
     return path
@@ -92,14 +68,13 @@ def write_proof(
     path: Path,
     sought: Sought,
     shown: KeyNames,
-    signer: Signer | None,
     report: AuditReport,
     roots: Sequence[tuple[Root, str]],
     options: AuditErasureOptions,
     at_ms: int,
     earlier: EarlierProof | None,
 ) -> None:
-    """Write the proof, sign its last line, and put both into the report."""
+    """Write the proof, and put it into the report."""
     places = sought.places
     kinds = {(file.root, file.path): file.kind for file in (*places.files, *places.passed_over)}
     before = {(file.root, file.path) for file in places.passed_over}
@@ -109,7 +84,7 @@ def write_proof(
             "header", format=FORMAT, audit="erasure", lastkey=installation.version(), time_ms=at_ms,
             places=[{"place": name, "uri": root.uri} for root, name in roots], topics=asdict(options.topics),
             keys=len(sought.keys), keys_are="HMAC-SHA256" if shown.hidden else "hex",
-            signed_with=None if signer is None else signer.fingerprint, not_reached=_UNREACHED, since=since,
+            not_reached=_UNREACHED, since=since,
         )  # fmt: skip
         for name in shown.names.to_pylist():
             proof.write("key", key=name)
@@ -130,11 +105,7 @@ def write_proof(
         summary = report.summary
         result = "found" if report.findings else "unknown" if sought.problems else "not found"
         proof.write("footer", rows=dict(proof.counts), summary=summary, result=result)
-    if signer is not None:
-        with whole_file(Path(f"{path}.sig"), NEW, "--proof") as file:
-            file.write(signer.sign(proof.last_line))
-    report.notes.append(f"proof: {path}" + (f", signed in {path}.sig" if signer else ", not signed"))
+    report.notes.append(f"proof: {path}")
     report.details["proof"] = {
         "path": str(path), "sha256": proof.digest.decode(), "lines": proof.counts.total(), "result": result,
-        "signed_with": None if signer is None else signer.fingerprint,
     }  # fmt: skip

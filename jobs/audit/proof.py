@@ -5,8 +5,7 @@
 The digest of a line is that of the 64 hex digits of the line before it, followed by the bytes of the row as they stand.
 Before the first line stand 64 zeros. Rows are numbered by `line`; the first one has type "header", the last one type
 "footer", and says how many there are of each. So whoever changes, removes, adds or moves a row has to make all later
-digests anew, and with them the last line, which the signature covers: FILE.sig holds the 64 bytes of an Ed25519
-signature of the last line, its newline included. OpenSSL checks it with nothing of ours, however long the proof is.
+digests anew.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class ProofWriter:
     """Writer of a proof. The rows are written one after the other, because each digest needs the one before it."""
 
     _file: IO[bytes]
-    last_line: bytes = b""
     counts: Counter[str] = field(default_factory=Counter)
     digest: bytes = _START
 
@@ -43,8 +41,7 @@ class ProofWriter:
         self.counts[kind] += 1
         row = canonical({"line": self.counts.total(), "type": kind, **fields})
         self.digest = _digest(self.digest, row)
-        self.last_line = b"".join((_BEFORE, self.digest, _BETWEEN, row, _AFTER))
-        self._file.write(self.last_line)
+        self._file.write(b"".join((_BEFORE, self.digest, _BETWEEN, row, _AFTER)))
 
 
 @contextmanager
@@ -70,7 +67,6 @@ class Checked:
     lines: int = 0
     header: dict[str, Any] = field(default_factory=dict)
     footer: dict[str, Any] = field(default_factory=dict)
-    last_line: bytes = b""
     sha256: str = ""  # that the last line states
     problems: list[str] = field(default_factory=list)
     more_problems: int = 0
@@ -90,7 +86,6 @@ def check(path: Path) -> Checked:
     expected = 1  # number of the next row
     with path.open("rb") as file:
         for out.lines, line in enumerate(file, 1):
-            out.last_line = line
             parsed = _parsed(line)
             if parsed is None:
                 out.add(f'line {out.lines}: expected {{"sha256":...,"row":...}} and a newline, found something else')

@@ -31,7 +31,7 @@ from lastkey.jobs.command.shared_options import (
     audit_options,
     audited_options,
     key_format_option,
-    proof_options,
+    proof_option,
     talking,
 )
 from lastkey.jobs.errors import UsageError
@@ -119,9 +119,8 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
     @click.option("--key", metavar="KEY", multiple=True, help="Look for this key too; repeatable.")
     @key_format_option
     @click.option("--hmac-key", metavar="FILE", help="With --hide-keys: name keys by HMAC-SHA256 with this key.")
-    @proof_options
+    @proof_option
     @click.option("--since", metavar="PROOF", help="Pass over files that are as this earlier proof saw them.")
-    @click.option("--since-key", metavar="PUB.pem", help="With --since: check that this key has signed it.")
     @audit_options
     def erasure(archive: str | None, store: str | None, archive_moved: str | None, **given: Any) -> None:
         """Show where each of some keys still is, and prove it."""
@@ -130,12 +129,10 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
 
     @audit.command("check-proof")
     @click.argument("proof", metavar="FILE")
-    @click.option("--public-key", metavar="PUB.pem", help="Check that this key has signed the proof.")
-    @click.option("--signature", metavar="FILE", help="The signature.  [default: FILE.sig]")
     @talking
-    def check_proof(proof: str, public_key: str | None, signature: str | None, **given: Any) -> None:
-        """Check the chain of a proof, and its signature: say which lines were changed, removed, added or moved."""
-        options = CheckProofOptions(proof, public_key, signature)
+    def check_proof(proof: str, **given: Any) -> None:
+        """Check the chain of a proof: say which lines were changed, removed, added or moved."""
+        options = CheckProofOptions(proof)
         show(lambda progress, _: imported("audit check-proof").run(options, progress), **given)
 
     @audit.command()

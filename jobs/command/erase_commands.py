@@ -9,7 +9,7 @@ import click
 
 from lastkey.jobs.command.ending import monitoring_options
 from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.shared_options import engine_option, gaps_option, key_format_option, proof_options, shared
+from lastkey.jobs.command.shared_options import engine_option, gaps_option, key_format_option, proof_option, shared
 
 
 def add_erase(group: click.Group, run: Callable[..., None]) -> None:
@@ -30,7 +30,7 @@ def add_erase(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--check", is_flag=True, help="Erase nothing: show where the keys still are, as audit erasure does.")
     @click.option("--dry-run", is_flag=True, help="Show what would be erased; write nothing.")
     @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
-    @proof_options
+    @proof_option
     @click.option("--all", "show_all", is_flag=True, help="Also list partitions that hold none of the keys.")
     @engine_option("spark")
     @monitoring_options

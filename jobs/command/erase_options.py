@@ -29,5 +29,3 @@ class EraseOptions:
     dry_run: bool = False
     wait: bool = False  # for another run that works on the same partitions
     proof: str | None = None  # as for an audit of the erasure
-    sign_with: str | None = None
-    password_env: str | None = None

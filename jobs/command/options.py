@@ -370,10 +370,7 @@ class AuditErasureOptions(AuditOptions):
     key_format: KeyFormat = "text"
     hmac_key: str | None = None  # a file; with hide_keys
     proof: str | None = None  # a file to write
-    sign_with: str | None = None  # a private key in PEM
-    password_env: str | None = None  # the variable that holds its password
     since: str | None = None  # an earlier proof: what it covers is not searched again
-    since_key: str | None = None  # a public key in PEM that has signed it
 
 
 @dataclass(frozen=True)
@@ -381,8 +378,6 @@ class CheckProofOptions:
     """Options of `audit check-proof FILE`."""
 
     proof: str
-    public_key: str | None = None  # in PEM; None: the chain alone
-    signature: str | None = None  # None: FILE.sig
 
 
 def check_erasure(archive: str | None, store: str | None, moved: str | None, *, no_archive: bool) -> None:

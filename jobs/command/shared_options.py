@@ -204,12 +204,6 @@ key_format_option = click.option(
 )
 
 
-def proof_options(command: Command) -> Command:
-    """Add the proof of a search for keys."""
-    for option in (
-        click.option("--password-env", metavar="NAME", help="The environment variable with the password of KEY.pem."),
-        click.option("--sign-with", metavar="KEY.pem", help="Sign the proof with this Ed25519 key, in FILE.sig."),
-        click.option("--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256."),
-    ):
-        command = option(command)
-    return command
+proof_option = click.option(
+    "--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256."
+)

@@ -19,7 +19,7 @@ import numpy as np
 from lastkey.jobs import installation, vacuum
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit import erasure as audit
-from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, shown_keys, signer_of, write_proof
+from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, shown_keys, write_proof
 from lastkey.jobs.audit.key_files import key_set
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.erase_options import EraseOptions
@@ -59,11 +59,11 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     searched = AuditErasureOptions(
         store=options.store, no_archive=options.no_archive, keys=options.keys, key=options.key,
         key_format=options.key_format, hide_keys=True, proof=options.proof,
-        sign_with=options.sign_with, password_env=options.password_env, config=options.config, topics=options.topics,
+        config=options.config, topics=options.topics,
         gaps=options.gaps, engine=options.engine,
     )  # fmt: skip
     key = read_key(options.hmac_key)  # once: it may be a pipe
-    hashes, signer, state = hashes_of(options), signer_of(searched), open_store(options.store)
+    hashes, state = hashes_of(options), open_store(options.store)
     # beside the digests it would tell them
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     given = [] if hashes and not (options.keys or options.key) else _given(options)
@@ -98,7 +98,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         sought = audit.search_places(keys, state, places, roots, made, found, progress)
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
-        write_proof(proof, sought, shown, signer, found, roots, searched, at_ms, None)
+        write_proof(proof, sought, shown, found, roots, searched, at_ms, None)
     checkpoints = state.checkpoints()
     current = {key: row.generation for key, row in checkpoints.items()}
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lastkey.jobs.audit.erasure_proof import write_proof
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.whole_file import METRICS, NEW, check_file, whole_file
-from lastkey.jobs.erase import job as erase
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, NotEmptyError, UsageError
 from lastkey.jobs.export.output import LATEST, MARK, UNFINISHED, ExportFolder
 from lastkey.udfs.storage import open_root
@@ -204,24 +200,6 @@ def test_a_file_that_came_during_the_run_stays(tmp_path: Path) -> None:
             path.unlink()
             path.symlink_to(tmp_path / "nothing")
         assert path.is_symlink() and not (tmp_path / "nothing").exists()
-
-
-def test_a_signature_is_not_written_through_a_link(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that came while the keys were searched for."""
-    key, proof = lab.root / "hmac.key", lab.root / "proof.jsonl"
-    key.write_bytes(b"k" * 32)
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", lab.root / "key.pem"], check=True)
-    log = files_in(lab.archive / "t-0")[0]
-
-    def write(*given: Any) -> None:
-        Path(f"{proof}.sig").symlink_to(log)
-        write_proof(*given)
-
-    monkeypatch.setattr(erase, "write_proof", write)
-    before = tree(lab.archive)
-    words = ["erase", "--check", "--store", str(lab.store), "--hmac-key", str(key), "--key", "z", "--engine", "threads"]
-    assert main([*words, "--proof", str(proof), "--sign-with", str(lab.root / "key.pem")]) == USAGE
-    assert tree(lab.archive) == before
 
 
 def test_a_missing_folder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,24 +1,22 @@
-"""Proofs: their chain by sha256sum, their signature by OpenSSL, and what a check says of a file that was changed."""
+"""Proofs: their chain by sha256sum, and what a check says of a file that was changed."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.audit import signing
 from lastkey.jobs.audit.check_proof import ProofReport, run
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.command.options import CheckProofOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.errors import MissingPathError
 from tests.builders.proofs import check_chain
 
 
-def made(folder: Path, n: int = 6, key: Path | None = None) -> Path:
+def made(folder: Path, n: int = 6) -> Path:
     path = folder / "proof.jsonl"
     path.unlink(missing_ok=True)
     with new_proof(path) as proof:
@@ -26,33 +24,19 @@ def made(folder: Path, n: int = 6, key: Path | None = None) -> Path:
         for i in range(n):
             proof.write("finding", path=f'files/"{i}" \\ é \n', offset=i or None)
         proof.write("footer", rows=dict(proof.counts), result="found")
-    if key is not None:
-        Path(f"{path}.sig").write_bytes(signing.private_key(str(key), None).sign(proof.last_line))
     return path
 
 
-def checked(path: Path, **more: str) -> ProofReport:
-    report = run(CheckProofOptions(str(path), **more), Silent())
+def checked(path: Path) -> ProofReport:
+    report = run(CheckProofOptions(str(path)), Silent())
     report.to_text(), json.dumps(report.to_json())
     return report
-
-
-def openssl(*words: object) -> int:
-    return subprocess.run(["openssl", *map(str, words)], capture_output=True, check=False).returncode
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> tuple[Path, Path]:
-    private, public = tmp_path / "key.pem", tmp_path / "pub.pem"
-    assert openssl("genpkey", "-algorithm", "ed25519", "-out", private) == 0
-    assert openssl("pkey", "-in", private, "-pubout", "-out", public) == 0
-    return private, public
 
 
 def test_a_proof_is_whole_for_us_and_for_sha256sum(tmp_path):
     path = made(tmp_path)
     report = checked(path)
-    assert (report.exit_code, report.lines, report.signed) == (0, 8, None)
+    assert (report.exit_code, report.lines) == (0, 8)
     assert check_chain(path) == ""
     assert path.stat().st_mode & 0o777 == 0o600
     assert [json.loads(line)["row"]["line"] for line in path.read_text().splitlines()] == list(range(1, 9))
@@ -126,51 +110,16 @@ def test_a_chain_of_strange_rows_is_whole_and_can_be_shown(tmp_path):
         assert checked(tmp_path / "proof.jsonl").exit_code == 0
 
 
-def test_openssl_makes_the_keys_and_checks_the_signature(tmp_path, keys):
-    private, public = keys
-    path = made(tmp_path, key=private)
-    report = checked(path, public_key=str(public))
-    assert (report.exit_code, report.signed, report.notes) == (0, True, [])
-    last = tmp_path / "last"
-    last.write_bytes(path.read_bytes().splitlines(keepends=True)[-1])
-    verify = ("pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin", "-in", last, "-sigfile", f"{path}.sig")
-    assert openssl(*verify) == 0
-    last.write_bytes(last.read_bytes().replace(b"found", b"nohow"))
-    assert openssl(*verify) != 0
+def test_a_chain_alone_is_no_proof(tmp_path):
+    made(tmp_path)
+    report = checked(made(tmp_path, n=5))  # a row less, with a chain of its own
+    assert (report.exit_code, report.lines) == (0, 7)
+    assert "can also make its chain anew" in report.notes[0]
 
 
-def test_a_chain_that_was_made_anew_has_no_signature(tmp_path, keys):
-    private, public = keys
-    made(tmp_path, key=private)
-    path = made(tmp_path, n=5)  # a row less, with a chain of its own
-    report = checked(path, public_key=str(public))
-    assert (report.exit_code, report.signed) == (3, False)
-    assert "does not fit line 7" in report.problems[0]
-    assert checked(path).exit_code == 0  # so a chain alone is no proof
-    assert "can also make its chain anew" in checked(path).notes[0]
-
-
-def test_a_missing_signature_and_a_missing_proof(tmp_path, keys):
-    path = made(tmp_path)
-    assert checked(path, public_key=str(keys[1])).exit_code == 3
+def test_a_missing_proof(tmp_path):
     with pytest.raises(MissingPathError):
         checked(tmp_path / "none")
-
-
-def test_keys_with_a_password_and_keys_that_are_none(tmp_path):
-    private, other = tmp_path / "key.pem", tmp_path / "rsa.pem"
-    assert openssl("genpkey", "-algorithm", "ed25519", "-aes256", "-pass", "pass:secret", "-out", private) == 0
-    assert signing.private_key(str(private), b"secret")
-    for password in (None, b"wrong"):
-        with pytest.raises(UsageError, match="expected a private key in PEM"):
-            signing.private_key(str(private), password)
-    assert openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", other) == 0
-    with pytest.raises(UsageError, match="expected an Ed25519 key"):
-        signing.private_key(str(other), None)
-    with pytest.raises(UsageError, match="expected a public key in PEM"):
-        signing.public_key(str(other))
-    with pytest.raises(MissingPathError):
-        signing.public_key(str(tmp_path / "none"))
 
 
 def test_a_killed_run_leaves_no_proof(tmp_path):
