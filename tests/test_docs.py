@@ -46,7 +46,7 @@ COMMANDS = {
     for name, command in commands.items()
     if name != "audit"
 }
-AUDITS = {n for n in COMMANDS if n.startswith("audit ")} - {"audit check-proof"}  # that have the options of every audit
+AUDITS = {n for n in COMMANDS if n.startswith("audit ")}  # that have the options of every audit
 CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {
@@ -88,7 +88,7 @@ def test_every_option_has_its_row_and_every_row_its_option(name):
     if name in AUDITS:
         common += _section(COMMANDS_PAGE, "## audit")
     options = {opt for option in _options(COMMANDS[name]) for opt in (*option.opts, *option.secondary_opts)}
-    if name in ("pack", "audit check-proof"):  # as the page says
+    if name == "pack":  # as the page says
         options |= {"--config", "--topics", "--topics-from", "--exclude"}
     described, shared = (
         {

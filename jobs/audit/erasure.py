@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from lastkey.jobs.archive.listing import archive_root
 from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.audit.audit import run_row
-from lastkey.jobs.audit.earlier_proof import EarlierProof, read_earlier
 from lastkey.jobs.audit.erasure_places import Places, add_archive, add_store, appeared_since
 from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, hiding_key, shown_keys, write_proof
 from lastkey.jobs.audit.erasure_search import Sought, search
@@ -56,15 +55,11 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     keys = key_set(options.keys, options.key, options.key_format)
     shown = shown_keys(keys, hiding_key(options))
-    earlier = _earlier(options, shown, progress)
     audits = options.audits or options.store
     state = None if audits is None else open_state(audits)
     report = AuditReport(kind="erasure", audits="" if state is None else state.root.uri)
     report.sources = [normal_uri(options.store or options.archive or "")]
     places, roots = list_places(options, state, report)
-    if earlier is not None:
-        places.pass_over(earlier)
-        report.notes.append(earlier.note)
     outside = [Place(f"the {name}", root.uri) for root, name in roots]
     if state is not None:
         check_apart(Place("--audits", state.root.uri), *(p for p in outside if p.what == "the archive"))
@@ -79,7 +74,7 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
         fill_report(report, sought, shown, options.most)
         if proof is not None:
             at = time.perf_counter()
-            write_proof(proof, sought, shown, report, roots, options, at_ms, earlier)
+            write_proof(proof, sought, shown, report, roots, options, at_ms)
             report.seconds["prove"] = time.perf_counter() - at
         if state is None:
             report.notes.append("no table was written: --audits STORE names a place for it")
@@ -98,12 +93,6 @@ def run(options: AuditErasureOptions, progress: Progress) -> AuditReport:
 
 
 # -- what is searched
-
-
-def _earlier(options: AuditErasureOptions, shown: KeyNames, progress: Progress) -> EarlierProof | None:
-    if options.since is None:
-        return None
-    return read_earlier(options.since, shown.names.to_pylist(), hidden=shown.hidden, progress=progress)
 
 
 def list_places(
@@ -209,9 +198,7 @@ def fill_report(report: AuditReport, sought: Sought, shown: KeyNames, n_shown: i
     report.summary = {
         "keys": n, "keys_found": int(held.sum()), "keys_maybe": int(maybe.sum()), "found": int(found.sum()),
         "may": int(may.sum()), "tombstones": int(tombstones.sum()), "files_searched": len(places.files),
-        "bytes_searched": report.bytes_read, "files_passed_over": len(places.passed_over),
-        "bytes_passed_over": sum(file.size for file in places.passed_over),
-        "files_without_keys": places.without_keys.total(),
+        "bytes_searched": report.bytes_read, "files_without_keys": places.without_keys.total(),
         "files_left_out": places.left_out, "not_read": len(sought.problems),
     }  # fmt: skip
     most = np.flatnonzero(found + may)
@@ -272,13 +259,11 @@ def _cards(summary: dict[str, Any]) -> list[Card]:
     """Return the figures of the page."""
     bad = "bad" if summary["found"] else ""
     may = f"{counted(summary['may'], 'time')}: by filters or bytes"
-    before = counted(summary["files_passed_over"], "file"), size(summary["bytes_passed_over"])
     return [
         Card("keys", count(summary["keys"]), "looked for"),
         Card("still there", count(summary["keys_found"]), counted(summary["found"], "time"), bad),
         Card("perhaps there", count(summary["keys_maybe"]), may),
         Card("searched", counted(summary["files_searched"], "file"), size(summary["bytes_searched"])),
-        *([Card("searched before", *before)] if summary["files_passed_over"] else []),
         Card("without keys", counted(summary["files_without_keys"], "file"), "indexes, manifests and their like"),
         Card("not read", count(summary["not_read"]), "places: nothing is absent there"),
     ]

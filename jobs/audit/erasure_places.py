@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from lastkey.jobs.audit.earlier_proof import EarlierProof
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store.delta import data_files
@@ -71,7 +70,6 @@ class Places:
     without_keys: Counter[str] = field(default_factory=Counter)  # files that are not opened, by their kind
     topics: set[str] = field(default_factory=set)  # all that have a folder, asked for or not
     left_out: int = 0  # files of topics that were not asked for
-    passed_over: list[SearchFile] = field(default_factory=list)  # searched by an earlier proof, and free of the keys
     problems: list[Problem] = field(default_factory=list)
     listed: dict[str, list[ListedFile]] = field(default_factory=dict)  # by URI of the root
 
@@ -85,13 +83,6 @@ class Places:
         self.topics.add(topic)
         self.left_out += not wanted.takes(topic)
         return wanted.takes(topic)
-
-    def pass_over(self, earlier: EarlierProof) -> None:
-        """Take out the files that an earlier proof covers."""
-        by_cover: dict[bool, list[SearchFile]] = {True: [], False: []}
-        for file in self.files:
-            by_cover[earlier.covers(file)].append(file)
-        self.passed_over, self.files = by_cover[True], by_cover[False]
 
     def tasks(self) -> list[tuple[SearchFile, ...]]:
         """Return the files in tasks of about 256 MiB; a filter stays behind its log."""

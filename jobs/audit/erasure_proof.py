@@ -11,7 +11,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from lastkey.jobs import installation
-from lastkey.jobs.audit.earlier_proof import EarlierProof
 from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.audit.proof import FORMAT, new_proof
 from lastkey.jobs.audit.report import AuditReport
@@ -72,28 +71,22 @@ def write_proof(
     roots: Sequence[tuple[Root, str]],
     options: AuditErasureOptions,
     at_ms: int,
-    earlier: EarlierProof | None,
 ) -> None:
     """Write the proof, and put it into the report."""
     places = sought.places
-    kinds = {(file.root, file.path): file.kind for file in (*places.files, *places.passed_over)}
-    before = {(file.root, file.path) for file in places.passed_over}
-    since = None if earlier is None else {"sha256": earlier.sha256, "time_ms": earlier.time_ms}
+    kinds = {(file.root, file.path): file.kind for file in places.files}
     with new_proof(path) as proof:
         proof.write(
             "header", format=FORMAT, audit="erasure", lastkey=installation.version(), time_ms=at_ms,
             places=[{"place": name, "uri": root.uri} for root, name in roots], topics=asdict(options.topics),
             keys=len(sought.keys), keys_are="HMAC-SHA256" if shown.hidden else "hex",
-            not_reached=_UNREACHED, since=since,
+            not_reached=_UNREACHED,
         )  # fmt: skip
         for name in shown.names.to_pylist():
             proof.write("key", key=name)
         for root, _ in roots:
             for entry in places.listed.get(root.uri, ()):
-                at = root.uri, entry.path
-                proof.write(
-                    "file", root=root.uri, **asdict(entry), searched_as=kinds.get(at), searched_before=at in before
-                )
+                proof.write("file", root=root.uri, **asdict(entry), searched_as=kinds.get((root.uri, entry.path)))
         for table, files in sought.tables():
             for part in table.to_batches(_ROWS):
                 columns = {"key": shown.names.take(part["key"]), **findings_of(part, files)}
@@ -107,5 +100,5 @@ def write_proof(
         proof.write("footer", rows=dict(proof.counts), summary=summary, result=result)
     report.notes.append(f"proof: {path}")
     report.details["proof"] = {
-        "path": str(path), "sha256": proof.digest.decode(), "lines": proof.counts.total(), "result": result,
+        "path": str(path), "sha256": proof.sha256, "rows": proof.counts.total(), "result": result,
     }  # fmt: skip

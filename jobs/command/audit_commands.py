@@ -19,7 +19,6 @@ from lastkey.jobs.command.options import (
     AuditKeysOptions,
     AuditMirrorOptions,
     AuditPairOptions,
-    CheckProofOptions,
     audit_side,
     audit_source,
     check_erasure,
@@ -32,7 +31,6 @@ from lastkey.jobs.command.shared_options import (
     audited_options,
     key_format_option,
     proof_option,
-    talking,
 )
 from lastkey.jobs.errors import UsageError
 
@@ -40,10 +38,8 @@ T = TypeVar("T")
 OF_PRINTING: Final = ("as_json", "progress", "quiet", "verbose", "show_all")  # what the command line alone needs
 
 
-def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Group:
-    """Return the group. run: runs a job by its name, the type of its options, and their values; show: prints the report
-    of a function.
-    """
+def audit_group(run: Callable[..., None]) -> click.Group:
+    """Return the group. run: runs a job by its name, the type of its options, and their values."""
 
     @click.group(cls=Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
     def audit() -> None:
@@ -120,20 +116,11 @@ def audit_group(run: Callable[..., None], show: Callable[..., None]) -> click.Gr
     @key_format_option
     @click.option("--hmac-key", metavar="FILE", help="With --hide-keys: name keys by HMAC-SHA256 with this key.")
     @proof_option
-    @click.option("--since", metavar="PROOF", help="Pass over files that are as this earlier proof saw them.")
     @audit_options
     def erasure(archive: str | None, store: str | None, archive_moved: str | None, **given: Any) -> None:
         """Show where each of some keys still is, and prove it."""
         check_erasure(archive, store, archive_moved, no_archive=given["no_archive"])
         run("audit erasure", AuditErasureOptions, archive=archive or archive_moved, store=store, **given)
-
-    @audit.command("check-proof")
-    @click.argument("proof", metavar="FILE")
-    @talking
-    def check_proof(proof: str, **given: Any) -> None:
-        """Check the chain of a proof: say which lines were changed, removed, added or moved."""
-        options = CheckProofOptions(proof)
-        show(lambda progress, _: imported("audit check-proof").run(options, progress), **given)
 
     @audit.command()
     @_sides
@@ -201,11 +188,8 @@ def audit_call(words: Sequence[str], config: Config) -> Callable[[Progress], Any
         made = made_options(kind, config, **{name: given[name] for name in given.keys() - {*OF_PRINTING, "config"}})
         calls.append(lambda progress: imported(job).run(made, progress))
 
-    def show(function: Callable[[Progress, dict[str, Any]], Any], **_: Any) -> None:
-        calls.append(lambda progress: function(progress, {}))
-
     try:
-        audit_group(run, show).main(list(words), prog_name="audit", standalone_mode=False)
+        audit_group(run).main(list(words), prog_name="audit", standalone_mode=False)
     except click.ClickException as error:
         raise UsageError(message=error.format_message()) from error
     if not calls:

@@ -365,7 +365,7 @@ def _show(
     raise click.exceptions.Exit(report.exit_code)
 
 
-_audit = audit_group(_run, _show)
+_audit = audit_group(_run)
 lastkey.add_command(_audit)
 add_convert(lastkey, _run)
 add_reading(lastkey, _run)

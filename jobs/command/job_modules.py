@@ -30,7 +30,6 @@ JOBS = {
     "audit keys": "lastkey.jobs.audit.keys",
     "audit delivery": "lastkey.jobs.audit.delivery",
     "audit erasure": "lastkey.jobs.audit.erasure",
-    "audit check-proof": "lastkey.jobs.audit.check_proof",
     "audit mirror": "lastkey.jobs.audit.mirror_job",
     "audit failover": "lastkey.jobs.audit.failover_job",
     "pack": "lastkey.jobs.pack",

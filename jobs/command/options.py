@@ -370,14 +370,6 @@ class AuditErasureOptions(AuditOptions):
     key_format: KeyFormat = "text"
     hmac_key: str | None = None  # a file; with hide_keys
     proof: str | None = None  # a file to write
-    since: str | None = None  # an earlier proof: what it covers is not searched again
-
-
-@dataclass(frozen=True)
-class CheckProofOptions:
-    """Options of `audit check-proof FILE`."""
-
-    proof: str
 
 
 def check_erasure(archive: str | None, store: str | None, moved: str | None, *, no_archive: bool) -> None:

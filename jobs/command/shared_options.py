@@ -204,6 +204,4 @@ key_format_option = click.option(
 )
 
 
-proof_option = click.option(
-    "--proof", metavar="FILE", help="Write a proof to this new file: JSON lines, chained by SHA-256."
-)
+proof_option = click.option("--proof", metavar="FILE", help="Write a proof to this new file, as JSON.")

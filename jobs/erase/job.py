@@ -98,7 +98,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         sought = audit.search_places(keys, state, places, roots, made, found, progress)
     audit.fill_report(found, sought, shown, searched.most)
     if proof is not None:
-        write_proof(proof, sought, shown, found, roots, searched, at_ms, None)
+        write_proof(proof, sought, shown, found, roots, searched, at_ms)
     checkpoints = state.checkpoints()
     current = {key: row.generation for key, row in checkpoints.items()}
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
