@@ -145,7 +145,6 @@ def erase(
     *,
     keys: Location | None = None,
     key: str | Iterable[str] = (),
-    key_hash: str | Iterable[str] = (),
     key_format: KeyFormat = "text",
     by: str = "",
     no_archive: bool = False,
@@ -164,7 +163,7 @@ def erase(
     """Erase every record of some keys from a store, so that they stay out, and search all its files for what is left.
 
     hmac_key: a file of yours, by which the store names erased keys. keys: a file with a key a line; key: one or
-    several; key_hash: HMAC-SHA256 of keys by hmac_key, in hex; key_format: "text", "hex" or "base64". by: who asked.
+    several; key_format: "text", "hex" or "base64". by: who asked.
     no_archive: there is none any more. check: search only. dry_run: write nothing. proof: a new file for a
     proof of the search.
     gaps, wait, topics, exclude, topics_from, config, engine, progress: as of `compact`.
@@ -179,7 +178,6 @@ def erase(
         **_shared(topics, exclude, topics_from, config),
         keys=_location_or_none("keys", keys),
         key=_texts("key", key, "keys"),
-        key_hash=_texts("key_hash", key_hash, "hashes"),
         key_format=_one_of("key_format", key_format, KEY_FORMATS),  # type: ignore[arg-type]  # one of these
         by=_text("by", by),
         no_archive=_flag("no_archive", no_archive),

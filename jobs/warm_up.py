@@ -48,7 +48,7 @@ _OTHER_JOBS: Final = (
     ("lookup", "{folder}/archive", "--offset", "0", "--time", "0"),
     ("inspect", "{folder}/archive", "--print-data-log", "--json"), ("lookup", "{folder}/archive", "--sizing"),
     ("verify", "{folder}/archive"), ("report", "{folder}/archive", "--output", "{folder}/page.html"),
-    ("verify", "--store", "{folder}/store"), (*_ERASE, "--key-hash", "0" * 64), (*_ERASE, "--key", "10000"),
+    ("verify", "--store", "{folder}/store"), (*_ERASE, "--key", "10000"),
 )  # fmt: skip
 
 

@@ -19,9 +19,6 @@ def add_erase(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--store", metavar="STORE", required=True, help="The store to erase from.")
     @click.option("--keys", metavar="FILE", help="Erase the keys in this file, one a line.")
     @click.option("--key", metavar="KEY", multiple=True, help="Erase this key too; repeatable.")
-    @click.option(
-        "--key-hash", metavar="HEX", multiple=True, help="Erase the key with this HMAC-SHA256 by your key; repeatable."
-    )
     @key_format_option
     @click.option("--hmac-key", metavar="FILE", required=True, help="Your key, by which the store names erased keys.")
     @click.option("--by", metavar="TEXT", default="", help="Who asked for it: a text for the table erasures.")

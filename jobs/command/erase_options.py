@@ -17,7 +17,6 @@ class EraseOptions:
     hmac_key: str  # a file
     keys: str | None = None  # a file, a key a line
     key: tuple[str, ...] = ()
-    key_hash: tuple[str, ...] = ()  # HMAC-SHA256 by the key of hmac_key, in hex
     key_format: KeyFormat = "text"
     by: str = ""  # who asked
     config: Config = field(default_factory=Config)

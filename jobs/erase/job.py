@@ -27,7 +27,6 @@ from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions, Va
 from lastkey.jobs.command.progress import Progress, Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.plan_inputs import Erasures
-from lastkey.jobs.erase.hashes import hashes_of, keys_with
 from lastkey.jobs.erase.remains import Remains
 from lastkey.jobs.erase.report import EraseReport
 from lastkey.jobs.errors import JobError, MissingPathError, UsageError
@@ -63,18 +62,15 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
         gaps=options.gaps, engine=options.engine,
     )  # fmt: skip
     key = read_key(options.hmac_key)  # once: it may be a pipe
-    hashes, state = hashes_of(options), open_store(options.store)
+    state = open_store(options.store)
     # beside the digests it would tell them
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
-    given = [] if hashes and not (options.keys or options.key) else _given(options)
+    keys = key_set(options.keys, options.key, options.key_format)
     proof = None if options.proof is None else checked_proof(options.proof, [], [options.store])
     report = EraseReport(state.root.uri, options.dry_run, options.check, topics=of_users(options.topics))
-    if hashes:
-        given += keys_with(hashes, key, searched, state, report, progress)
     said = options.by.encode()
-    if any(one in said for one in given if len(one) >= _LEAST_IN_TEXT):
+    if any(one in said for one in keys.keys.to_pylist() if len(one) >= _LEAST_IN_TEXT):
         raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
-    keys = KeySet.of(given)
     shown, data = shown_keys(keys, key), _digests(keys, key)
     report.erasure, report.n_keys = id_of(data), len(keys)
     if not options.check:
@@ -121,11 +117,6 @@ def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
     with contextlib.suppress(JobError):  # the erasure is made, and its report is worth more
         return vacuum.run(options, Silent())
     return None
-
-
-def _given(options: EraseOptions) -> list[bytes]:
-    keys: list[bytes] = key_set(options.keys, options.key, options.key_format).keys.to_pylist()
-    return keys
 
 
 def _digests(keys: KeySet, key: bytes) -> bytes:

@@ -168,7 +168,7 @@ class EraseReport(JobReport):
             "older": "not gone yet: no current generation holds these keys, but other files of the store do: do "
             "what is said of each, then erase --check",
             "held": "not erased everywhere: see the problems",
-            "unknown": "not known: some places could not be searched, or keys not found by hashes: see the problems",
+            "unknown": "not known: some places could not be searched: see the problems",
         }
         return [*out, f"result: {said[self.result]}"]
 

@@ -76,9 +76,7 @@ class World(Erasures):
         if ("t", 0) not in self.lab.state().checkpoints():
             return
         keys = self.draw.sample(KEYS, self.draw.randint(1, 2))
-        by_hash = self.draw.random() < 0.3 and {r.key for r in self.archived()}.issuperset(map(str.encode, keys))
-        self.tally["by hash"] += by_hash
-        report = self.erase(*keys, by_hash=by_hash)
+        report = self.erase(*keys)
         if report.exit_code:  # after a reset to another log, and a rollback to before that: it is never said to be done
             assert report.erased is not None
             assert [r.problem.state for r in report.erased.results if r.problem] == ["diverged"], report.to_text()

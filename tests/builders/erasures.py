@@ -5,7 +5,6 @@ Records are what a plain decoder (`tests.reference.log`) finds in the files that
 
 from __future__ import annotations
 
-import hmac
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -76,11 +75,9 @@ class Erasures:
     def compact(self, **options: Any) -> Any:
         return self.lab.run(NOW, **{"force": True} | options)
 
-    def erase(self, *keys: str, by_hash: bool = False, **options: Any) -> EraseReport:
+    def erase(self, *keys: str, **options: Any) -> EraseReport:
         """Erase keys, and note where they are gone."""
-        hashes = tuple(hmac.digest(SECRET, key.encode(), "sha256").hex() for key in keys)
-        given = self.options(key_hash=hashes, **options) if by_hash else self.options(*keys, **options)
-        report = erase.run(given, Silent())
+        report = erase.run(self.options(*keys, **options), Silent())
         if not (report.exit_code or options.get("dry_run") or options.get("check")):
             for logs in self.bounds.values():  # of those that are away all that has come since goes too
                 logs |= {key: MAX_OFFSET for key in map(str.encode, keys) if key in logs}

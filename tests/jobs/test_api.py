@@ -148,7 +148,7 @@ def test_a_list_that_narrows_a_run_never_widens_it_when_it_is_empty(job, name, w
 
 def test_what_adds_nothing_may_be_empty(asked):
     assert asked("compact", "A", "S", reset=[]).reset is None
-    assert asked("erase", "S", "H", key=[], key_hash=[], keys="F").key == ()
+    assert asked("erase", "S", "H", key=[], keys="F").key == ()
     with pytest.raises(TypeError, match=r"partitions: expected numbers of partitions, .*, found \[\]"):
         lastkey.reindex("A", check=True, partitions=[])
 
