@@ -150,7 +150,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
-    "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},
+    "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL
     | {"jobs.compact", "jobs.convert", "jobs.erase", "jobs.reindex", "jobs.restore", "jobs.verify"},  # reports

@@ -14,14 +14,12 @@ from lastkey.jobs.command.options import (
     KEY_FORMATS,
     AuditCompactionOptions,
     AuditDeliveryOptions,
-    AuditErasureOptions,
     AuditFailoverOptions,
     AuditKeysOptions,
     AuditMirrorOptions,
     AuditPairOptions,
     audit_side,
     audit_source,
-    check_erasure,
 )
 from lastkey.jobs.command.parse import parse_counts, parse_topics
 from lastkey.jobs.command.progress import Progress
@@ -29,8 +27,6 @@ from lastkey.jobs.command.shared_options import (
     Jobs,
     audit_options,
     audited_options,
-    key_format_option,
-    proof_option,
 )
 from lastkey.jobs.errors import UsageError
 
@@ -43,7 +39,7 @@ def audit_group(run: Callable[..., None]) -> click.Group:
 
     @click.group(cls=Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
     def audit() -> None:
-        """Answer questions about keys: what was delivered, what lies where, and what is proved.
+        """Answer questions about keys: what was delivered, and what lies where.
 
         What no audit has read yet is read once, into the tables audit_* of a store (--audits); Spark answers from
         there.
@@ -105,22 +101,6 @@ def audit_group(run: Callable[..., None]) -> click.Group:
     def compaction(**given: Any) -> None:
         """Compare generations of STORE with the ones before and with the archive, key by key."""
         run("audit compaction", AuditCompactionOptions, **given)
-
-    @audit.command()
-    @click.argument("archive", required=False)
-    @click.option("--store", metavar="STORE", help="Search this store, and the archive that it was made of.")
-    @click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
-    @click.option("--no-archive", is_flag=True, help="With --store: search the store alone.")
-    @click.option("--keys", metavar="FILE", help="Look for the keys in this file, one a line.")
-    @click.option("--key", metavar="KEY", multiple=True, help="Look for this key too; repeatable.")
-    @key_format_option
-    @click.option("--hmac-key", metavar="FILE", help="With --hide-keys: name keys by HMAC-SHA256 with this key.")
-    @proof_option
-    @audit_options
-    def erasure(archive: str | None, store: str | None, archive_moved: str | None, **given: Any) -> None:
-        """Show where each of some keys still is, and prove it."""
-        check_erasure(archive, store, archive_moved, no_archive=given["no_archive"])
-        run("audit erasure", AuditErasureOptions, archive=archive or archive_moved, store=store, **given)
 
     @audit.command()
     @_sides

@@ -24,7 +24,7 @@ def add_erase(group: click.Group, run: Callable[..., None]) -> None:
     @click.option("--by", metavar="TEXT", default="", help="Who asked for it: a text for the table erasures.")
     @click.option("--no-archive", is_flag=True, help="The archive is gone: go on with the store alone.")
     @gaps_option
-    @click.option("--check", is_flag=True, help="Erase nothing: show where the keys still are, as audit erasure does.")
+    @click.option("--check", is_flag=True, help="Erase nothing: show where the keys still are.")
     @click.option("--dry-run", is_flag=True, help="Show what would be erased; write nothing.")
     @click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
     @proof_option

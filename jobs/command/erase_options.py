@@ -27,4 +27,4 @@ class EraseOptions:
     check: bool = False  # search only
     dry_run: bool = False
     wait: bool = False  # for another run that works on the same partitions
-    proof: str | None = None  # as for an audit of the erasure
+    proof: str | None = None  # a file to write

@@ -29,7 +29,6 @@ JOBS = {
     "audit compaction": "lastkey.jobs.audit.compaction",
     "audit keys": "lastkey.jobs.audit.keys",
     "audit delivery": "lastkey.jobs.audit.delivery",
-    "audit erasure": "lastkey.jobs.audit.erasure",
     "audit mirror": "lastkey.jobs.audit.mirror_job",
     "audit failover": "lastkey.jobs.audit.failover_job",
     "pack": "lastkey.jobs.pack",

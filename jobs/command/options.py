@@ -359,30 +359,6 @@ class AuditCompactionOptions(AuditOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditErasureOptions(AuditOptions):
-    """Options of `audit erasure (ARCHIVE | --store STORE [--archive URI])`."""
-
-    archive: str | None = None  # with `store`: where the archive is now
-    store: str | None = None
-    no_archive: bool = False  # with `store`: search the store alone
-    keys: str | None = None  # a file, a key a line
-    key: tuple[str, ...] = ()
-    key_format: KeyFormat = "text"
-    hmac_key: str | None = None  # a file; with hide_keys
-    proof: str | None = None  # a file to write
-
-
-def check_erasure(archive: str | None, store: str | None, moved: str | None, *, no_archive: bool) -> None:
-    """Raise UsageError unless these options of `audit erasure` go together."""
-    if (archive is None) == (store is None):
-        raise UsageError(message="audit erasure needs either ARCHIVE or --store STORE")
-    if store is None and (moved is not None or no_archive):
-        raise UsageError(message="--archive and --no-archive work only with --store")
-    if moved is not None and no_archive:
-        raise UsageError(message="--archive contradicts --no-archive: give only one of them")
-
-
-@dataclass(frozen=True, kw_only=True)
 class AuditPairOptions(AuditOptions):
     """Options of audits of a source A and its copy B."""
 

@@ -1,7 +1,7 @@
 """`erase --store STORE`: new generations without the records of some keys, and a search of every file for them.
 
   keys -> their digests, in a file of the store -> a run of `compact` that only erases (`jobs.compact.plan_inputs`)
-  -> `audit erasure` of archive and store -> a row of the table `erasures`
+  -> a search of archive and store -> a row of the table `erasures`
 ERASURE.md has the reasons, and what cannot be reached. A run that is killed has erased in the partitions that it
 committed, and says nothing of the rest: the same command again does it.
 """
@@ -15,20 +15,20 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from lastkey.jobs import installation, vacuum
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.audit import erasure as audit
-from lastkey.jobs.audit.erasure_proof import KeyNames, checked_proof, shown_keys, write_proof
-from lastkey.jobs.audit.key_files import key_set
-from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import AuditErasureOptions, CompactOptions, VacuumOptions
+from lastkey.jobs.command.options import CompactOptions, VacuumOptions
 from lastkey.jobs.command.progress import Progress, Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.plan_inputs import Erasures
+from lastkey.jobs.erase.key_files import key_set
 from lastkey.jobs.erase.remains import Remains
 from lastkey.jobs.erase.report import EraseReport
+from lastkey.jobs.erase.search_store import SearchReport, fill_report, list_places, search_places
+from lastkey.jobs.erase.write_proof import checked_proof, key_names, write_proof
 from lastkey.jobs.errors import JobError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -55,23 +55,18 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     if options.check and options.dry_run:
         raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of the table erasures")
-    searched = AuditErasureOptions(
-        store=options.store, no_archive=options.no_archive, keys=options.keys, key=options.key,
-        key_format=options.key_format, hide_keys=True, proof=options.proof,
-        config=options.config, topics=options.topics,
-        gaps=options.gaps, engine=options.engine,
-    )  # fmt: skip
     key = read_key(options.hmac_key)  # once: it may be a pipe
     state = open_store(options.store)
     # beside the digests it would tell them
     check_apart(Place("--hmac-key", normal_uri(options.hmac_key)), Place("the store", state.root.uri))
     keys = key_set(options.keys, options.key, options.key_format)
-    proof = None if options.proof is None else checked_proof(options.proof, [], [options.store])
+    archives = {row.archive_uri for row in state.checkpoints().values()}
+    proof = None if options.proof is None else checked_proof(options.proof, archives, [options.store])
     report = EraseReport(state.root.uri, options.dry_run, options.check, topics=of_users(options.topics))
     said = options.by.encode()
     if any(one in said for one in keys.keys.to_pylist() if len(one) >= _LEAST_IN_TEXT):
         raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
-    shown, data = shown_keys(keys, key), _digests(keys, key)
+    names, data = key_names(keys, key), _digests(keys, key)
     report.erasure, report.n_keys = id_of(data), len(keys)
     if not options.check:
         try:
@@ -84,23 +79,23 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     if options.dry_run or report.conflict:
         return report
     state = open_store(options.store)
-    found = AuditReport(kind="erasure", sources=[state.root.uri])
+    found = SearchReport(sources=[state.root.uri])
     at = time.perf_counter()
-    places, roots = audit.list_places(searched, state, found)
+    places, roots = list_places(options, found)
     report.seconds["list"] = time.perf_counter() - at
     n_bytes = sum(file.size for file in places.files)
     with workers(chosen_engine(options, writes=True), n_bytes, options.config, found, progress) as made:
         step("keys erased")
-        sought = audit.search_places(keys, state, places, roots, made, found, progress)
-    audit.fill_report(found, sought, shown, searched.most)
+        sought = search_places(keys, state, places, roots, made, found, progress, digests=proof is not None)
+    fill_report(found, sought, names)
     if proof is not None:
-        write_proof(proof, sought, shown, found, roots, searched, at_ms)
+        write_proof(proof, sought, names, found, roots, options, at_ms)
     checkpoints = state.checkpoints()
     current = {key: row.generation for key, row in checkpoints.items()}
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     step("places searched")
-    add_row(state, _row(options, state, report, shown, at_ms))
+    add_row(state, _row(options, state, report, names, at_ms))
     if any(row.erased for row in checkpoints.values()):
         report.vacuum = _vacuum(state, report.remains)
     return report
@@ -151,7 +146,7 @@ def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
     return out
 
 
-def _row(options: EraseOptions, state: State, report: EraseReport, shown: KeyNames, at_ms: int) -> ErasureRow:
+def _row(options: EraseOptions, state: State, report: EraseReport, names: pa.StringArray, at_ms: int) -> ErasureRow:
     erased, remains = report.erased, report.remains
     results = [] if erased is None else erased.results
     return ErasureRow(
@@ -160,7 +155,7 @@ def _row(options: EraseOptions, state: State, report: EraseReport, shown: KeyNam
         at_ms=at_ms,
         who=options.by,
         topics=json.dumps(asdict(options.topics)),
-        keys=json.dumps(shown.names.to_pylist()),
+        keys=json.dumps(names.to_pylist()),
         partitions=json.dumps([] if report.check else _went(state, report.erasure)),
         not_erased=json.dumps([f"{r.name()}: {r.problem}" for r in results if r.problem is not None]),
         found_current=remains.current,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lastkey.jobs.audit.erasure_search import Sought
 from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.erase.search import Sought
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder

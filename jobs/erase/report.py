@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.erase.remains import Held, Remains, SearchedGeneration
+from lastkey.jobs.erase.search_store import SearchReport
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 from lastkey.jobs.vacuum import VacuumReport
 from lastkey.logformat.errors import NO_POSITION
@@ -31,7 +31,7 @@ class EraseReport(JobReport):
     n_keys: int = 0
     topics: TopicFilter = EVERY_TOPIC  # from which an erasure takes the keys
     erased: CompactReport | None = None
-    searched: AuditReport | None = None
+    searched: SearchReport | None = None
     remains: Remains = field(default_factory=Remains)
     vacuum: VacuumReport | None = None  # a dry run over the older generations; None: nothing to ask of it
 

@@ -27,7 +27,6 @@ AUDIT_RUNS: Final = "audit_runs"
 AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
 AUDIT_COMPACTION: Final = "audit_compaction"
-AUDIT_ERASURE: Final = "audit_erasure"
 AUDIT_MIRROR: Final = "audit_mirror"
 AUDIT_FAILOVER: Final = "audit_failover"
 AUDIT_TABLES: Final = (
@@ -37,7 +36,6 @@ AUDIT_TABLES: Final = (
     AUDIT_KEYS,
     AUDIT_DELIVERIES,
     AUDIT_COMPACTION,
-    AUDIT_ERASURE,
     AUDIT_MIRROR,
     AUDIT_FAILOVER,
 )

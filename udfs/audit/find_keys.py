@@ -1,4 +1,4 @@
-"""The search of files for a set of keys: the work of a task of `audit erasure`, and of `erase --check`.
+"""The search of files for a set of keys: the work of a task of `erase` and `erase --check`.
 
 A bad file stops no other: it is a place that was not read, which the result names. Logs are searched by find_in_logs.
 
@@ -20,9 +20,10 @@ end, the log has the last word.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -44,6 +45,7 @@ from lastkey.udfs.storage import cached_root, opened, read_file
 from lastkey.udfs.yields.key_filter import FILTER_BLOCK, hash_key_id, holds
 
 _ROWS: Final = 1 << 16
+_CHUNK: Final = 8 << 20  # bytes that are hashed at a time
 _NOTHING: Final = np.empty(0, np.int64)
 # Columns of the audits' tables that never hold a key: where a record is, and whence it was read
 NO_KEYS: Final = frozenset(
@@ -235,17 +237,38 @@ class Searched:
 
     findings: bytes  # as `findings.unpacked` reads them
     problems: tuple[NotRead, ...]
+    digests: dict[int, str] = field(default_factory=dict)  # number of a file -> its SHA-256 in hex
 
 
-def search_files(keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile]) -> Searched:
-    """Search the files of one task. A filter stands right behind its log. hidden: see `search_table`."""
-    search = _Search(keys, hidden)
+def search_files(
+    keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile], *, digests: bool = False
+) -> Searched:
+    """Search the files of one task. A filter stands right behind its log. hidden: see `search_table`; digests: read
+    each file once more for its SHA-256.
+    """
+    search, found = _Search(keys, hidden), dict[int, str]()
     for number, file in enumerate(files):
         search.found.begin(number)
         problem = attempt(file.shown, lambda file=file: search.search(file))  # type: ignore[misc]
         if isinstance(problem, Problem):
             search.found.problem(problem, "not searched to its end")
-    return Searched(search.found.packed(), tuple(search.found.problems))
+        elif digests:
+            digest = attempt(file.shown, lambda file=file: _sha256(file))  # type: ignore[misc]
+            if isinstance(digest, Problem):
+                search.found.problem(digest, "its SHA-256 is not known")
+            else:
+                found[number] = digest
+    return Searched(search.found.packed(), tuple(search.found.problems), found)
+
+
+def _sha256(file: SearchFile) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with opened(cached_root(file.root), file.path) as stream:
+        check_size(stream, file)
+        while data := stream.read(_CHUNK):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 class _Search:

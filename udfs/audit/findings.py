@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -185,40 +185,3 @@ def findings_of(part: Any, files: Sequence[SearchFile]) -> dict[str, Any]:
         **{name: part[name] for name in ("position", "offset", "timestamp_ms", "tombstone")},
         "certainty": pa.array([FOUND, MAY]).take(part["may"].cast(pa.int8())),
     }
-
-
-# A row of `audit_erasure`
-AUDIT_ERASURE: Final = pa.schema(
-    [
-        pa.field("source", pa.string()),  # what was audited
-        pa.field("key", pa.binary()),  # 16 bytes of a keyed hash, or 32 of an HMAC: never the key
-        pa.field("root", pa.string()),  # URI that path is below
-        pa.field("path", pa.string()),
-        pa.field("searched_as", pa.string()),  # records, key file, filter, table, other file
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("generation", pa.int64()),
-        pa.field("run_id", pa.string()),
-        pa.field("state", pa.string()),  # of a store's file: current, older, dead, unknown; else a suffix or mark
-        pa.field("position", pa.int64()),  # of the batch, the bytes, or the row of a table
-        pa.field("offset", pa.int64()),  # of a record
-        pa.field("timestamp_ms", pa.int64()),
-        pa.field("tombstone", pa.bool_()),
-        pa.field("certainty", pa.string()),  # found, may
-    ]
-)
-
-
-def result_rows(source: str, names: Any, tasks: Sequence[Sequence[SearchFile]], packed: Iterable[Any]) -> Iterator[Any]:
-    """Yield record batches of AUDIT_ERASURE. names: pa.BinaryArray, what stands for each key of the set; packed: record
-    batches with the numbers of tasks and their findings.
-    """
-    for batch in packed:
-        for number, data in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            for part in unpacked(data).to_batches(_PACKED_ROWS):
-                columns = {
-                    "source": pa.repeat(pa.scalar(source), len(part)),
-                    "key": names.take(part["key"]),
-                    **findings_of(part, tasks[number]),
-                }
-                yield pa.record_batch([columns[name] for name in AUDIT_ERASURE.names], schema=AUDIT_ERASURE)

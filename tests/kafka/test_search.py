@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.jobs.audit.erasure_places import Places, add_archive
-from lastkey.jobs.audit.erasure_search import search
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.erase.places import Places, add_archive
+from lastkey.jobs.erase.search import search
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.storage import open_root

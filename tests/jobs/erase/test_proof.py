@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lastkey.jobs.audit.proof import new_proof
+from lastkey.jobs.erase.proof import new_proof
 
 
 def test_a_proof_is_an_array_of_rows_with_a_row_a_line(tmp_path):

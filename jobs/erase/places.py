@@ -20,7 +20,6 @@ from lastkey.jobs.store.delta import data_files
 from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.generations import generation_of
 from lastkey.jobs.store.paths import (
-    AUDIT_ERASURE,
     AUDIT_KEY,
     AUDIT_READS,
     AUDIT_RUNS,
@@ -147,7 +146,7 @@ def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
         for entry in now.files:
             if before.get(entry.path) != entry:
                 found = "another size or time" if entry.path in before else "a new file"
-                path, hint = f"{root.uri}/{entry.path}", "run the audit again when nobody writes there"
+                path, hint = f"{root.uri}/{entry.path}", "run it again when nobody writes there"
                 out.append(Problem("changed", path, NO_POSITION, "the same file as before", found, hint=hint))
     return out
 
@@ -228,8 +227,7 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
         file = _as_table(file)
         if file.kind == "table":
             state = "log" if of_log else known.version_of(table, "/".join(parts[2:]))
-            # the hashes of AUDIT_ERASURE are copies of no key
-            file = replace(file, state=state, of_audits=ours, may_hide=ours and table != AUDIT_ERASURE)
+            file = replace(file, state=state, of_audits=ours, may_hide=ours)
         places.files.append(file)
 
 

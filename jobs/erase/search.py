@@ -1,7 +1,4 @@
-"""The search of places for keys, in tasks that get the keys once, and its findings as columns.
-
-`audit erasure` and `erase --check` share it.
-"""
+"""The search of places for keys, in tasks that get the keys once, and its findings as columns."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from lastkey.jobs.audit.erasure_places import Places
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
+from lastkey.jobs.erase.places import Places
 from lastkey.jobs.spark.workers import Runner
 from lastkey.udfs.audit.find_keys import Searched, search_files
 from lastkey.udfs.audit.findings import SearchFile, unpacked
@@ -28,6 +25,7 @@ class Sought:
     tasks: list[tuple[SearchFile, ...]] = field(default_factory=list)
     searched: list[Searched] = field(default_factory=list)  # in the order of the tasks
     problems: list[Problem] = field(default_factory=list)  # of places that were not read, or not wholly
+    digests: dict[tuple[str, str], str] = field(default_factory=dict)  # (root, path) of a file -> its SHA-256 in hex
 
     def tables(self) -> Iterator[tuple[Any, tuple[SearchFile, ...]]]:
         """Yield the findings of each task, a pa.Table with a row of the key set in `key`, and the task's files."""
@@ -35,18 +33,21 @@ class Sought:
             yield unpacked(searched.findings), files
 
 
-def search(keys: KeySet, hidden: KeySet | None, places: Places, runner: Runner, progress: Progress) -> Sought:
+def search(
+    keys: KeySet, hidden: KeySet | None, places: Places, runner: Runner, progress: Progress, *, digests: bool = False
+) -> Sought:
     """Search places for keys, in tasks that run at once. The keys travel once, with the function; hidden: their hashes
-    by the secret of the audits' tables.
+    by the secret of the audits' tables. digests: hash the files too, which reads them once more.
     """
     sought = Sought(keys, places, places.tasks())
     sizes = [sum(file.size for file in task) for task in sought.tasks]
     progress.start("search", sum(sizes), BYTES)
-    function: Callable[[tuple[SearchFile, ...]], Searched] = partial(search_files, keys, hidden)
-    sought.searched = runner.run(function, sought.tasks, "audit: search", CountedBytes(progress, sizes))
+    function: Callable[[tuple[SearchFile, ...]], Searched] = partial(search_files, keys, hidden, digests=digests)
+    sought.searched = runner.run(function, sought.tasks, "erase: search", CountedBytes(progress, sizes))
     progress.close()
     sought.problems += places.problems
     for files, searched in zip(sought.tasks, sought.searched, strict=True):
+        sought.digests |= {(files[i].root, files[i].path): digest for i, digest in searched.digests.items()}
         for one in searched.problems:
             hint = "; ".join(filter(None, (one.stretch, one.problem.hint)))
             sought.problems.append(replace(one.problem, path=files[one.file].shown, hint=hint))

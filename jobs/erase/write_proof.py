@@ -1,23 +1,22 @@
-"""The proof of `audit erasure`: what was looked for, what was listed, what was found, and what was not read."""
+"""The proof of a search for keys: what was looked for, what was listed, what was found, and what was not read."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from lastkey.jobs import installation
-from lastkey.jobs.audit.erasure_search import Sought
-from lastkey.jobs.audit.proof import FORMAT, new_proof
-from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.options import AuditErasureOptions
+from lastkey.jobs.command.erase_options import EraseOptions
 from lastkey.jobs.command.whole_file import NEW, check_file
+from lastkey.jobs.erase.proof import FORMAT, new_proof
+from lastkey.jobs.erase.search import Sought
+from lastkey.jobs.erase.search_store import SearchReport
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.store.erasures import read_key
 from lastkey.udfs.audit.findings import findings_of
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.storage import Root, normal_uri
@@ -26,32 +25,10 @@ _ROWS: Final = 10_000  # findings that are Python objects at a time
 _UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and reports and proofs made earlier"
 
 
-@dataclass(frozen=True)
-class KeyNames:
-    """The keys as proofs name them."""
-
-    names: Any  # pa.StringArray: the key in hex, or its HMAC-SHA256 in hex
-    hidden: bool
-
-
-def hiding_key(options: AuditErasureOptions) -> bytes | None:
-    """Return the key by which proofs name keys; None: they show them. Raise UsageError unless the options about hidden
-    keys go together.
-    """
-    if options.hide_keys != (options.hmac_key is not None):
-        raise UsageError(
-            message="--hide-keys and --hmac-key FILE need each other: proofs name keys by HMACs with your key"
-        )
-    return None if options.hmac_key is None else read_key(options.hmac_key)
-
-
-def shown_keys(keys: KeySet, hiding: bytes | None) -> KeyNames:
-    """Return the names of keys: HMACs by the key `hiding`, or the keys themselves."""
-    if hiding is None:
-        return KeyNames(pa.array((key.hex() for key in keys.keys.to_pylist()), pa.string()), False)
+def key_names(keys: KeySet, secret: bytes) -> pa.StringArray:
+    """Return the keys as reports, proofs and the table `erasures` name them: their HMAC-SHA256 in hex."""
     # hashlib takes one value a call: this is the one loop over keys
-    names = (hmac.digest(hiding, k, "sha256").hex() for k in keys.keys.to_pylist())
-    return KeyNames(pa.array(names, pa.string()), True)
+    return pa.array((hmac.digest(secret, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string())
 
 
 def checked_proof(asked: str, archives: Iterable[str | None], stores: Iterable[str | None]) -> Path:
@@ -66,10 +43,10 @@ def checked_proof(asked: str, archives: Iterable[str | None], stores: Iterable[s
 def write_proof(
     path: Path,
     sought: Sought,
-    shown: KeyNames,
-    report: AuditReport,
+    names: pa.StringArray,
+    report: SearchReport,
     roots: Sequence[tuple[Root, str]],
-    options: AuditErasureOptions,
+    options: EraseOptions,
     at_ms: int,
 ) -> None:
     """Write the proof, and put it into the report."""
@@ -79,17 +56,20 @@ def write_proof(
         proof.write(
             "header", format=FORMAT, audit="erasure", lastkey=installation.version(), time_ms=at_ms,
             places=[{"place": name, "uri": root.uri} for root, name in roots], topics=asdict(options.topics),
-            keys=len(sought.keys), keys_are="HMAC-SHA256" if shown.hidden else "hex",
+            keys=len(sought.keys), keys_are="HMAC-SHA256",
             not_reached=_UNREACHED,
         )  # fmt: skip
-        for name in shown.names.to_pylist():
+        for name in names.to_pylist():
             proof.write("key", key=name)
         for root, _ in roots:
             for entry in places.listed.get(root.uri, ()):
-                proof.write("file", root=root.uri, **asdict(entry), searched_as=kinds.get((root.uri, entry.path)))
+                at = root.uri, entry.path
+                proof.write(
+                    "file", root=root.uri, **asdict(entry), searched_as=kinds.get(at), sha256=sought.digests.get(at)
+                )
         for table, files in sought.tables():
             for part in table.to_batches(_ROWS):
-                columns = {"key": shown.names.take(part["key"]), **findings_of(part, files)}
+                columns = {"key": names.take(part["key"]), **findings_of(part, files)}
                 for row in pa.table(columns).to_pylist():
                     proof.write("finding", **row)
         for problem in sought.problems:

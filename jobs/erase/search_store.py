@@ -1,0 +1,217 @@
+"""The search of a store and its archive for keys: every file is listed, and searched by what it is (`places`).
+
+The table of records of audits does not help: it has what a consumer sees, and an erasure is about bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from lastkey.jobs.archive.listing import archive_root
+from lastkey.jobs.archive.places import is_same
+from lastkey.jobs.audit.report import AuditReport
+from lastkey.jobs.command.erase_options import EraseOptions
+from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.reporting import JobReport, count, counted, size
+from lastkey.jobs.erase.places import Places, add_archive, add_store, appeared_since
+from lastkey.jobs.erase.search import Sought, search
+from lastkey.jobs.errors import JobError, MissingPathError
+from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.spark.workers import Workers
+from lastkey.jobs.store.audits import audit_secret
+from lastkey.jobs.store.paths import AUDIT_KEY
+from lastkey.jobs.store.tables import State, open_state
+from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.audit.findings import KINDS, SearchFile
+from lastkey.udfs.audit.key_set import KeySet
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.storage import Root, exists, normal_uri, open_root
+
+if TYPE_CHECKING:
+    pass
+
+_MOST_KEYS: Final = 20  # rows of the table of keys
+
+
+@dataclass(kw_only=True)
+class SearchReport(AuditReport):
+    """Report of a search for keys, in the form of an audit's."""
+
+    kind: str = "erasure"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        rows = super().to_json() | {"job": "search for keys"}
+        return {name: value for name, value in rows.items() if name not in ("audits", "output")}
+
+    def to_text(self) -> str:
+        """Return the report for people."""
+        return f"search for keys: {', '.join(self.sources)}\n" + super().to_text().partition("\n")[2]
+
+
+# -- what is searched
+
+
+def list_places(options: EraseOptions, report: SearchReport) -> tuple[Places, list[tuple[Root, str]]]:
+    """List every place. Return the roots with the names that reports give them."""
+    places, state = Places(), open_state(options.store)
+    roots = [(state.root, "store")]
+    if not any(exists(state.root, folder) for folder in ("state", "segments")):
+        raise MissingPathError(path=state.root.uri, expected="a store, with state or segments", found="none")
+    add_store(places, state, options.config, options.topics)
+    roots += [(root, "archive") for root in _archives(options, state, places, report)]
+    check_topics(options.topics, places.topics, ", ".join(root.uri for root, _ in roots))
+    if places.left_out:
+        report.notes.append(f"{counted(places.left_out, 'file')} of other topics: not searched")
+    return places, roots
+
+
+def search_places(
+    keys: KeySet,
+    state: State,
+    places: Places,
+    roots: Sequence[tuple[Root, str]],
+    workers: Workers,
+    report: JobReport,
+    progress: Progress,
+    *,
+    digests: bool,
+) -> Sought:
+    """Search what was listed; what appeared meanwhile is a problem too. digests: of files too, for a proof."""
+    at = time.perf_counter()
+    hidden = keys.hidden_by(audit_secret(state)) if exists(state.root, AUDIT_KEY) else None
+    sought = search(keys, hidden, places, workers, progress, digests=digests)
+    workers.count(bytes_read=sum(file.size for file in places.files))
+    sought.problems += appeared_since(places, [root for root, _ in roots])
+    report.other_problems += sought.problems
+    report.seconds["search"] = time.perf_counter() - at
+    return sought
+
+
+def _archives(options: EraseOptions, state: State, places: Places, report: SearchReport) -> list[Root]:
+    """List the archives that a store was made of. One that is not there is a place that was not read."""
+    if options.no_archive:
+        report.notes.append("the archive was not searched: --no-archive")
+        return []
+    try:
+        named = sorted({normal_uri(row.archive_uri) for row in state.checkpoints().values()})
+    except JobError:
+        named = []  # a problem already
+    uris = [uri for i, uri in enumerate(named) if not any(is_same(uri, other) for other in named[:i])]
+    if not uris:
+        places.problems.append(_no_archive(state.root.uri, "its archive", "no table that names it"))
+    roots = []
+    for uri in uris:
+        root = open_root(uri)
+        try:
+            root = archive_root(uri)
+            add_archive(places, root, options.config, options.topics)
+        except FileNotFoundError:
+            places.problems.append(_no_archive(uri, "the archive of the store", "none"))
+            continue
+        roots.append(root)
+    return roots
+
+
+def _no_archive(path: str, expected: str, found: str) -> Problem:
+    hint = "--no-archive says that there is none any more; if it has moved, compact it with this store first"
+    return Problem("unreadable", path, NO_POSITION, expected, found, hint=hint)
+
+
+# -- what was found
+
+
+def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> None:
+    """Put what was found into a report. names: of the keys (`key_names`)."""
+    report.stretches_read = len(sought.places.files)
+    report.bytes_read = sum(file.size for file in sought.places.files)
+    n = len(sought.keys)
+    (found, may, tombstones), rows = _counts(sought)
+    held, maybe = found > 0, (found == 0) & (may > 0)
+    places = sought.places
+    report.findings = int(found.sum() + may.sum())
+    report.summary = {
+        "keys": n, "keys_found": int(held.sum()), "keys_maybe": int(maybe.sum()), "found": int(found.sum()),
+        "may": int(may.sum()), "tombstones": int(tombstones.sum()), "files_searched": len(places.files),
+        "bytes_searched": report.bytes_read, "files_without_keys": places.without_keys.total(),
+        "files_left_out": places.left_out, "not_read": len(sought.problems),
+    }  # fmt: skip
+    most = np.flatnonzero(found + may)
+    most = most[np.lexsort((most, -may[most], -found[most]))][:_MOST_KEYS]
+    keys: list[dict[str, Any]] = [
+        {"key": f"#{names[row].as_py()[:16]}", "found": int(found[row]), "may": int(may[row]),
+         "tombstones": int(tombstones[row])} for row in most.tolist()
+    ]  # fmt: skip
+    header = ("place", "partition", "generation", "state", "searched as")
+    told = [(*place, *amounts) for place, amounts in sorted(rows.items())]
+    columns = (*(name.replace(" ", "_") for name in header), "files", "found", "may")
+    report.details = {
+        "places": [dict(zip(columns, row, strict=True)) for row in told],
+        "keys": keys,
+        "without_keys": dict(places.without_keys),
+    }
+    report.cards = _cards(report.summary)
+    text = [(*map(str, row[:5]), *(f"{cell:,}" for cell in row[5:])) for row in told]
+    report.tables = [
+        Table("Where keys still are", (*header, "files", "found", "may"), [list(row) for row in text], (1, 2, 3, 4)),
+        Table(
+            "Keys that are still there",
+            ("key", "found", "may", "tombstones"),
+            [[k["key"], count(k["found"]), count(k["may"]), count(k["tombstones"])] for k in keys],
+            (0,),
+        ),
+    ]
+    if may.any():
+        report.notes.append(
+            "may: a filter takes one key in about 1,000 for one that it holds, and bytes may stand there as part of "
+            "something else"
+        )
+
+
+def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], list[int]]]:
+    """Return how often each key was found, may be there and was found as a tombstone (int64[3, n]), and by place the
+    number of files, of keys found in them and of keys that may be there.
+    """
+    n = len(sought.keys)
+    found, may, tombstones = of_keys = np.zeros((3, n), np.int64)
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for table, files in sought.tables():
+        key, is_may = np.asarray(table["key"]), np.asarray(table["may"])
+        found += np.bincount(key[~is_may], minlength=n)
+        may += np.bincount(key[is_may], minlength=n)
+        tombstones += np.bincount(key[np.asarray(table["tombstone"].fill_null(False))], minlength=n)
+        number = np.asarray(table["file"])
+        in_file = np.bincount(number[~is_may], minlength=len(files)), np.bincount(number[is_may], minlength=len(files))
+        for file, *amounts in zip(files, *in_file, strict=True):
+            if sum(amounts):
+                row = rows.setdefault(_place_of(file), [0, 0, 0])
+                row[:] = [row[0] + 1, *(int(old + new) for old, new in zip(row[1:], amounts, strict=True))]
+    return of_keys, rows
+
+
+def _cards(summary: dict[str, Any]) -> list[Card]:
+    """Return the figures of the page."""
+    bad = "bad" if summary["found"] else ""
+    may = f"{counted(summary['may'], 'time')}: by filters or bytes"
+    return [
+        Card("keys", count(summary["keys"]), "looked for"),
+        Card("still there", count(summary["keys_found"]), counted(summary["found"], "time"), bad),
+        Card("perhaps there", count(summary["keys_maybe"]), may),
+        Card("searched", counted(summary["files_searched"], "file"), size(summary["bytes_searched"])),
+        Card("without keys", counted(summary["files_without_keys"], "file"), "indexes, manifests and their like"),
+        Card("not read", count(summary["not_read"]), "places: nothing is absent there"),
+    ]
+
+
+def _place_of(file: SearchFile) -> tuple[str, ...]:
+    partition = "" if file.topic is None else f"{file.topic}-{file.partition}"
+    generation = "" if file.generation is None else str(file.generation)
+    return file.root, partition, generation, file.state, KINDS[file.kind]

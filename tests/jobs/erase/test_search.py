@@ -1,0 +1,186 @@
+"""`erase --check`: a search for keys, erased or not: report, proof and table; options that do not go together."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lastkey.jobs.audit.keys import run as audit_keys
+from lastkey.jobs.command.cli import main
+from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
+from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.erase.key_files import key_set
+from lastkey.jobs.errors import UsageError
+from tests.builders.archives import Lab
+from tests.builders.erasures import table_of
+from tests.builders.logs import START_MS, write_partition
+from tests.builders.trees import tree
+
+pytestmark = pytest.mark.slow
+
+GONE, THERE = "nobody-1", "person-1"
+SECRET = b"a secret of the user's, 32 bytes."
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """Return a folder with an archive and a store of two generations; THERE is in both, and a tombstone in one."""
+    archive = tmp_path / "archive" / "t-0"
+    settings = {
+        "defaults": {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0},
+        "job": {"engine": "threads"},
+    }
+    for texts in ((f"{THERE}=1 a=1",), (f"{THERE}=1 a=1", f"{THERE}=- a=2")):
+        shutil.rmtree(archive, ignore_errors=True)
+        write_partition(archive, "||".join([*texts, ""]))
+        assert Lab(None, tmp_path, settings).run(START_MS + len(texts)).exit_code == 0
+    (tmp_path / "hmac.key").write_bytes(SECRET)
+    return tmp_path
+
+
+def check(capsys: pytest.CaptureFixture[str], lab: Path, *words: object) -> tuple[int, dict[str, Any]]:
+    given = ("erase", "--check", "--store", lab / "store", "--hmac-key", lab / "hmac.key", "--engine", "threads")
+    code = main([*map(str, (*given, *words)), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def rows_of(proof: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in json.loads(proof.read_text()) if row["type"] == kind]
+
+
+def name_of(key: str) -> str:
+    return hmac.digest(SECRET, key.encode(), hashlib.sha256).hex()
+
+
+def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, archive, proof = lab / "store", lab / "archive", lab / "proof.json"
+    before = tree(store / "segments"), tree(archive)
+    code, told = check(capsys, lab, "--key", THERE, "--key", GONE, "--proof", proof)
+    assert (code, told["result"]) == (3, "held")
+    searched = told["searched"]
+    # in the archive a value and a tombstone, in generation 1 the value, in generation 2 the tombstone
+    assert searched["problems"] == [] and searched["summary"]["keys_found"] == 1
+    assert searched["summary"]["found"] == 4 and searched["summary"]["tombstones"] == 2
+    assert {(p["generation"], p["state"], p["found"]) for p in searched["places"]} == {
+        ("", "", 2),
+        ("1", "older", 1),
+        ("2", "current", 1),
+    }
+    assert [k["key"] for k in searched["keys"]] == [f"#{name_of(THERE)[:16]}"]
+    found = rows_of(proof, "finding")
+    assert {(r["generation"], r["state"], r["offset"], r["tombstone"], r["certainty"]) for r in found} == {
+        (None, "", 0, False, "found"), (None, "", 2, True, "found"), (1, "older", 0, False, "found"),
+        (2, "current", 2, True, "found"),
+    }  # fmt: skip
+    assert {r["key"] for r in found} == {name_of(THERE)}
+    assert [r["key"] for r in rows_of(proof, "key")] == [name_of(THERE), name_of(GONE)]
+    [footer] = rows_of(proof, "footer")
+    assert footer["result"] == "found" and footer["rows"]["finding"] == 4
+    assert searched["proof"] == {
+        "path": str(proof), "sha256": hashlib.sha256(proof.read_bytes()).hexdigest(), "result": "found",
+        "rows": footer["rows"]["file"] + 8,
+    }  # fmt: skip
+    assert (tree(store / "segments"), tree(archive)) == before  # it changes nothing but its table
+    assert [row["action"] for row in table_of(store)] == ["check"]
+    code, told = check(capsys, lab, "--key", GONE)
+    assert (code, told["result"], told["problems"]) == (0, "gone", [])
+
+
+def test_a_proof_has_the_hash_of_each_searched_file(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proof = lab / "proof.json"
+    listed = {str(p) for root in (lab / "store", lab / "archive") for p in root.rglob("*") if p.is_file()}
+    check(capsys, lab, "--key", GONE, "--proof", proof)
+    files = {f"{r['root']}/{r['path']}": r for r in rows_of(proof, "file")}
+    assert files.keys() == listed
+    for path, row in files.items():
+        expected = None if row["searched_as"] is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert (row["sha256"], row["size"]) == (expected, Path(path).stat().st_size)
+    assert sum(row["sha256"] is not None for row in files.values()) > 3
+
+
+def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys, proof = lab / "keys.hex", lab / "proof.json"
+    keys.write_text("\n".join(key.encode().hex() for key in (THERE, GONE)) + "\n")
+    code, told = check(capsys, lab, "--keys", keys, "--key-format", "hex", "--proof", proof)
+    assert code == 3 and THERE not in json.dumps(told)
+    assert THERE not in proof.read_text() and THERE.encode().hex() not in proof.read_text()
+    rows = table_of(lab / "store")
+    assert json.loads(rows[0]["keys"]) == [name_of(THERE), name_of(GONE)]
+    assert THERE not in str(rows) and THERE.encode().hex() not in str(rows)
+
+
+def test_keys_in_the_tables_of_audits(spark: Any, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for hide in (False, True):
+        source = AuditSource(archive=str(lab / "archive"))
+        audit_keys(AuditKeysOptions(source=source, audits=str(lab / "store"), hide_keys=hide), Silent())
+    code, told = check(capsys, lab, "--key", THERE)
+    held = [place for place in told["searched"]["places"] if place["searched_as"] == "table"]
+    # the keys are in two records and in an older version of `audit_keys`, their hashes in two records and in the newest
+    assert code == 3 and {place["state"] for place in held} == {"current", "older"}, told
+    assert sum(place["found"] for place in held) == 6
+    for log in (lab / "store" / "state").glob("audit_*/_delta_log/*"):
+        assert THERE.encode() not in log.read_bytes()  # so that they need not be searched
+
+
+def test_damage_that_holds_the_key_is_not_read_and_the_key_not_gone(
+    lab: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(lab / "archive")
+    write_partition(lab / "archive" / "t-0", f"{{codec=gzip}} {GONE}=1 a=1")
+    log = lab / "archive" / "t-0" / "00000000000000000000.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 0xFF
+    log.write_bytes(data)
+    code, told = check(capsys, lab, "--key", GONE, "--proof", lab / "proof.json")
+    assert (code, told["result"], told["searched"]["findings"]) == (3, "unknown", 0)
+    assert [(p["kind"], p["path"]) for p in told["searched"]["problems"]] == [("crc", str(log))]
+    assert rows_of(lab / "proof.json", "footer")[0]["result"] == "unknown"
+
+
+def test_an_archive_that_is_gone_is_a_place_that_was_not_read(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (lab / "archive").rename(lab / "moved")
+    code, told = check(capsys, lab, "--key", GONE)
+    assert code == 3 and [p["path"] for p in told["searched"]["problems"]] == [str(lab / "archive")]
+    code, told = check(capsys, lab, "--no-archive", "--key", GONE)
+    assert code == 0 and "the archive was not searched: --no-archive" in told["searched"]["notes"]
+
+
+def test_options_that_do_not_go_together(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        ([], "expected keys to look for, found none"),
+        (["--key", "xyz", "--key-format", "hex"], "--key, the 1th one: expected hex"),
+        (["--key", "k", "--proof", lab / "archive" / "t-0" / "proof"], "--proof"),
+        (["--key", "k", "--proof", lab / "store" / "proof"], "--proof"),
+        (["--keys", "none.txt"], "none.txt: expected a file of keys"),
+        (["--key", "k", "--topics", "other"], "other"),
+    ):
+        code, told = check(capsys, lab, *words)
+        assert code == 2 and said in json.dumps(told), told
+
+
+def test_files_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"a\nb\r\n\xff\xfe\na\n")
+    assert key_set(str(path), ["", "c"], "text").keys.to_pylist() == [b"", b"c", b"a", b"b", b"\xff\xfe"]
+    path.write_bytes(b"00\n0a0D\n")
+    assert key_set(str(path), ["FF"], "hex").keys.to_pylist() == [b"\xff", b"\0", b"\n\r"]
+    path.write_bytes(b"AAo=")
+    assert key_set(str(path), [], "base64").keys.to_pylist() == [b"\0\n"]
+    for data, form, said in (
+        (b"a\n\nb\n", "text", "line 2: expected a key, found an empty line"),
+        (b"\xef\xbb\xbfa\n", "text", "line 1: expected a key, found a byte order mark"),
+        ("a\n".encode("utf-16"), "text", "line 1: expected a key, found a byte order mark"),
+        (b"\xef\xbb\xbf61\n", "hex", "line 1: expected a key, found a byte order mark"),
+        (b"00\n0g\n", "hex", "line 2: expected hex, found other characters"),
+        (b"AA==\nA*==\n", "base64", "line 2: expected base64, found other characters"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(UsageError) as error:
+            key_set(str(path), [], form)  # type: ignore[arg-type]
+        assert said in str(error.value) and "0g" not in str(error.value)
