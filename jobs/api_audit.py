@@ -36,7 +36,7 @@ def audit(
 ) -> AuditReport:
     """Run an audit and return its report, which displays itself in a notebook.
 
-    kind: "keys", "delivery", "mirror", "failover" or "compaction". places: the command's
+    kind: "keys", "delivery", "mirror" or "failover". places: the command's
     arguments, such as the archive. options: the command's long options with underscores; one that may be repeated takes
     several values, a switch True; None leaves it out, an empty list is refused. config: settings, as of `compact`;
     progress: True shows a bar on stderr.

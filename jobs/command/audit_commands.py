@@ -12,7 +12,6 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import (
     KEY_FORMATS,
-    AuditCompactionOptions,
     AuditDeliveryOptions,
     AuditFailoverOptions,
     AuditKeysOptions,
@@ -92,15 +91,6 @@ def audit_group(run: Callable[..., None]) -> click.Group:
         """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag."""
         source = audit_source(archive, store, generation, archive_moved)
         run("audit delivery", AuditDeliveryOptions, source=source, **given)
-
-    @audit.command()
-    @click.option("--store", metavar="STORE", required=True, help="The store whose generations are audited.")
-    @click.option("--generation", type=click.IntRange(min=1), help="Audit this one.  [default: the current one]")
-    @click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
-    @audit_options
-    def compaction(**given: Any) -> None:
-        """Compare generations of STORE with the ones before and with the archive, key by key."""
-        run("audit compaction", AuditCompactionOptions, **given)
 
     @audit.command()
     @_sides

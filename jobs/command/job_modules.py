@@ -26,7 +26,6 @@ JOBS = {
     "rebuild-state": "lastkey.jobs.rebuild_state",
     "vacuum": "lastkey.jobs.vacuum",
     "report": "lastkey.jobs.report.job",
-    "audit compaction": "lastkey.jobs.audit.compaction",
     "audit keys": "lastkey.jobs.audit.keys",
     "audit delivery": "lastkey.jobs.audit.delivery",
     "audit mirror": "lastkey.jobs.audit.mirror_job",

@@ -350,15 +350,6 @@ class AuditDeliveryOptions(AuditOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditCompactionOptions(AuditOptions):
-    """Options of `audit compaction --store STORE`."""
-
-    store: str
-    generation: int | None = None  # None: the current one
-    archive: str | None = None  # where it is now; None: where it was
-
-
-@dataclass(frozen=True, kw_only=True)
 class AuditPairOptions(AuditOptions):
     """Options of audits of a source A and its copy B."""
 

@@ -26,7 +26,6 @@ AUDIT_RECORDS: Final = "audit_records"
 AUDIT_RUNS: Final = "audit_runs"
 AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
-AUDIT_COMPACTION: Final = "audit_compaction"
 AUDIT_MIRROR: Final = "audit_mirror"
 AUDIT_FAILOVER: Final = "audit_failover"
 AUDIT_TABLES: Final = (
@@ -35,7 +34,6 @@ AUDIT_TABLES: Final = (
     AUDIT_RUNS,
     AUDIT_KEYS,
     AUDIT_DELIVERIES,
-    AUDIT_COMPACTION,
     AUDIT_MIRROR,
     AUDIT_FAILOVER,
 )

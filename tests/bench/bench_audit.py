@@ -3,7 +3,7 @@
 100 million records, 10 million keys of 16 bytes, values of 100 bytes, zstd, in two partitions (make_log.py; kept in
 FOLDER if that is given), and a group that committed nine tenths of each. Each kind is audited three times: everything,
 nothing new, and 1 % more (a third partition). `mirror` and `failover` compare the archive with a copy that lacks the
-newest segment of every ten; `compaction` its first generation with it. The kinds share one table of records, so the
+newest segment of every ten. The kinds share one table of records, so the
 first row of a kind reads only what no kind before it has read; `--apart` gives each kind tables of its own.
 
 Each audit is a process as users start it; its memory is the sum over the process, its JVM and Spark's workers, shared
@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.bench import make_log
 from tests.bench.memory import watched
 from tests.builders.groups import commit, write_log
 
-KINDS = ("keys", "delivery", "mirror", "failover", "compaction")
+KINDS = ("keys", "delivery", "mirror", "failover")
 RECORDS, KEYS, PARTITIONS = 100_000_000, 10_000_000, 2
 STEPS = ("everything", "nothing new", "1 % more")
 
@@ -49,13 +48,11 @@ def main() -> None:
             "| audit | seconds | logs read, bytes | tables, bytes | memory, bytes | result |\n|---|---|---|---|---|---|"
         )
         for kind in given.kinds:
-            arguments = _arguments(kind, archive, root, Path(name))
+            arguments = _arguments(kind, archive, root)
             audits = Path(name) / (kind if given.apart else "audits")
             for what in given.steps:
                 if what == "1 % more":
                     _more(archive, given)
-                    if kind == "compaction":
-                        _compact(archive, Path(name) / "store")
                 _measured(kind, what, arguments, audits)
             shutil.rmtree(archive / f"t-{PARTITIONS}", ignore_errors=True)
 
@@ -72,11 +69,8 @@ def _archive(archive: Path, given: argparse.Namespace) -> Path:
     return archive
 
 
-def _arguments(kind: str, archive: Path, root: Path, scratch: Path) -> list[str]:
+def _arguments(kind: str, archive: Path, root: Path) -> list[str]:
     """Make what a kind compares with, and return its arguments."""
-    if kind == "compaction":
-        _compact(archive, scratch / "store")
-        return ["--store", str(scratch / "store")]
     if kind in ("mirror", "failover"):
         copy = root / "copy"
         if not copy.exists():
@@ -94,11 +88,6 @@ def _newest_of_ten(names: list[str]) -> list[str]:
 def _more(archive: Path, given: argparse.Namespace) -> None:
     folder = archive / f"t-{PARTITIONS}"
     make_log.make_partition(folder, given.codec, records=given.records // 100, keys=given.keys // 100, seed=9)
-
-
-def _compact(archive: Path, store: Path) -> None:
-    command = [sys.executable, "-m", "lastkey", "compact", str(archive), "--store", str(store), "--engine", "threads"]
-    subprocess.run([*command, "--topics", "t", "--cleanup-policy", "compact", "--quiet"], check=True, stdout=2)
 
 
 def _measured(kind: str, what: str, arguments: list[str], audits: Path) -> None:

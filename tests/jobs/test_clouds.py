@@ -149,7 +149,6 @@ def everything(archive: str, place: str, here: Path) -> dict[str, object]:
     out["audit keys"] = run_apart("audit", "keys", archive, *audits)
     out["audit delivery"] = run_apart("audit", "delivery", archive, "--deliveries", deliveries, *audits)
     out["audit mirror"] = run_apart("audit", "mirror", EXAMPLE, archive, *audits)
-    out["audit compaction"] = run_apart("audit", "compaction", "--store", store, *audits)
     (here / "hmac.key").write_bytes(bytes(32))
     person = ("--store", store, "--key", "user-000058")
     erase = ("erase", *person, "--hmac-key", here / "hmac.key", "--json", *threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from lastkey.jobs.audit.mirror_job import run
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditMirrorOptions, audit_side
 from lastkey.jobs.command.progress import Silent
+from tests.builders.archives import COMPACT, HOUR, Lab
 from tests.builders.damage import flip
-from tests.builders.logs import write_partition
+from tests.builders.logs import START_MS, write_partition
 from tests.builders.pages import needs_nothing_else
 from tests.builders.place import Place
 from tests.builders.trees import files_in
@@ -107,3 +109,33 @@ def test_a_topic_that_the_copy_lacks(spark, tmp_path):
         ("u", None, "missing_record"),
     ]
     assert report.notes[0] == "B has no topic u"
+
+
+RIGHT = "a=1 b=1 c=1 | d=1 a=2 | b=- e=1 | {horizon=1000} g=1 g=- || x=1"
+# A wrong cleaner's result: what `audit mirror ARCHIVE STORE@current` finds in it
+WRONG = {
+    "c=1@2 | d=1@3 a=2@4 | b=-@5 e=1@6 | {last=8} || x=1": {},
+    "c=1@2 | d=1@3 | b=-@5 e=1@6 | {last=8} || x=1": {"a": "missing"},
+    "a=1@0 c=1@2 | d=1@3 | b=-@5 e=1@6 | {last=8} || x=1": {"a": "stale"},
+    "b=1@1 c=1@2 | d=1@3 a=2@4 | e=1@6 | {last=8} || x=1": {"b": "stale"},
+    "c=1@2 | d=9@3 a=2@4 | b=-@5 e=1@6 | {last=8} || x=1": {"d": "different"},
+    "c=1@2 | d=1@3~7 a=2@4 | b=-@5 e=1@6 | {last=8} || x=1": {"d": "stale"},
+    "c=1@2 | z=1@3 a=2@4 | b=-@5 e=1@6 | {last=8} || x=1": {"d": "missing", "z": "extra"},
+    "c=1@2 | d=1@3 a=2@4 | b=-@5 e=1@6 | g=1@7 | {last=8} || x=1": {"g": "stale"},
+}
+
+
+def test_a_generation_against_its_archive(spark, tmp_path):
+    """`verify` compares with the generation before; this finds what an earlier run lost."""
+    settings = {"defaults": COMPACT | {"delete.retention.ms": 24 * HOUR}, "job": {"engine": "threads"}}
+    lab = Lab(None, tmp_path, settings)
+    for number, text in enumerate(WRONG):
+        write_partition(lab.archive / f"t-{number}", f"{text} || w=1@11")
+    assert lab.run(START_MS).exit_code == 0
+    shutil.rmtree(lab.archive)  # now the log that a right cleaner would have read
+    for number in range(len(WRONG)):
+        write_partition(lab.archive / f"t-{number}", f"{RIGHT} || w=1@11")
+    report = audit(lab.archive, f"{lab.store}@current", tmp_path / "audits", most=100)
+    found = [{r["key"]: r["kind"] for r in report.details["first"] if r["partition"] == n} for n in range(len(WRONG))]
+    assert found == list(WRONG.values()), report.to_text()
+    assert report.exit_code == 3

@@ -419,7 +419,7 @@ def test_spark_erases_the_same(spark: Any, tmp_path: Path) -> None:
         rows = world.lab.state().current()[1]["t", 0]
         kept.append([world.lab.path(row).read_bytes() for row in rows])
     assert kept[0] == kept[1]
-    assert main(["audit", "compaction", "--store", str(world.lab.store)]) == 0
+    assert verified(world) == []
 
 
 def test_in_a_bucket(tmp_path: Path) -> None:
@@ -459,11 +459,6 @@ def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
 
 def test_verify_finds_a_record_that_was_spared(spared: Erasures) -> None:
     assert ["no record of a key of which any was erased" in str(p) for p in verified(spared)] == [True]
-
-
-def test_audit_compaction_finds_a_record_that_was_spared(spark: Any, spared: Erasures, tmp_path: Path) -> None:
-    """A key that has lost some of its records and not all was not erased."""
-    assert main(["audit", "compaction", "--store", str(spared.lab.store), "--audits", str(tmp_path / "audits")]) == 3
 
 
 def test_verify_counts_what_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def words_of(archive: str, store: str, folder: str) -> list[list[str]]:
         ["lookup", archive, "--store", store, "--at", "2026-11-21T02:30Z"],
         ["lookup", archive, "--queries", f"{folder}/q.csv", "--output", f"{folder}/answers.parquet"],
         ["audit", "keys", archive, "--audits", store],
-        ["audit", "compaction", "--store", store],
+        ["audit", "keys", "--store", store],
     ]
 
 
