@@ -63,7 +63,9 @@ def _rebuild(
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
-    """Return the LogFormatError for an operating-system error of opening or reading a file."""
+    """Return the LogFormatError for an operating-system error of opening or reading a file. Raise AccessError again."""
+    if isinstance(error, AccessError):
+        raise error
     return LogFormatError("unreadable", path, position, "a readable file", _said(error))
 
 
@@ -167,18 +169,20 @@ class UnsafeFolderError(Exception):
         )
 
 
-class AccessError(Exception):
+class AccessError(OSError):
     """A bucket that cannot be used at present for any file. No file is at fault.
+
+    It is an OSError, so what ignores a failed request ignores it too; `unreadable` and `stopped` raise it again.
 
     kind: words of `storage.access_error`; where: bucket and endpoint; found: the words of the server or the library.
     """
 
     def __init__(self, kind: str, where: str, found: str) -> None:
         self.kind, self.where, self.found = kind, where, found
-        super().__init__(kind, where, found)
+        super().__init__(f"{where}: {kind}: {found}")
 
-    def __str__(self) -> str:
-        return f"{self.where}: {self.kind}: {self.found}"
+    def __reduce__(self) -> tuple[object, ...]:
+        return AccessError, (self.kind, self.where, self.found)
 
 
 CHANGED_HINT: Final = "something writes to this file, or the disk is faulty: find out which, then run again"

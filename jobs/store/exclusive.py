@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.errors import NotExclusiveError
-from lastkey.logformat.errors import AccessError
 from lastkey.udfs.storage import Root, make_folders
 
 _OF_TODAY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # such errors do not show that links are missing
@@ -52,9 +51,11 @@ def _check_conditional_puts(root: Root, path: str) -> None:
         if root.filesystem.put_if_absent(path, b""):
             expected = "a server that refuses to replace a file (If-None-Match: *)"
             raise _refused(f"{root.uri}/state", expected, "one that replaced it")
-        root.filesystem.delete_file(path)
-    except (AccessError, OSError):
+    except OSError:
         return  # a bucket that fails otherwise shows nothing; the commit will fail with the reason
+    finally:
+        with contextlib.suppress(OSError):
+            root.filesystem.delete_file(path)
 
 
 def _refused(where: Path | str, expected: str, found: str) -> NotExclusiveError:

@@ -40,7 +40,7 @@ def kind_of(said: str) -> str | None:
     status = int(found[1]) if found else 0
     if code is not None and code[1] in _NO_BUCKETS:
         return NO_BUCKET
-    if status in (429, 500, 502, 503, 504) or "NoSuchUpload" in said:
+    if status in (408, 429) or status >= 500 or "NoSuchUpload" in said:
         return UNAVAILABLE
     if _EXPIRED.search(said):
         return EXPIRED

@@ -37,7 +37,7 @@ _AUTHORITY: Final = re.compile(
 )
 _AWS_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _DELTA: Final = {  # a request of delta-rs with its answer, which is small; no attempt begins later
-    "timeout": "6s", "connect_timeout": "3s", "retry_timeout": "7s", "max_retries": "6",
+    "timeout": "6s", "connect_timeout": "3s", "retry_timeout": "7s", "max_retries": "30",
 }  # fmt: skip
 
 

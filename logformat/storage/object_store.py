@@ -17,14 +17,14 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs as pafs
 
@@ -38,13 +38,15 @@ _CONNECT_SECONDS: Final = 3
 _SILENT_SECONDS: Final = 6  # since the last byte of an answer
 _SENT_SECONDS: Final = 60  # to send a part of a file, until the answer: four at once need a line of 3 Mbit/s
 _RETRY_SECONDS: Final = 7  # no attempt begins later
-_RETRIES: Final = 6
+_RETRIES: Final = 30  # more than fit into that time
+_PAUSE: Final = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
 _PART_BYTES: Final = 5 << 20  # of an upload, the least that S3 takes; as many are on their way at once as _AHEAD
 _AHEAD: Final = 4  # parts that are read before they are asked for
 _LEAST_AHEAD: Final = 1 << 20  # bytes: less is there about as soon as it is asked for
 _MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all parts behind it as large
 _THREADS: Final = 64  # of a process that wait for servers at the same time
 _FAILURES: Final = (BaseError, OSError)  # of obstore
+_READ, _WRITE, _DELETE = "read", "write", "delete"
 
 
 class ObjectStore:
@@ -76,7 +78,7 @@ class ObjectStore:
         count(open=1)
         with self._typed(key):
             found = obstore.head(self._store, key)
-        return ObjectFile(lambda start, size: self._read(key, start, size), int(found["size"]))
+        return ObjectFile(lambda start, size: self._read(key, start, size, found["e_tag"]), int(found["size"]))
 
     def open_input_stream(self, path: str, compression: None = None) -> ObjectFile:
         """Open an object for reading from its beginning on."""
@@ -87,14 +89,16 @@ class ObjectStore:
         return ObjectUpload(self, self._key(path))
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write an object unless there is one of this name; return whether it was written."""
+        """Write an object unless there is one of this name; return whether it was written. False also if the answer was
+        lost and the object was there when it was tried again.
+        """
         key = self._key(path)
         count(write=1)
-        try:
-            with self._typed(key, writes=True):
+        with self._typed(key, _WRITE):
+            try:
                 obstore.put(self._store, key, data, mode="create")
-        except FileExistsError:
-            return False
+            except AlreadyExistsError:
+                return False
         return True
 
     def create_dir(self, path: str, recursive: bool = True) -> None:
@@ -103,24 +107,27 @@ class ObjectStore:
     def copy_file(self, source: str, target: str) -> None:
         """Copy an object, on the server."""
         count(copy=1)
-        with self._typed(self._key(source), writes=True):
+        with self._typed(self._key(source), _WRITE):
             obstore.copy(self._store, self._key(source), self._key(target))
 
     def delete_file(self, path: str) -> None:
         """Delete an object."""
         key = self._key(path)
         count(delete=1)
-        with self._typed(key, writes=True):
+        with self._typed(key, _DELETE):
             obstore.delete(self._store, key)
 
     def delete_dir(self, path: str) -> None:
-        """Delete all objects whose keys begin with a path and a slash."""
+        """Delete all objects whose keys begin with a path and a slash; never all of a bucket."""
         key = self._key(path)
+        if not key:
+            raise ValueError(f"{path}: expected a folder in {self.bucket}, found the bucket itself")
         count(list=1)
         with self._typed(key):
-            keys = [found["path"] for part in obstore.list(self._store, key) for found in part]
+            listed = [found["path"] for part in obstore.list(self._store, key) for found in part]
+        keys = [each for each in listed if each.startswith(f"{key}/")]  # not the object that an empty `key/` looks like
         count(delete=len(keys))
-        with self._typed(key, writes=True):
+        with self._typed(key, _DELETE):
             obstore.delete(self._store, keys)
 
     def check(self, path: str) -> None:
@@ -161,6 +168,10 @@ class ObjectStore:
             else:
                 found = obstore.list_with_delimiter(self._store, key or None)
                 files, folders = list(found["objects"]), set(found["common_prefixes"])
+        if "" in folders:
+            raise OSError(errno.EIO, "object keys that begin with a slash", f"{self.bucket.scheme}://{asked.base_dir}")
+        # an empty object `key/`, which some programs make for a folder, has the folder's own path here
+        files = [one for one in files if one["path"] != key and (one["size"] or one["path"] not in folders)]
         out = [pafs.FileInfo(f"{self.bucket.name}/{name}", pafs.FileType.Directory) for name in folders]
         out += [_file_info(self.bucket, each) for each in files]
         if not out and key and not asked.allow_not_found:
@@ -168,11 +179,16 @@ class ObjectStore:
             raise FileNotFoundError(errno.ENOENT, "no such folder in the bucket", uri)
         return sorted(out, key=lambda info: str(info.path))
 
-    def _read(self, key: str, start: int, size: int) -> Any:
-        """Return bytes of an object, as a buffer."""
+    def _read(self, key: str, start: int, size: int, e_tag: str | None) -> Any:
+        """Return bytes of an object. Raise OSError if it is another one than was opened, or gives fewer."""
         count(read=1)
         with self._typed(key):
-            return obstore.get_range(self._store, key, start=start, length=size)
+            found = obstore.get(self._store, key, options={"range": (start, start + size)})
+            data = found.bytes()
+        if len(data) != size or found.meta["e_tag"] not in (None, e_tag):
+            words = f"{size} bytes at {start} of the object that was opened: {len(data)}, or another object"
+            raise OSError(errno.EIO, f"could not read {words}", f"{self.bucket.scheme}://{self.bucket.name}/{key}")
+        return data
 
     def _key(self, path: str) -> str:
         name, _, key = path.rstrip("/").partition("/")
@@ -181,29 +197,44 @@ class ObjectStore:
         return key
 
     @contextmanager
-    def _typed(self, key: str, *, writes: bool = False) -> Iterator[None]:
+    def _typed(self, key: str, access: str = _READ) -> Iterator[None]:
         """Raise an error of obstore in the block as this module's errors."""
         try:
             yield
+        except AccessError:
+            raise
         except _FAILURES as error:
-            raise self._error(error, key, writes=writes) from error
+            raise self._error(error, key, access) from error
 
-    def _error(self, error: Exception, key: str, *, writes: bool) -> Exception:
+    def _error(self, error: Exception, key: str, access: str) -> Exception:
         said, uri = str(error), f"{self.bucket.scheme}://{self.bucket.name}/{key}"
-        if isinstance(error, obstore.exceptions.AlreadyExistsError):
-            return FileExistsError(errno.EEXIST, "an object of this name is there", uri)
         kind, words = kind_of(said), in_one_line(said)
-        if not writes and (kind in (DENIED, EXPIRED) or words.startswith("400")):  # perhaps of this object alone, and a
-            try:  # HEAD is answered without the server's words
+        if access != _WRITE and (kind in (DENIED, EXPIRED) or words.startswith("400")):  # perhaps of this object alone,
+            try:  # and a HEAD is answered without the server's words
                 self.check(f"{self.bucket.name}/{key}")
             except AccessError as found:
                 return found
             return PermissionError(errno.EACCES, words, uri)
-        if kind is None and isinstance(error, FileNotFoundError):
+        if kind is None and isinstance(error, FileNotFoundError) and access != _WRITE:
+            if access == _READ and self._is_listed(key):
+                return OSError(errno.EIO, "404 for an object that a listing names", uri)
             return FileNotFoundError(errno.ENOENT, "no such object", uri)
-        if kind is not None or writes:  # the server takes no file then
+        if kind is not None or access == _WRITE:  # the server takes no file then
             return AccessError(kind or UNAVAILABLE, str(self.bucket), words)
         return OSError(errno.EIO, words, uri)
+
+    def _is_listed(self, key: str) -> bool:
+        """Return whether a listing names an object. Raise AccessError if the bucket cannot be listed: an answer to HEAD
+        has no words, and may be a missing bucket's.
+        """
+        count(list=1)
+        parent = key.rpartition("/")[0]
+        try:
+            listed = obstore.list(self._store, parent or None, offset=key[:-1])
+            return any(found["path"] == key for found in next(iter(listed), []))
+        except _FAILURES as error:
+            said = str(error)
+            raise AccessError(kind_of(said) or UNAVAILABLE, str(self.bucket), in_one_line(said)) from error
 
 
 class _Part(NamedTuple):
@@ -290,7 +321,11 @@ class ObjectFile(io.RawIOBase):
         part = self._part_at(position)
         if part is None:
             return self._fetched(position, min(size, self._size - position))
-        return memoryview(part.data.result())[position - part.start :][:size]
+        try:
+            return memoryview(part.data.result())[position - part.start :][:size]
+        except BaseException:
+            self._parts.remove(part)  # asked for again, if somebody reads there
+            raise
 
     def _part_at(self, position: int) -> _Part | None:
         return next((part for part in self._parts if part.start <= position < part.end), None)
@@ -311,7 +346,7 @@ class ObjectUpload:
     def __init__(self, store: ObjectStore, key: str) -> None:
         count(write=1)
         self._store, self._key = store, key
-        with store._typed(key, writes=True):
+        with store._typed(key, _WRITE):
             client = _opened(store.bucket, _SENT_SECONDS, os.getpid())
             self._writer = obstore.open_writer(client, key, buffer_size=_PART_BYTES, max_concurrency=_AHEAD)
         self.closed = False
@@ -319,7 +354,7 @@ class ObjectUpload:
 
     def write(self, data: Any) -> int:
         """Write a copy of these bytes, for obstore sends them later, and return their number."""
-        with self._store._typed(self._key, writes=True):
+        with self._store._typed(self._key, _WRITE):
             n = int(self._writer.write(bytes(data)))
         self._position += n
         return n
@@ -332,7 +367,7 @@ class ObjectUpload:
         """Complete the upload. Raise AccessError or OSError if the server does not keep it."""
         if not self.closed:
             self.closed = True
-            with self._store._typed(self._key, writes=True):
+            with self._store._typed(self._key, _WRITE):
                 self._writer.close()
 
     def __enter__(self) -> ObjectUpload:
@@ -343,7 +378,8 @@ class ObjectUpload:
             self.close()
         elif not self.closed:
             self.closed = True
-            self._writer.__exit__(kind, error, trace)  # gives the upload up
+            with suppress(*_FAILURES):  # the first error counts
+                self._writer.__exit__(kind, error, trace)  # gives the upload up
 
 
 def _file_info(bucket: Bucket, found: Any) -> pafs.FileInfo:
@@ -367,18 +403,27 @@ def _opened(bucket: Bucket, silent_seconds: int, process: int) -> Any:
         "timeout": timedelta(hours=1),  # of a request with its answer, however slow
         "allow_http": bucket.allows_http,
     }
-    if bucket.certificates:
-        client["root_certificate"] = Path(bucket.certificates).read_bytes()
+    try:
+        if bucket.certificates:
+            client["root_certificate"] = Path(bucket.certificates).read_bytes()
+        return _made(bucket, client)
+    except (*_FAILURES, ValueError) as error:
+        said = in_one_line(str(error))
+        raise AccessError(DENIED, str(bucket), f"its settings or credentials cannot be used: {said}") from error
+
+
+def _made(bucket: Bucket, client: dict[str, Any]) -> Any:
     given: dict[str, Any] = {
         "config": dict(bucket.settings),
         "client_options": client,
-        "retry_config": {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+        "retry_config": {
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
+            "backoff": _PAUSE,
+        },
     }
     if bucket.profile:
         from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415 - slow, and only profiles need it
 
-        try:
-            given["credential_provider"] = Boto3CredentialProvider()
-        except ValueError as error:
-            raise AccessError(DENIED, str(bucket), "no credentials, also not in the profile") from error
+        given["credential_provider"] = Boto3CredentialProvider()
     return {"s3": S3Store, "az": AzureStore, "gs": GCSStore}[bucket.scheme](bucket.name, **given)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
+import boto3
 import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from lastkey.logformat.errors import AccessError
+from lastkey.logformat.errors import AccessError, unreadable
 from lastkey.logformat.storage.io_counts import counted
 from lastkey.logformat.storage.io_limit import limited
 from lastkey.logformat.storage.locations import file_system
 from lastkey.logformat.storage.object_store import ObjectStore
-from tests.builders.s3_proxy import CUT, Fault, S3Proxy, every, s3_proxy
+from tests.builders.s3_proxy import CUT, SLOW_DOWN, Fault, S3Proxy, every, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, s3_server
 
 MIB = 1 << 20
@@ -140,3 +142,86 @@ def test_folders_are_the_beginnings_of_keys(store: ObjectStore) -> None:
     assert content(store, "logs/tree/copy") == b"x"
     store.delete_file("logs/tree/copy")
     assert store.get_file_info(pafs.FileSelector("logs/none", allow_not_found=True)) == []
+
+
+def marked(port: int, *keys: str) -> None:
+    """Put objects that obstore cannot name: an empty one `folder/`, as consoles make for a folder."""
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
+    for key in keys:
+        client.put_object(Bucket="logs", Key=key, Body=b"")
+
+
+def test_an_empty_object_of_a_folders_name_is_no_file(store: ObjectStore, port: int) -> None:
+    put(store, "logs/marked/t-0/1.log", b"x")
+    marked(port, "marked/", "marked/t-0/", "only/")
+    for recursive, expected in ((False, ["t-0"]), (True, ["t-0", "t-0/1.log"])):
+        found = store.get_file_info(pafs.FileSelector("logs/marked", recursive=recursive))
+        assert [info.path.removeprefix("logs/marked/") for info in found] == expected
+    assert store.get_file_info(pafs.FileSelector("logs/only", allow_not_found=True)) == []
+
+
+def test_a_folder_is_deleted_and_nothing_beside_it(store: ObjectStore, port: int) -> None:
+    for name in ("a", "ab", "a/1"):
+        put(store, f"logs/beside/{name}", b"x")
+    marked(port, "beside/a/")
+    store.delete_dir("logs/beside/a")
+    assert content(store, "logs/beside/a") == content(store, "logs/beside/ab") == b"x"
+    with pytest.raises(ValueError, match="found the bucket itself"):
+        store.delete_dir("logs")
+
+
+@pytest.mark.parametrize("code", ["NoSuchBucket", ""])
+def test_a_404_that_is_no_objects_makes_nothing_look_absent(store: ObjectStore, proxy: S3Proxy, code: str) -> None:
+    """HEAD is answered without words: a missing bucket, or a proxy's fault, looks like a missing object."""
+    put(store, "logs/there", b"x")
+    fault = Fault(status=404, code=code)
+    proxy.decide = lambda method, path: fault if code or method == "HEAD" else None
+    with pytest.raises(AccessError if code else OSError) as raised:
+        store.open_input_file("logs/there")
+    assert not isinstance(raised.value, FileNotFoundError)
+    if code:
+        with pytest.raises(AccessError, match="there is no such bucket"):
+            store.get_file_info("logs/there")
+
+
+def test_an_upload_that_is_refused_tells_the_first_error(store: ObjectStore, proxy: S3Proxy) -> None:
+    proxy.decide = lambda method, path: Fault(status=403, code="AccessDenied") if method in ("PUT", "DELETE") else None
+    with pytest.raises(AccessError, match="access is denied"), store.open_output_stream("logs/refused") as stream:
+        for _ in range(40):
+            stream.write(bytes(MIB))
+
+
+def test_a_server_that_is_busy_for_seconds_costs_time_alone(store: ObjectStore, proxy: S3Proxy) -> None:
+    put(store, "logs/busy", b"x")
+    left = [SLOW_DOWN] * 5
+    proxy.decide = lambda method, path: left.pop() if left else None
+    assert content(store, "logs/busy") == b"x"
+    assert not left
+
+
+def test_settings_that_cannot_be_used_are_the_buckets_fault(port: int) -> None:
+    with environment({"AWS_CA_BUNDLE": "/no/such.pem"}):
+        elsewhere = file_system(BUCKET)[0]
+        for ask in (lambda: elsewhere.open_input_file("logs/x"), lambda: elsewhere.get_file_info("logs/x")):
+            with pytest.raises(AccessError, match=r"cannot be used: .*No such file"):
+                ask()
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(store: ObjectStore) -> None:
+    put(store, "logs/replaced", bytes(100))
+    with store.open_input_file("logs/replaced") as file:
+        assert file.read(10) == bytes(10)
+        put(store, "logs/replaced", b"1" * 100)
+        with pytest.raises(OSError, match="another object"):
+            file.read(10)
+        put(store, "logs/replaced", b"1" * 15)
+        with pytest.raises(OSError, match="another object"):
+            file.read(10)
+
+
+def test_the_error_of_a_bucket_crosses_processes() -> None:
+    error = AccessError("is not available", "s3://b", "503")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.kind, again.where, again.found, str(again)) == (error.kind, error.where, error.found, str(error))
+    with pytest.raises(AccessError):
+        unreadable("x", again)
