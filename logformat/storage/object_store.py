@@ -146,7 +146,7 @@ class ObjectStore:
         count(info=1)
         if key:
             try:
-                with self._typed(key):
+                with self._typed(key, _DELETE):  # a 404 is enough: the listing below confirms it, or is refused
                     found = obstore.head(self._store, key)
                 return _file_info(self.bucket, found)
             except FileNotFoundError:
