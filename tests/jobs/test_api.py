@@ -254,7 +254,7 @@ def test_what_stops_a_job_is_a_job_error_and_a_defect_stays_itself(error, kind, 
     monkeypatch.setattr(api, "imported", lambda job: type("Job", (), {"run": staticmethod(fails)}))
     with pytest.raises(kind) as raised:
         lastkey.restore(tmp_path / "store", tmp_path / "out")
-    if isinstance(error, OSError):
+    if type(error) is OSError:
         assert str(tmp_path) in raised.value.line() or "free" in raised.value.line()
         assert raised.value.__cause__ is error
 
