@@ -86,4 +86,4 @@ class _Paid:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stream.close()
+        self._stream.__exit__(*error)  # which gives up an upload to a bucket after an error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import boto3
 import numpy as np
@@ -12,7 +13,7 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import AccessError, unreadable
 from lastkey.logformat.storage.io_counts import counted
-from lastkey.logformat.storage.io_limit import limited
+from lastkey.logformat.storage.io_limit import limited, paid
 from lastkey.logformat.storage.locations import file_system
 from lastkey.logformat.storage.object_store import ObjectStore
 from tests.builders.s3_proxy import CUT, SLOW_DOWN, Fault, S3Proxy, every, s3_proxy
@@ -62,8 +63,9 @@ def test_what_is_written_stays_as_it_was_given(store: ObjectStore) -> None:
     assert content(store, "logs/reused") == expected
 
 
-def test_a_file_whose_writer_fails_is_not_there(store: ObjectStore) -> None:
-    with pytest.raises(KeyError), store.open_output_stream("logs/failed") as stream:
+@pytest.mark.parametrize("wrap", [lambda stream: stream, paid], ids=["plain", "paid"])
+def test_a_file_whose_writer_fails_is_not_there(store: ObjectStore, wrap: Callable[[Any], Any]) -> None:
+    with pytest.raises(KeyError), wrap(store.open_output_stream("logs/failed")) as stream:
         stream.write(bytes(12 * MIB))
         raise KeyError
     assert store.get_file_info("logs/failed").type == pafs.FileType.NotFound
