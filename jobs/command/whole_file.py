@@ -23,7 +23,6 @@ from pyarrow import fs as pafs
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.errors import JobError, NotEmptyError, UsageError
 from lastkey.jobs.store.folders import check_not_inside
-from lastkey.logformat.errors import AccessError
 from lastkey.udfs.storage import Root, is_link, occupied_by, open_file, open_root
 
 _HEAD_BYTES: Final = 256 << 10
@@ -100,7 +99,7 @@ def archives_of(store: str) -> list[Place]:
     """
     from lastkey.jobs.store.tables import open_state  # noqa: PLC0415 - delta-rs takes a tenth of a second to load
 
-    with suppress(AccessError, JobError, OSError, ValueError):
+    with suppress(JobError, OSError, ValueError):
         checkpoints = open_state(store).checkpoints().values()
         return [Place("the archive", uri) for uri in sorted({row.archive_uri for row in checkpoints})]
     return []

@@ -33,7 +33,6 @@ from pyarrow import fs as pafs
 from lastkey.jobs.errors import RunningError
 from lastkey.jobs.store.paths import RUNNING
 from lastkey.jobs.topics import Key
-from lastkey.logformat.errors import AccessError
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.storage import Root, make_folders
 
@@ -44,7 +43,6 @@ _CLAIM_POLLS: Final = 100  # for a lease that is written and not held yet; its r
 _CLAIM_POLL_SECONDS: Final = 0.1
 _END_SECONDS: Final = 5.0  # for a renewal in progress when the run ends
 _MAX_EXPIRY_SECONDS: Final = 3600  # a damaged lease must not block its partitions for ever
-_UNAVAILABLE: Final = (OSError, AccessError)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def list_leases(root: Root, notes: list[str]) -> list[Lease]:
     """Return the readable leases, valid and expired. Change nothing."""
     try:
         files = root.filesystem.get_file_info(pafs.FileSelector(root.full(RUNNING), allow_not_found=True))
-    except _UNAVAILABLE as error:
+    except OSError as error:
         notes.append(f"{root.uri}/{RUNNING}: cannot list the leases of other runs: {error}")
         return []
     run_ids = [file.base_name.removesuffix(".json") for file in files if file.base_name.endswith(".json")]
@@ -174,7 +172,7 @@ def _write(root: Root, lease: Lease, notes: list[str]) -> int:
             with root.filesystem.open_output_stream(path, compression=None) as stream:
                 stream.write(data)
         return int(root.filesystem.get_file_info(path).mtime_ns or time.time_ns())
-    except _UNAVAILABLE as error:
+    except OSError as error:
         note = f"{root.uri}/{RUNNING}: cannot write the lease of this run, so that others may not see it: {error}"
         if note not in notes:
             notes.append(note)
@@ -187,7 +185,7 @@ def _renew(root: Root, lease: Lease, ended: threading.Event, notes: list[str]) -
 
 
 def _delete(root: Root, run_id: str) -> None:
-    with contextlib.suppress(*_UNAVAILABLE):  # then it expires
+    with contextlib.suppress(OSError):  # then it expires
         root.filesystem.delete_file(root.full(_path(run_id)))
 
 
@@ -206,7 +204,7 @@ def _read(root: Root, run_id: str, notes: list[str]) -> Lease | None:
         lease.label()  # raises if the time is out of range
     except FileNotFoundError:
         return None
-    except (*_UNAVAILABLE, ValueError, LookupError, TypeError, OverflowError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         notes.append(f"{root.uri}/{_path(run_id)}: cannot read the lease of a run: {error}")
         return None
     return lease

@@ -46,7 +46,8 @@ _LEAST_AHEAD: Final = 1 << 20  # bytes: less is there about as soon as it is ask
 _MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all parts behind it as large
 _THREADS: Final = 64  # of a process that wait for servers at the same time
 _FAILURES: Final = (BaseError, OSError)  # of obstore
-_READ, _WRITE, _DELETE = "read", "write", "delete"
+# Requests of which a 404 is confirmed by a listing; counts as it is; is the fault of the bucket, as any other answer
+_READ, _PLAIN, _WRITE = "read", "plain", "write"
 
 
 class ObjectStore:
@@ -114,7 +115,7 @@ class ObjectStore:
         """Delete an object."""
         key = self._key(path)
         count(delete=1)
-        with self._typed(key, _DELETE):
+        with self._typed(key, _PLAIN):
             obstore.delete(self._store, key)
 
     def delete_dir(self, path: str) -> None:
@@ -127,7 +128,7 @@ class ObjectStore:
             listed = [found["path"] for part in obstore.list(self._store, key) for found in part]
         keys = [each for each in listed if each.startswith(f"{key}/")]  # not the object that an empty `key/` looks like
         count(delete=len(keys))
-        with self._typed(key, _DELETE):
+        with self._typed(key, _PLAIN):
             obstore.delete(self._store, keys)
 
     def check(self, path: str) -> None:
@@ -137,8 +138,7 @@ class ObjectStore:
         try:
             obstore.list_with_delimiter(self._store, beside)
         except _FAILURES as error:
-            said = str(error)
-            raise AccessError(kind_of(said) or DENIED, str(self.bucket), in_one_line(said)) from error
+            raise self._access_error(error, DENIED) from error
 
     def _info(self, path: str) -> pafs.FileInfo:
         key = self._key(path)
@@ -146,7 +146,7 @@ class ObjectStore:
         count(info=1)
         if key:
             try:
-                with self._typed(key, _DELETE):  # a 404 is enough: the listing below confirms it, or is refused
+                with self._typed(key, _PLAIN):  # a 404 is enough: the listing below confirms it, or is refused
                     found = obstore.head(self._store, key)
                 return _file_info(self.bucket, found)
             except FileNotFoundError:
@@ -169,14 +169,13 @@ class ObjectStore:
                 found = obstore.list_with_delimiter(self._store, key or None)
                 files, folders = list(found["objects"]), set(found["common_prefixes"])
         if "" in folders:
-            raise OSError(errno.EIO, "object keys that begin with a slash", f"{self.bucket.scheme}://{asked.base_dir}")
+            raise OSError(errno.EIO, "object keys that begin with a slash", self._uri(key))
         # an empty object `key/`, which some programs make for a folder, has the folder's own path here
         files = [one for one in files if one["path"] != key and (one["size"] or one["path"] not in folders)]
         out = [pafs.FileInfo(f"{self.bucket.name}/{name}", pafs.FileType.Directory) for name in folders]
         out += [_file_info(self.bucket, each) for each in files]
         if not out and key and not asked.allow_not_found:
-            uri = f"{self.bucket.scheme}://{asked.base_dir}"
-            raise FileNotFoundError(errno.ENOENT, "no such folder in the bucket", uri)
+            raise FileNotFoundError(errno.ENOENT, "no such folder in the bucket", self._uri(key))
         return sorted(out, key=lambda info: str(info.path))
 
     def _read(self, key: str, start: int, size: int, e_tag: str | None) -> Any:
@@ -187,7 +186,7 @@ class ObjectStore:
             data = found.bytes()
         if len(data) != size or found.meta["e_tag"] not in (None, e_tag):
             words = f"{size} bytes at {start} of the object that was opened: {len(data)}, or another object"
-            raise OSError(errno.EIO, f"could not read {words}", f"{self.bucket.scheme}://{self.bucket.name}/{key}")
+            raise OSError(errno.EIO, f"could not read {words}", self._uri(key))
         return data
 
     def _key(self, path: str) -> str:
@@ -207,8 +206,7 @@ class ObjectStore:
             raise self._error(error, key, access) from error
 
     def _error(self, error: Exception, key: str, access: str) -> Exception:
-        said, uri = str(error), f"{self.bucket.scheme}://{self.bucket.name}/{key}"
-        kind, words = kind_of(said), in_one_line(said)
+        uri, kind, words = self._uri(key), kind_of(str(error)), in_one_line(str(error))
         if access != _WRITE and (kind in (DENIED, EXPIRED) or words.startswith("400")):  # perhaps of this object alone,
             try:  # and a HEAD is answered without the server's words
                 self.check(f"{self.bucket.name}/{key}")
@@ -220,7 +218,7 @@ class ObjectStore:
                 return OSError(errno.EIO, "404 for an object that a listing names", uri)
             return FileNotFoundError(errno.ENOENT, "no such object", uri)
         if kind is not None or access == _WRITE:  # the server takes no file then
-            return AccessError(kind or UNAVAILABLE, str(self.bucket), words)
+            return self._access_error(error, UNAVAILABLE)
         return OSError(errno.EIO, words, uri)
 
     def _is_listed(self, key: str) -> bool:
@@ -233,8 +231,15 @@ class ObjectStore:
             listed = obstore.list(self._store, parent or None, offset=key[:-1])
             return any(found["path"] == key for found in next(iter(listed), []))
         except _FAILURES as error:
-            said = str(error)
-            raise AccessError(kind_of(said) or UNAVAILABLE, str(self.bucket), in_one_line(said)) from error
+            raise self._access_error(error, UNAVAILABLE) from error
+
+    def _access_error(self, error: Exception, otherwise: str) -> AccessError:
+        """Return the error of the bucket that obstore's means; otherwise: its kind if the words name none."""
+        said = str(error)
+        return AccessError(kind_of(said) or otherwise, str(self.bucket), in_one_line(said))
+
+    def _uri(self, key: str) -> str:
+        return f"{self.bucket.scheme}://{self.bucket.name}/{key}"
 
 
 class _Part(NamedTuple):
@@ -244,13 +249,13 @@ class _Part(NamedTuple):
 
 
 class ObjectFile(io.RawIOBase):
-    """An object that is open for reading: whoever knows what it will read next has it fetched meanwhile."""
+    """An object that is open for reading. It prefetches the parts that `will_read` names."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int) -> None:
         """read: returns the bytes from (position, bytes); size: of the object, when it was opened."""
         super().__init__()
         self._read, self._size, self._position = read, size, 0
-        self._depth = 1  # parts to read ahead; twice as many each time, in case nobody comes for them
+        self._depth = 1  # parts to read ahead; doubled at each call, because a reader may stop early
         self._parts: list[_Part] = []
 
     def size(self) -> int:
