@@ -315,6 +315,7 @@ def test_a_kill_in_the_middle_of_a_task_ends_its_worker_too(begun, now_ms, tmp_p
     else:
         assert (code, out) == (-signal.SIGKILL, "")
     assert {key: row.generation for key, row in mine.state().checkpoints().items()} == {("grown", 0): 1}
+    expire_leases(mine.store)  # a killed driver leaves its lease
     _check_next_run(begun, mine, now_ms)
 
 
