@@ -7,7 +7,6 @@ import os
 import sys
 
 from lastkey.jobs.command.stopping import at_once, signals_handled
-from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
 
 
 def main(program: str = "") -> int:
@@ -45,17 +44,6 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode))
 
 
-def end(code: int) -> None:
-    """End the process. PySpark's JVM stops its context and ends once it sees the end of its stdin."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if code not in (DONE, PROBLEMS, USAGE):
-        # A run that ended early may leave threads in a kernel, or waiting for a silent server. Python would wait for
-        # those of pools, and C++ would take its libraries apart below the others
-        os._exit(code)
-    sys.exit(code)
-
-
 def command() -> None:
-    """Run the command `lastkey`, and end the process."""
-    end(main("lastkey"))
+    """Run the command `lastkey`, and end the process. PySpark's JVM ends once it sees the end of its stdin."""
+    sys.exit(main("lastkey"))

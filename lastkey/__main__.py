@@ -6,7 +6,7 @@ from pathlib import Path
 if not __package__:  # by its path: Python looks for modules beside this file, where `lastkey` is not
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from lastkey.jobs.main import end, main
+from lastkey.jobs.main import main
 
 if __name__ == "__main__":
-    end(main())
+    sys.exit(main())

@@ -117,18 +117,25 @@ def results_of(futures: Sequence[Future[T]]) -> list[T]:
 
 def in_a_thread(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread] = threading.Thread) -> T:
     """Return the result of `work`, or raise its error, from a thread of its own. Ctrl-C and SIGTERM find the caller
-    waiting, and not in the middle of a call to the JVM. kind: of the thread.
+    waiting, and not in the middle of a call to the JVM.
+    """
+    return result_of(begin(work, name, kind))
+
+
+def begin(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread] = threading.Thread) -> Future[T]:
+    """Begin `work` in a daemon thread, for which the end of the process does not wait, as it would for a thread of a
+    ThreadPoolExecutor. kind: of the thread.
     """
     result: Future[T] = Future()
 
     def run() -> None:
         try:
             result.set_result(work())
-        except BaseException as error:  # raised by result_of
+        except BaseException as error:  # raised by Future.result
             result.set_exception(error)
 
     kind(target=run, daemon=True, name=name).start()
-    return result_of(result)
+    return result
 
 
 def at_once() -> AbstractContextManager[object]:

@@ -8,8 +8,9 @@ ways is counted, in bytes of log that one task works through: several tasks shar
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,7 @@ from lastkey.jobs.command.stopping import (
     EarlyEndError,
     OutOfTimeError,
     Stop,
+    begin,
     ended_in_time,
     result_of,
     stoppable,
@@ -90,7 +92,6 @@ def _work_through(
     workers: Workers, start: Start, todo: list[PartitionPlan], outcome: Outcome, progress: Progress, stop: Stop
 ) -> None:
     begun, choice, commit_seconds = list[PartitionPlan](), Ways(), 0.0
-    pool = ThreadPoolExecutor(1)
     committing: Future[float] | None = None
     try:
         while todo and not outcome.conflict and not stop.is_asked:
@@ -104,7 +105,7 @@ def _work_through(
             outcome.anew |= {key_of(plan.input) for plan in again}
             outcome.results += results
             commit_seconds += _await_commit(committing, outcome)
-            committing = _begin_commit(pool, start, results, outcome, str(workers.work()))
+            committing = _begin_commit(start, results, outcome, str(workers.work()))
         if committing is not None:
             progress.doing("committing")
         commit_seconds += _await_commit(committing, outcome)
@@ -118,11 +119,11 @@ def _work_through(
             if out_of_time and not any(r.status == "stopped" for r in outcome.results):
                 outcome.ended_early = None  # all was done, just in time
     except BaseException as error:
-        pool.shutdown(wait=isinstance(error, Exception))  # a second signal waits for nothing
+        if committing is not None and isinstance(error, Exception):  # a second signal waits for nothing
+            wait([committing])
         if of_a_full_disk(error):  # what tasks that still write leave would take the room that is missing
             _give_up(workers, start, [*begun, *todo], outcome)
         raise
-    pool.shutdown()
     outcome.seconds["commit"] = commit_seconds
 
 
@@ -234,26 +235,28 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
     plans = [*choice.one_task, *choice.several]
     partitions = _Partitions(progress, plans, workers)
 
-    def several(spark: SparkTasks, plan: PartitionPlan, item: int) -> None:
-        spark.set_pool(plan.name)
-        part = PartOf(partitions, item)
-        partitions.ended(item, compact_large(spark, plan, part, partial(on_spark, spark, part)))
+    large = iter(list(enumerate(choice.several, len(choice.one_task))))
+
+    def several(spark: SparkTasks) -> None:
+        for item, plan in large:  # of which other threads take their items too
+            spark.set_pool(plan.name)
+            part = PartOf(partitions, item)
+            partitions.ended(item, compact_large(spark, plan, part, partial(on_spark, spark, part)))
 
     def one_task() -> None:
         done = workers.run(one_partition, choice.one_task, "compact: a partition in each task", partitions)
         for item, result in enumerate(done):
             partitions.ended(item, result)
 
-    pool, other_pool = ThreadPoolExecutor(_AT_ONCE), ThreadPoolExecutor(1)
-    working: list[Future[Any]] = [other_pool.submit(one_task)]
+    working: list[Future[Any]] = [begin(one_task, "compact")]
     if isinstance(workers, SparkTasks):
-        for item, plan in enumerate(choice.several, len(choice.one_task)):
-            working.append(pool.submit(several, workers, plan, item))
+        n_threads = min(_AT_ONCE, len(choice.several))
+        working += [begin(partial(several, workers), f"compact-large-{number}") for number in range(n_threads)]
     try:
         while pending := [future for future in working if not future.done()]:
             wait([*pending, stop.asked], LOOK_SECONDS, FIRST_COMPLETED)
             if stop.is_asked:
-                pool.shutdown(wait=False, cancel_futures=True)
+                _drop(large)
                 known = {result.name() for result in partitions.results()}
                 workers.cancel(working)  # and ignore what is set aside from here on: this may be the cause
                 return [r for r in partitions.results() if r.status != "set_aside" or r.name() in known]
@@ -264,12 +267,14 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
             future.result()
         return partitions.results()
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
+        _drop(large)
         workers.cancel(working)
         raise
-    finally:
-        pool.shutdown(wait=False)
-        other_pool.shutdown(wait=False)
+
+
+def _drop(items: Iterator[object]) -> None:
+    """Leave none of the items."""
+    deque(items, maxlen=0)
 
 
 @dataclass(frozen=True)
@@ -310,14 +315,14 @@ def several_of(sizes: Sequence[int], cores: int) -> int:
 
 
 def _begin_commit(
-    pool: ThreadPoolExecutor, start: Start, results: Sequence[PartitionResult], outcome: Outcome, engine: str
+    start: Start, results: Sequence[PartitionResult], outcome: Outcome, engine: str
 ) -> Future[float] | None:
     """Begin the commit of a wave; None: there is nothing to commit."""
     cleaned = [r for r in results if r.status == "cleaned"]
     if not cleaned or start.options.dry_run or outcome.conflict:
         return None
     commits = [commit_of(start, r, anew=key_of(r) in outcome.anew, engine=engine) for r in cleaned]
-    return pool.submit(_commit_wave, start.state, commits, outcome.committed)
+    return begin(partial(_commit_wave, start.state, commits, outcome.committed), "commit")
 
 
 def _commit_wave(state: State, commits: list[Commit], committed: dict[Key, Checkpoint]) -> float:

@@ -9,10 +9,12 @@ import os
 import re
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
+from lastkey.jobs.command.stopping import begin
 from lastkey.jobs.errors import MasterError, SparkStartError
 from lastkey.jobs.spark.submit import UserOptions
 
@@ -86,9 +88,7 @@ def _check_remote(user: UserOptions, remote: str) -> None:
 def _failures(addresses: Sequence[tuple[str, int]]) -> list[str]:
     """Call all at once and return why none answers; empty if one does."""
     failed = dict.fromkeys(addresses, f"no answer within {_ANSWER_SECONDS:.0f} s")
-    pool = ThreadPoolExecutor(len(failed))
-    calls = {pool.submit(socket.create_connection, address, _ANSWER_SECONDS): address for address in failed}
-    pool.shutdown(wait=False)
+    calls = {begin(partial(socket.create_connection, address, _ANSWER_SECONDS), "call"): address for address in failed}
     with suppress(TimeoutError):  # a name may take longer to resolve, and nothing can cancel that
         for call in as_completed(calls, _ANSWER_SECONDS):
             error = call.exception()
