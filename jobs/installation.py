@@ -9,10 +9,8 @@ from typing import Any, Final
 
 _HERE: Final = Path(__file__).resolve().parent
 _PYPROJECT: Final = _HERE.parent / "pyproject.toml"
-_PACKED: Final = _HERE / "conf"  # pyproject.toml puts conf/ there
-
-IN_CHECKOUT: Final = not _PACKED.is_dir()
-CONF: Final = _HERE.parent / "conf" if IN_CHECKOUT else _PACKED
+IN_CHECKOUT: Final = _PYPROJECT.is_file()
+CONF: Final = _HERE / "conf"
 HOME: Final = _HERE.parent if IN_CHECKOUT else _HERE.parent.parent  # where Python finds the package
 SETTINGS: Final = "conf/cleaner.toml" if IN_CHECKOUT else str(CONF / "cleaner.toml")  # as messages name it
 # Packages that drivers need and tasks do not import; a pack for executors leaves them out

@@ -7,7 +7,6 @@ Spark or compiled kernels.
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,10 +32,6 @@ __all__ = [
     "RestoreReport", "SegmentWriter", "VerifyReport", "audit", "compact", "convert", "erase", "open_archive",
     "open_partition", "open_segment", "register", "reindex", "restore", "verify",
 ]  # fmt: skip
-
-_HERE = Path(__file__).resolve().parent
-if not (_HERE / "jobs").is_dir():  # a checkout: its folders lie beside this one, an installed package's inside
-    __path__.append(str(_HERE.parent))
 
 _HOMES = {
     **dict.fromkeys(("compact", "convert", "erase", "reindex", "restore", "verify"), "lastkey.jobs.api"),

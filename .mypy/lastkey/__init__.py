@@ -1,1 +1,0 @@
-../../lastkey/__init__.py

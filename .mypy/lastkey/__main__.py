@@ -1,1 +1,0 @@
-../../lastkey/__main__.py
