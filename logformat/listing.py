@@ -1,4 +1,4 @@
-"""The files of a partition's folder that a search needs, listed once, with leftovers of a swap resolved.
+"""The files of a partition's folder, listed once, with leftovers of a swap resolved, and `Segment`.
 
 `list_partition` reads the small checkpoints too; no function opens a log except a `.log.swap` that counts.
 """
@@ -83,7 +83,7 @@ class Segment:
         return max(self.base_offset, self.from_offset)
 
     @property
-    def is_written(self) -> bool:
+    def has_facts(self) -> bool:
         """True if the facts of its batches are known: of a scanned segment, and of one with a row in a manifest."""
         return self.batches >= 0
 

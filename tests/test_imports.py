@@ -92,10 +92,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.plan": _LOGS | _TASK | {"udfs.compact.cleaner", "udfs.compact.retention"},
     "udfs.yields": {"logformat.jit"},
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
-    "udfs.compact.clean": _LOGS
-    | _TASK
-    | _RULES
-    | {"udfs.compact.scan", "udfs.erased_keys", "udfs.yields", "logformat.writing"},
+    "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.erased_keys", "udfs.yields"},
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
     "udfs.compact.split": _TASK | _STEPS,
     "udfs.compact.one_task": _TASK | _STEPS | {"udfs.compact.split", "udfs.yields"},

@@ -183,7 +183,7 @@ OF_YIELD: Final = ("facts", "filter")  # kinds of files that runs by yield read
 
 
 def files_beside(path: str) -> tuple[str, str]:
-    """Return the paths of a segment's facts and filter (`segment_facts`), given that of its `.log`."""
+    """Return the paths of a segment's facts and filter (`facts_files`), given that of its `.log`."""
     stem = path.removesuffix(".log")
     return f"{stem}.facts", f"{stem}.filter"
 

@@ -23,12 +23,12 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, tells_io
-from lastkey.jobs.compact.choose_partitions import is_reset, plan_partitions
-from lastkey.jobs.compact.commit import write_partition_states
+from lastkey.jobs.compact.commit_rows import write_partition_states
 from lastkey.jobs.compact.needed import ANCHOR, Facts, Kept, Needed, needed, reasons
 from lastkey.jobs.compact.plan_inputs import Erasures
+from lastkey.jobs.compact.plan_partitions import is_reset, plan_partitions
 from lastkey.jobs.compact.report import CompactReport, lag_of
-from lastkey.jobs.compact.run import ListedArchive, Outcome, Start, key_of
+from lastkey.jobs.compact.start_outcome import ListedArchive, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
 from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
 from lastkey.jobs.recorded import record_killed, recorded

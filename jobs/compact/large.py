@@ -18,17 +18,18 @@ from typing import Any
 import pyarrow as pa
 
 from lastkey.jobs.command.progress import Watcher
-from lastkey.jobs.spark.attempts import folder_of_this_attempt, is_sparks
+from lastkey.jobs.compact.one_partition import one_partition
+from lastkey.jobs.spark.attempts import is_sparks
 from lastkey.jobs.spark.workers import Runner, SparkTasks
 from lastkey.logformat.storage.io_counts import count
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import check_versions
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.one_task.compact_partition import check_null_keys, compact_partition
+from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
 from lastkey.udfs.compact.one_task.passes import Clock
 from lastkey.udfs.compact.output.generation import remove_attempts, remove_folder, result_of, write_generation
-from lastkey.udfs.compact.output.segment_output import join_empty_groups, manifest_row
+from lastkey.udfs.compact.output.segment_output import join_empty_groups, written_segment
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
@@ -48,13 +49,6 @@ from lastkey.udfs.segments import SegmentScan
 
 # Runs the stages of a large partition and returns the values of the last one
 RunStages = Callable[[LargePartition], list[RewrittenGroup | Problem]]
-
-
-def one_partition(plan: PartitionPlan) -> PartitionResult:
-    """Compact a partition in one task."""
-    # another try of this task has another folder; that of the one that counts is the generation's
-    folder = folder_of_this_attempt(plan.run.store_uri, plan.run.folder)
-    return compact_partition(replace(plan, run=replace(plan.run, folder=folder)))
 
 
 def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_stages: RunStages) -> PartitionResult:
@@ -118,7 +112,7 @@ def _compact(
         return done
     tally, done_groups, n_splits = Tally(), list[RewrittenGroup](), 1
     with clock.phase("clean"):
-        if analysis.is_due:
+        if analysis.cleans:
             large = _large(plan, analysis, workers.cores)
             n_splits = len(large.splits)
             done_groups = _whole(plan, run_stages(large), analysis)
@@ -164,7 +158,7 @@ def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysi
     check_versions(plan, highest, any(one.n_keys for one in told))
     for number, numbers in enumerate(analysis.groups):
         if number not in groups:
-            groups[number] = RewrittenGroup(number, [manifest_row(analysis.group(numbers))], Tally(), ())
+            groups[number] = RewrittenGroup(number, [written_segment(analysis.group(numbers))], Tally(), ())
     return [groups[number] for number in sorted(groups)]
 
 

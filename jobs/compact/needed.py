@@ -10,7 +10,7 @@ its end, without a hole. That segment is the lowest that any of these names:
   - the last one, because the log goes on there. If the run that read it was told that no writer is left (--sealed), it
     is only an anchor: later runs recognise the log by it, and it is no reason to keep the archive as a whole;
   - a file that no run has read from its first byte to its last, or whose size or checksum is not what that run saw;
-  - what the next run would read (`inputs_from_generation` says so, as for that run), and a run after a rollback to any
+  - what the next run would read (`input_from_generation` says so, as for that run), and a run after a rollback to any
     generation that the store still has.
 """
 

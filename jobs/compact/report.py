@@ -22,7 +22,7 @@ from lastkey.jobs.command.reporting import (
 )
 from lastkey.jobs.command.stopping import EarlyEndError, OutOfTimeError
 from lastkey.jobs.compact.needed import Needed, summary_lines
-from lastkey.jobs.compact.run import Outcome, Start, key_of
+from lastkey.jobs.compact.start_outcome import Outcome, Start, key_of
 from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult, ScheduledSegment

@@ -28,11 +28,12 @@ from lastkey.jobs.command.stopping import (
     result_of,
     stoppable,
 )
-from lastkey.jobs.compact.choose_partitions import begins_anew, restart_plan
-from lastkey.jobs.compact.commit import commit_of
-from lastkey.jobs.compact.large import compact_large, on_spark, one_partition
+from lastkey.jobs.compact.commit_rows import commit_of
+from lastkey.jobs.compact.large import compact_large, on_spark
+from lastkey.jobs.compact.one_partition import one_partition
+from lastkey.jobs.compact.plan_partitions import begins_anew, restart_plan
 from lastkey.jobs.compact.report import committed_of
-from lastkey.jobs.compact.run import Outcome, Start, key_of
+from lastkey.jobs.compact.start_outcome import Outcome, Start, key_of
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.spark.workers import SparkTasks, Workers
 from lastkey.jobs.store import writing

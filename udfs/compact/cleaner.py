@@ -20,7 +20,7 @@ NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet, so legacy tombst
 
 
 @dataclass(frozen=True)
-class SegmentFacts:
+class SegmentTimes:
     """Facts about the segments of a log that the rules need; arrays of one element a segment."""
 
     base_offset: np.ndarray  # int64
@@ -77,7 +77,7 @@ def last_stable_offset(
 
 
 def cleanable_range(
-    segments: SegmentFacts,
+    segments: SegmentTimes,
     *,
     first_dirty: int,
     log_end_offset: int,
@@ -112,7 +112,7 @@ def cleanable_range(
 
 
 def compaction_delay_ms(
-    segments: SegmentFacts, first_dirty: int, active_base_offset: int, max_lag_ms: int, now_ms: int
+    segments: SegmentTimes, first_dirty: int, active_base_offset: int, max_lag_ms: int, now_ms: int
 ) -> int:
     """Return how long the oldest dirty record is past max.compaction.lag.ms; 0 if it is not (KAFKA.md, "Due")."""
     if max_lag_ms <= 0 or max_lag_ms >= 2**63 - 1:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from lastkey.udfs.compact.cleaner import SegmentFacts
+from lastkey.udfs.compact.cleaner import SegmentTimes
 
 Reason = Literal["log_start", "size", "time"]
 REASONS: Final[tuple[Reason, ...]] = ("log_start", "size", "time")
@@ -62,7 +62,7 @@ class RetentionLimits:
 
 
 def may_take_any(
-    segments: SegmentFacts, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
+    segments: SegmentTimes, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> bool:
     """Return whether retention may remove any segment, judged by the first one; sizes may be too large."""
     largest = np.full(len(segments.base_offset), 2**63 - 1, np.int64)  # times of the others are unknown: assume young
@@ -73,7 +73,7 @@ def may_take_any(
 
 
 def expired_segments(
-    segments: SegmentFacts, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
+    segments: SegmentTimes, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> dict[Reason, int]:
     """Return how many segments each rule removes, one rule after the other, as UnifiedLog.deleteOldSegments does.
     Without a limit it removes none, not even those below the log start: nobody asked for that, and there they do no

@@ -55,7 +55,7 @@ def count_keys(
     Goes through batches and records from last to first. batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans:
     SPAN[]; table: KEY_COUNT[2^k], a count is negative once a record at or above `first_dirty_offset` and below
     `first_uncleanable_offset` was seen; used: its entries; is_last: bool[len(spans)], written: below
-    `first_uncleanable_offset` as by `last_offset_kernels.mark_last_offsets`, which sees no other records; true above.
+    `first_uncleanable_offset` as by `key_kernels.mark_last_offsets`, which sees no other records; true above.
     left: rows of `spans` still to count. Stops before a key for which there is no room: the table is full at two
     thirds. Returns (entries, rows that are left).
     """

@@ -37,7 +37,7 @@ from lastkey.udfs.compact.one_task.passes import Clock, clean_everything
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
-from lastkey.udfs.compact.scan.due import expired, facts_of
+from lastkey.udfs.compact.scan.due import expired, times_of
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
     check_gaps,
@@ -421,7 +421,7 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
 
 def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expired, ...]:
     """Return what retention would delete, by the headers alone, before anything is cleaned."""
-    facts = facts_of(sources)
+    facts = times_of(sources)
     by_rule = expired(plan, facts, sealed=False)
     ends = [*(s.first_offset for s in sources[1:]), 0]  # the last one stays
     rows = [(s.first_offset, end, s.segment.records, s.size) for s, end in zip(sources, ends, strict=True)]

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from lastkey.jobs.compact.choose_partitions import Draft, shares_of
+from lastkey.jobs.compact.plan_partitions import Draft, shares_of
 from lastkey.jobs.compact.waves import choose_ways, several_of
 from lastkey.jobs.spark.workers import SparkTasks, Threads
 from lastkey.logformat.listing import Segment

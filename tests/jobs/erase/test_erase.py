@@ -25,7 +25,7 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact import waves
-from lastkey.jobs.compact.commit import commit_of
+from lastkey.jobs.compact.commit_rows import commit_of
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.restore import job as restore

@@ -11,7 +11,7 @@ from lastkey.logformat.layout import BATCH, CONTROL_MASK, DELETE_HORIZON_MASK
 from lastkey.udfs.compact.cleaner import (
     CleanableRange,
     LastBatches,
-    SegmentFacts,
+    SegmentTimes,
     batch_retention,
     cleanable_range,
     compaction_delay_ms,
@@ -31,17 +31,17 @@ def facts(
     sizes: list[int] | None = None,
     timestamps: list[int] | None = None,
     mtimes: list[int] | None = None,
-) -> SegmentFacts:
+) -> SegmentTimes:
     """Return facts of segments whose batches all carry the same timestamp."""
     n = len(bases)
     times = np.array(timestamps or [0] * n, np.int64)
-    return SegmentFacts(
+    return SegmentTimes(
         np.array(bases, np.int64), np.array(sizes or [100] * n, np.int64), times, times.copy(),
         np.array(mtimes or [0] * n, np.int64),
     )  # fmt: skip
 
 
-def ranged(segments: SegmentFacts, **given_: int) -> CleanableRange:
+def ranged(segments: SegmentTimes, **given_: int) -> CleanableRange:
     """Return the cleanable range of a log with ten offsets a segment, the last of them active."""
     end = int(segments.base_offset[-1]) + 10
     usual = {

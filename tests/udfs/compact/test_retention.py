@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastkey.udfs.compact.cleaner import SegmentFacts
+from lastkey.udfs.compact.cleaner import SegmentTimes
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.retention import RetentionLimits, expired_segments, may_take_any
 from tests.builders.damage import build
@@ -77,9 +77,9 @@ def twin(rows, log_start, limits, last_may_go, above):
     return out
 
 
-def facts_of(rows, above) -> SegmentFacts:
+def times_of(rows, above) -> SegmentTimes:
     base, size, largest, mtime = np.array(rows, np.int64).T
-    return SegmentFacts(base, size, largest, largest, mtime, above)
+    return SegmentTimes(base, size, largest, largest, mtime, above)
 
 
 @given(logs(), st.integers(-1, 20), st.integers(-1, 40), st.booleans(), st.sampled_from([0, 3, 17]))
@@ -89,12 +89,12 @@ def test_the_walk_of_kafka(log, retention_ms, retention_bytes, last_may_go, abov
     limits = RetentionLimits(retention_ms, retention_bytes)
     given = {"log_start_offset": log_start, "now_ms": NOW_MS, "last_may_go": last_may_go}
     expected = twin(rows, log_start, limits, last_may_go, above)
-    assert expired_segments(facts_of(rows, above), limits, **given) == expected
+    assert expired_segments(times_of(rows, above), limits, **given) == expected
     rows = [*rows, (100, above, NOW_MS, NOW_MS)] if above else rows  # as in the listing
-    may = may_take_any(facts_of(rows, 0), limits, **given)
+    may = may_take_any(times_of(rows, 0), limits, **given)
     assert may == any(expected.values()) or (above and may)  # the function does not know the high watermark
     larger = [rows[0], *((r[0], r[1] + 5, *r[2:]) for r in rows[1:])]  # listed sizes of segments that are read in part
-    assert may_take_any(facts_of(larger, 0), limits, **given) or not any(expected.values())
+    assert may_take_any(times_of(larger, 0), limits, **given) or not any(expected.values())
 
 
 # -- whole partitions

@@ -102,7 +102,7 @@ class KeyTable(_GrowingTable):
         wanted: np.ndarray,
         spans: np.ndarray,
         first_dirty_offset: int,
-        is_last: np.ndarray,
+        may_stay: np.ndarray,
         left: int,
     ) -> int:
         """Mark the last records of each key (`mark_last_offsets`) among the first `left` records of a run; enlarge the
@@ -113,7 +113,7 @@ class KeyTable(_GrowingTable):
         """
         while left:
             self.used, left = mark_last_offsets(
-                batches, bodies, wanted, spans, first_dirty_offset, self.slots, self.used, is_last, left
+                batches, bodies, wanted, spans, first_dirty_offset, self.slots, self.used, may_stay, left
             )
             if left and not self._grow():
                 break
@@ -140,8 +140,8 @@ def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
     first_dirty_offset: records below it are looked up only.
     """
 
-    def mark_last(run: Run, is_last: np.ndarray) -> None:
-        if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, is_last, len(run.spans)):
+    def mark_last(run: Run, may_stay: np.ndarray) -> None:
+        if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, may_stay, len(run.spans)):
             raise TooManyKeys
 
     return mark_last
@@ -249,11 +249,11 @@ class Winners(_GrowingTable):
                 break
         return left
 
-    def mark(self, run: Run, is_last: np.ndarray) -> None:
-        """Mark the records of a run that win, in is_last: bool[len(run.spans)]. Raises LogFormatError kind "changed"
+    def mark(self, run: Run, may_stay: np.ndarray) -> None:
+        """Mark the records of a run that win, in may_stay: bool[len(run.spans)]. Raises LogFormatError kind "changed"
         for a key that the pass before did not meet.
         """
-        if not mark_winners(run.batches, run.bodies, run.wanted, run.spans, self.slots, is_last):
+        if not mark_winners(run.batches, run.bodies, run.wanted, run.spans, self.slots, may_stay):
             raise LogFormatError(
                 "changed",
                 "",

@@ -89,13 +89,13 @@ def mark_last_offsets(
     first_dirty_offset: int,
     table: np.ndarray,
     used: int,
-    is_last: np.ndarray,
+    may_stay: np.ndarray,
     left: int,
 ) -> tuple[int, int]:
     """Mark the records that no later record of the same key supersedes; batches and records from last to first.
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (skips the others); spans: SPAN[]; table: SLOT[2^k]; used: its
-    entries; is_last: bool[len(spans)], written. Looks up records below `first_dirty_offset` and adds none of them
+    entries; may_stay: bool[len(spans)], written. Looks up records below `first_dirty_offset` and adds none of them
     (KAFKA.md, "Last offset of each key"). Marks records without key, and control records. left: rows of `spans` yet to
     mark; the rows behind them are done. Stops before a key that has no room: the table is full at two thirds. Returns
     (entries now used, rows that are left).
@@ -113,7 +113,7 @@ def mark_last_offsets(
             prefetch(table, np.int64(spans[max(row - AHEAD, 0)].key_low & mask))
             span = spans[row]
             if control or span.null_key:
-                is_last[row] = True
+                may_stay[row] = True
                 continue
             low, high = entry_of(span)
             slot = probe(table, zero, mask, low, high)
@@ -123,7 +123,7 @@ def mark_last_offsets(
                 table[~slot].low = low
                 table[~slot].high = high
                 used += 1
-            is_last[row] = slot < 0
+            may_stay[row] = slot < 0
     return used, 0
 
 

@@ -155,9 +155,9 @@ def mark_winners(
     wanted: np.ndarray,
     spans: np.ndarray,
     table: np.ndarray,
-    is_last: np.ndarray,
+    may_stay: np.ndarray,
 ) -> bool:
-    """Mark the records that win; is_last: bool[len(spans)], written. The other arguments: see `enter_winners`. Marks
+    """Mark the records that win; may_stay: bool[len(spans)], written. The other arguments: see `enter_winners`. Marks
     records without key, and control records. Returns False if the table lacks a key.
     """
     mask = np.uint64(table.shape[0] - 1)
@@ -170,11 +170,11 @@ def mark_winners(
         for row in range(first, first + bodies[i].n_records):
             span = spans[row]
             if control or span.null_key:
-                is_last[row] = True
+                may_stay[row] = True
                 continue
             low, high = entry_of(span)
             slot = probe(table, zero, mask, low, high)
             if slot < 0:
                 return False
-            is_last[row] = table[slot].offset == bodies[i].base_offset + span.offset_delta
+            may_stay[row] = table[slot].offset == bodies[i].base_offset + span.offset_delta
     return True

@@ -2,8 +2,8 @@
 
 The steps run in an order that survives a crash: read and check all input; decide; write new segments with their side
 files into a folder that nobody knows; read back; flush. The driver makes the folder visible (`jobs.store.writing`). The
-task reads each input byte twice (headers and checksums; records) and decompresses it once; it writes each output byte
-once and reads it once.
+task reads each input byte twice (headers and checksums; records) and decompresses it once (by version twice, in rounds
+once more for each round); it writes each output byte once and reads it once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _compact(plan: PartitionPlan, extent: Extent, clock: Clock) -> PartitionResu
             analysis, segments = done
             unchanged = 0 if plan.policy.erasing is None else sum(analysis.sources[n].size for n in analysis.untouched)
             cleaned = Cleaned(analysis, segments, bytes_read=unchanged)
-        elif extent is Extent.PARTIAL and analysis.is_due:
+        elif extent is Extent.PARTIAL and analysis.cleans:
             cleaned = clean_by_yield(plan, analysis, tally, buffer, clock)
         else:
             try:

@@ -62,7 +62,7 @@ from lastkey.udfs.compact.plan import (
     chunk_buffer,
 )
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse, groups_of
-from lastkey.udfs.compact.scan.segment_facts import filter_beside
+from lastkey.udfs.compact.scan.facts_files import filter_beside
 from lastkey.udfs.segments import LastBatch, SegmentScan, can_begin_at
 from lastkey.udfs.yields.key_filter import count_held
 from lastkey.udfs.yields.schedule import REASONS, ScheduleLimits, Segments, choose
@@ -173,7 +173,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     below = sorted(analysis.replaced)
     fresh = [n for n in below if sources[n].first_offset >= dirty]
     older = [n for n in below if sources[n].first_offset < dirty]
-    rows = {n: row for n in older if (row := plan.input.segments[n]).is_written}
+    rows = {n: row for n in older if (row := plan.input.segments[n]).has_facts}
     applied = {n: row.applied_to for n, row in rows.items()}
     pending = pending_of(rows.values())
     if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
@@ -331,7 +331,7 @@ def with_what_is_old(
     forced = analyse(plan, scans, identity, Extent.FORCED)
     if isinstance(forced, Analysis) and _any_is_old(plan, analysis, len(forced.replaced), buffer):
         return forced  # else nothing may be cleaned yet
-    return analysis.not_due or replace(analysis, affected=range(0))
+    return analysis.unchanged or replace(analysis, affected=range(0))
 
 
 def _any_is_old(plan: PartitionPlan, analysis: Analysis, stop: int, buffer: ChunkBuffer) -> bool:
@@ -379,8 +379,8 @@ def remove_records(
             if erasing is None:
                 min_timestamps[number] = least_timestamp(stack.rows())
             stack.close()
-    if not written and analysis.not_due is not None and _is_already_applied(plan, analysis):
-        return analysis.not_due
+    if not written and analysis.unchanged is not None and _is_already_applied(plan, analysis):
+        return analysis.unchanged
     if erased is not None:
         tally.erased = erased.ranges()
     analysis = replace(analysis, min_timestamps=min_timestamps, replaced=frozenset(written))
@@ -395,5 +395,5 @@ def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
     return erasing.already_applied and analysis.log_end_offset == until
 
 
-def _mark_all(run: Run, is_last: np.ndarray) -> None:
-    is_last[:] = True
+def _mark_all(run: Run, may_stay: np.ndarray) -> None:
+    may_stay[:] = True

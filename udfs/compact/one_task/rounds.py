@@ -101,8 +101,8 @@ class _Found:
         self._bases = [analysis.group(numbers).base_offset for numbers in analysis.groups]
         self._group, self._survivors = -1, Survivors(plan, _NONE, _NONE)
 
-    def mark(self, run: Run, is_last: np.ndarray) -> None:
-        self._of(run.batches).mark(run, is_last)
+    def mark(self, run: Run, may_stay: np.ndarray) -> None:
+        self._of(run.batches).mark(run, may_stay)
 
     def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
         return self._of(batches).verdicts(batches, decided)
@@ -138,9 +138,9 @@ def _round(plan: PartitionPlan, analysis: Analysis, within: Within, buffer: Chun
         for number in reversed(numbers):
             for run in key_runs(plan, analysis.sources[number], analysis.rules, buffer, backwards=True):
                 part, n = within(run), len(run.spans)
-                is_last, keys, offsets = np.empty(n, np.bool_), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
-                mark(part, is_last)
-                offsets = offsets[: collect_survivors(part.bodies, part.spans, is_last, keys, offsets)]
+                may_stay, keys, offsets = np.empty(n, np.bool_), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
+                mark(part, may_stay)
+                offsets = offsets[: collect_survivors(part.bodies, part.spans, may_stay, keys, offsets)]
                 raw = offsets.view(np.uint8)
                 places.append(_Place(file.seek(0, os.SEEK_END), len(raw), crc32c_extend(0, raw)))
                 file.write(raw.data)

@@ -31,17 +31,17 @@ from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.output.segment_output import (
     GroupOutput,
     folder_of,
-    manifest_row,
     place_one,
     write_indexes,
     write_side_files,
+    written_segment,
 )
 from lastkey.udfs.compact.plan import CleanedLog, PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.scan.due import expired, listed_facts
+from lastkey.udfs.compact.scan.due import expired, listed_times
+from lastkey.udfs.compact.scan.facts_files import write_secret
 from lastkey.udfs.compact.scan.scan_segment import read_again
-from lastkey.udfs.compact.scan.segment_facts import write_secret
 from lastkey.udfs.compact.scan.transactions import denied, open_at
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import ReadFile, SegmentScan, SideFile, kinds_of, new_segment, read_side_file, side_checksums
@@ -107,7 +107,7 @@ def write_generation(
     cleaned = [_with_sources(analysis, row) for row in cleaned]
     untouched = {(row := untouched_row(plan, analysis, n)).base_offset: (n, row) for n in analysis.untouched}
     members = sorted([*cleaned, *(row for _, row in untouched.values())], key=lambda row: row.base_offset)
-    facts = listed_facts(members, analysis.sources[-1].bytes_above)
+    facts = listed_times(members, analysis.sources[-1].bytes_above)
     by_rule = expired(plan, facts, analysis.sealed)
     n_gone = sum(by_rule.values())
     gone, segments = members[:n_gone], list[Segment]()
@@ -179,7 +179,7 @@ def _with_sources(analysis: Analysis, row: Segment) -> Segment:
     row = replace(
         row, source_bytes=sum(s.size for s in sources), source_records=sum(s.segment.records for s in sources)
     )
-    if not analysis.is_due:
+    if not analysis.cleans:
         return row
     begun = bisect_right(starts, row.base_offset) - 1
     counted = any(n in superseded for n in (begun, *numbers))
@@ -207,7 +207,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
     base = analysis.sources[number].first_offset if number >= 0 else analysis.log_end_offset
     end = analysis.end_of(number) if number >= 0 else base
     segment = analysis.sources[number].segment
-    empty = manifest_row(new_segment(base, end, segment.mtime_ms))
+    empty = written_segment(new_segment(base, end, segment.mtime_ms))
     return place_one(plan, replace(empty, applied_to=segment.applied_to) if number >= 0 else empty)
 
 
@@ -373,7 +373,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
     last = analysis.sources[-1]
     log_start, cleanable = generation.log_start_offset, analysis.cleanable
     dirty = first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, analysis.log_end_offset)
-    clean_end = cleanable.first_uncleanable_offset if analysis.is_due else dirty
+    clean_end = cleanable.first_uncleanable_offset if analysis.cleans else dirty
     return PartitionResult(
         topic=plan.input.topic,
         partition=plan.input.partition,
@@ -390,7 +390,7 @@ def result_of(plan: PartitionPlan, analysis: Analysis, generation: WrittenGenera
             segments=out,
             segments_before=len(analysis.sources),
             gaps=analysis.gaps,  # also those below the log start: files that come back there were never read
-            compacted=analysis.is_due,
+            compacted=analysis.cleans,
             erases=plan.policy.erasing is not None,
             expired=generation.expired,
             archived_files=tuple(_read_whole(plan, analysis)),

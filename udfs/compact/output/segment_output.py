@@ -43,7 +43,7 @@ from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, least_timestamp
 from lastkey.udfs.compact.clean.rebuild_kernels import digest_records
 from lastkey.udfs.compact.plan import CleanSettings, PartitionPlan
-from lastkey.udfs.compact.scan.segment_facts import scan_written, write_facts
+from lastkey.udfs.compact.scan.facts_files import scan_written, write_facts
 from lastkey.udfs.read_back import check_written
 from lastkey.udfs.segments import OF_YIELD, can_begin_at, kinds_of, side_checksums
 from lastkey.udfs.steps import step
@@ -246,7 +246,7 @@ def read_whole(root: Root, path: str, buffer: ChunkBuffer, back: ReadBack) -> No
             back.see(chunk)
 
 
-def manifest_row(
+def written_segment(
     segment: Segment,
     path: str = "",
     rows: np.ndarray = _NONE,
@@ -328,7 +328,7 @@ class GroupOutput:
         if not self._outputs:
             none = _NONE
             return [
-                manifest_row(group, "", np.concatenate([none, *rows]), 0, (0, 0, 0))
+                written_segment(group, "", np.concatenate([none, *rows]), 0, (0, 0, 0))
                 for group, rows in zip(self._groups, self._rows, strict=True)
             ]
         segments, found = [], 0
@@ -368,7 +368,7 @@ class GroupOutput:
         checksums = write_indexes(store, self._folder, group.base_offset, offset_index, time_index, txn_index)
         back = ReadBack(output.path, rows, plan.policy.settings.max_decompressed_batch_bytes)
         sizes = (len(offset_index), len(time_index), len(txn_index))
-        row = manifest_row(group, output.path, rows, output.checksum, sizes, checksums)
+        row = written_segment(group, output.path, rows, output.checksum, sizes, checksums)
         # A large log is flushed at once, so that a task does not end with all of them; a small one with its folder.
         with flushing(store, output.path) if output.size > _SMALL else nullcontext():
             if not plan.policy.by_yield:

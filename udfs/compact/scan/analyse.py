@@ -23,10 +23,10 @@ from lastkey.udfs.compact.scan.due import (
     affected_sources,
     cleanable_now,
     expired,
-    facts_of,
     not_due,
     retention_held_back,
     rules_of_removal,
+    times_of,
 )
 from lastkey.udfs.compact.scan.scan_partition import (
     check_checkpoints,
@@ -68,7 +68,7 @@ class Analysis:
     notes: tuple[str, ...]
     gaps: tuple[Gap, ...] = ()  # gaps that the compaction passes over
     sealed: bool = False  # nothing will be appended to the last source
-    not_due: PartitionResult | None = None  # set if nothing is compacted and no whole segment expires
+    unchanged: PartitionResult | None = None  # set if nothing is compacted and no whole segment expires
     affected: range = range(0)  # numbers of the sources that may lose records by their time alone
     replaced: frozenset[int] = frozenset()  # numbers of the sources that new segments replace
     superseded: Mapping[int, int] = field(default_factory=dict)  # number of a source: dead records, by filters
@@ -82,7 +82,7 @@ class Analysis:
         return [n for n in range(len(self.sources)) if n not in self.replaced]
 
     @property
-    def is_due(self) -> bool:
+    def cleans(self) -> bool:
         """True if anything is cleaned; otherwise retention alone is applied."""
         return bool(self.groups)
 
@@ -119,7 +119,7 @@ def analyse(
     producers[-1] = final.entries()
     cleanable, due, held_back = cleanable_now(plan, scans, log_end, final, rows, extent)
     sealed = plan.run.sealed and len(scans) == len(plan.input.segments) and not scans[-1].reached_end_offset
-    by_rule = expired(plan, facts_of(scans), sealed)
+    by_rule = expired(plan, times_of(scans), sealed)
     nothing = not (due or plan.is_due_anyway or any(by_rule.values()))
     stays = _retention_held_back(plan, scans, sum(by_rule.values()), log_end if sealed else scans[-1].first_offset)
     held_back += stays
@@ -154,7 +154,7 @@ def analyse(
         notes=tuple(notes),
         gaps=gaps,
         sealed=sealed,
-        not_due=result if nothing else None,
+        unchanged=result if nothing else None,
         affected=affected,
         replaced=frozenset(numbers),
     )
@@ -167,7 +167,7 @@ def _retention_held_back(
     settings = plan.policy.settings
     if plan.policy.erasing is not None or (settings.compacts and not settings.retention.has_limit):
         return ()
-    return retention_held_back(plan, facts_of(scans), [s.path for s in scans], first=first, active=active)
+    return retention_held_back(plan, times_of(scans), [s.path for s in scans], first=first, active=active)
 
 
 def groups_of(plan: PartitionPlan, scans: Sequence[SegmentScan], end_offset: int) -> list[range]:

@@ -16,16 +16,16 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files.producer_state import ProducerState
 from lastkey.udfs.compact import cleaner
-from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentFacts
+from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules, SegmentTimes
 from lastkey.udfs.compact.plan import CleanedLog, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Reason, expired_segments, may_take_any
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.segments import SegmentScan
 
 
-def facts_of(sources: Sequence[SegmentScan]) -> SegmentFacts:
+def times_of(sources: Sequence[SegmentScan]) -> SegmentTimes:
     """Return the facts about scanned segments that the rules need."""
-    return SegmentFacts(
+    return SegmentTimes(
         np.array([s.first_offset for s in sources], np.int64),
         np.array([s.size for s in sources], np.int64),
         np.array([s.segment.max_timestamp_ms for s in sources], np.int64),
@@ -35,14 +35,14 @@ def facts_of(sources: Sequence[SegmentScan]) -> SegmentFacts:
     )
 
 
-def listed_facts(segments: Sequence[Segment], bytes_above: int = 0) -> SegmentFacts:
+def listed_times(segments: Sequence[Segment], bytes_above: int = 0) -> SegmentTimes:
     """Return the facts about segments that are known without a scan: sizes as listed, no time of a first batch."""
     rows = [(s.first_offset, s.size_bytes, s.max_timestamp_ms, s.mtime_ms) for s in segments]
     base, size, largest, mtime = np.array(rows, np.int64).reshape(-1, 4).T
-    return SegmentFacts(base, size, largest, np.full(len(rows), -1, np.int64), mtime, bytes_above)
+    return SegmentTimes(base, size, largest, np.full(len(rows), -1, np.int64), mtime, bytes_above)
 
 
-def expired(plan: PartitionPlan, segments: SegmentFacts, sealed: bool, *, by_size: bool = True) -> dict[Reason, int]:
+def expired(plan: PartitionPlan, segments: SegmentTimes, sealed: bool, *, by_size: bool = True) -> dict[Reason, int]:
     """Return how many segments retention removes, by rule. by_size: False: sizes do not count yet."""
     limits = plan.policy.settings.retention
     return expired_segments(
@@ -64,7 +64,7 @@ def affected_sources(
         return range(len(sources))
     if plan.oldest_ms < 0:
         return range(0)
-    facts = facts_of(sources)
+    facts = times_of(sources)
     limit = cleaner.cleanable_range(
         facts,
         first_dirty=sources[0].first_offset,
@@ -112,7 +112,7 @@ def cleanable_now(
     """Return what may be cleaned, whether to clean it now, and if not, the rule that holds it back. rows: TXN_BATCH[n],
     of the whole log.
     """
-    facts, settings = facts_of(scans), plan.policy.settings
+    facts, settings = times_of(scans), plan.policy.settings
     if not settings.compacts:
         start = cleaner.first_dirty_offset(plan.input.first_dirty_offset, plan.input.log_start_offset, log_end)
         return CleanableRange(start, start, 0, 0), False, ()
@@ -150,7 +150,7 @@ def cleanable_now(
 
 def _compaction_held_back(
     plan: PartitionPlan,
-    segments: SegmentFacts,
+    segments: SegmentTimes,
     paths: Sequence[str],
     *,
     first_dirty: int,
@@ -190,7 +190,7 @@ def _compaction_held_back(
 
 def dirt_held_back(
     plan: PartitionPlan,
-    segments: SegmentFacts,
+    segments: SegmentTimes,
     paths: Sequence[str],
     cleanable: CleanableRange,
     *,
@@ -216,7 +216,7 @@ def dirt_held_back(
 
 
 def retention_held_back(
-    plan: PartitionPlan, segments: SegmentFacts, paths: Sequence[str], *, first: int = 0, active: int
+    plan: PartitionPlan, segments: SegmentTimes, paths: Sequence[str], *, first: int = 0, active: int
 ) -> tuple[HeldBack, ...]:
     """Return the rules by which the segment `first` and all behind it stay, which retention has not deleted.
 
@@ -257,12 +257,12 @@ def _segment_at(bases: np.ndarray, offset: int) -> int:
     return max(int(np.searchsorted(bases, offset, "right")) - 1, 0)
 
 
-def with_first(plan: PartitionPlan, first: Segment) -> SegmentFacts:
+def with_first(plan: PartitionPlan, first: Segment) -> SegmentTimes:
     """Return the facts about the plan's segments; first: the first one with its timestamps."""
-    return listed_facts([first, *plan.input.segments[1:]])
+    return listed_times([first, *plan.input.segments[1:]])
 
 
-def may_expire(plan: PartitionPlan, segments: SegmentFacts) -> bool:
+def may_expire(plan: PartitionPlan, segments: SegmentTimes) -> bool:
     """Return whether retention may remove anything, judged by the first segment and by facts that need no look at the
     others.
     """
@@ -298,7 +298,7 @@ def not_due(
     )
 
 
-def unread_result(plan: PartitionPlan, segments: SegmentFacts) -> PartitionResult:
+def unread_result(plan: PartitionPlan, segments: SegmentTimes) -> PartitionResult:
     """Return the result of a partition that is not compacted and loses nothing by retention, as its first segment
     shows.
     """

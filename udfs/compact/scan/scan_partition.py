@@ -32,8 +32,8 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, MAX_OFFSET
 from lastkey.udfs.compact.plan import Extent, Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import may_expire, unread_result, with_first
+from lastkey.udfs.compact.scan.facts_files import scan_by_facts
 from lastkey.udfs.compact.scan.scan_segment import scan_segment
-from lastkey.udfs.compact.scan.segment_facts import scan_by_facts
 from lastkey.udfs.holes import ACCEPT_HINT, Hole, gap, indexed_end, missing, missing_below
 from lastkey.udfs.problem import ANOTHER_LOG, Problem
 from lastkey.udfs.segments import LastBatch, SegmentScan

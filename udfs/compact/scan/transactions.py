@@ -22,11 +22,11 @@ from lastkey.udfs.compact.plan import Gap, PartitionPlan
 from lastkey.udfs.compact.scan.scan_kernels import NONE, replay
 from lastkey.udfs.segments import TXN_BATCH, SegmentScan, SideFile, read_side_file
 
-# A data batch of a transaction, and the marker that ends it.
 # Data batches of one epoch whose marker is lost: a batch of another epoch comes before the next marker.
 UNDECIDED: Final = np.dtype(
     [("producer_id", "i8"), ("base_offset", "i8"), ("epoch", "i2"), ("next_offset", "i8"), ("next_epoch", "i2")]
 )
+# A data batch of a transaction, and the marker that ends it
 OPEN_BATCH: Final = np.dtype([("producer_id", "i8"), ("first_offset", "i8"), ("marker", "i8")])
 
 

@@ -14,19 +14,19 @@ from lastkey.udfs.compact.clean.key_kernels import AHEAD, entry_of, probe
 
 @kernel
 def collect_survivors(
-    bodies: np.ndarray, spans: np.ndarray, is_last: np.ndarray, keys: np.ndarray, offsets: np.ndarray
+    bodies: np.ndarray, spans: np.ndarray, may_stay: np.ndarray, keys: np.ndarray, offsets: np.ndarray
 ) -> int:
     """Collect the records of a run that are the last of their key, from the last record to the first; return their
     number. Records without key are none of them.
 
-    bodies: BODY[n]; spans: SPAN[]; is_last: bool[len(spans)]; written: keys: u8[m, 2 or more], the halves of their key
+    bodies: BODY[n]; spans: SPAN[]; may_stay: bool[len(spans)]; written: keys: u8[m, 2 or more], the halves of their key
     hashes; offsets: i8[m], both with room for every record.
     """
     n = 0
     for i in range(bodies.shape[0] - 1, -1, -1):
         first = bodies[i].first_span
         for row in range(first + bodies[i].n_records - 1, first - 1, -1):
-            if is_last[row] and not spans[row].null_key:
+            if may_stay[row] and not spans[row].null_key:
                 keys[n, 0], keys[n, 1] = entry_of(spans[row])
                 offsets[n] = bodies[i].base_offset + spans[row].offset_delta
                 n += 1
@@ -83,12 +83,12 @@ def mark_survivors(
     spans: np.ndarray,
     survivors: np.ndarray,
     at: int,
-    is_last: np.ndarray,
+    may_stay: np.ndarray,
 ) -> int:
     """Mark the records of a run whose offsets are among the survivors, records without key, and control records.
 
     batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; survivors: int64[], ascending; at: the first
-    of them that may be an offset of the run; is_last: bool[len(spans)], written. Returns how many survivors were met.
+    of them that may be an offset of the run; may_stay: bool[len(spans)], written. Returns how many survivors were met.
     """
     n = 0
     for i in range(batches.shape[0]):
@@ -98,11 +98,11 @@ def mark_survivors(
         control = batches[i].attributes & CONTROL_MASK != 0
         for row in range(first, first + bodies[i].n_records):
             if control or spans[row].null_key:
-                is_last[row] = True
+                may_stay[row] = True
                 continue
             offset = bodies[i].base_offset + spans[row].offset_delta
             while at < survivors.shape[0] and survivors[at] < offset:
                 at += 1
-            is_last[row] = at < survivors.shape[0] and survivors[at] == offset
-            n += is_last[row]
+            may_stay[row] = at < survivors.shape[0] and survivors[at] == offset
+            n += may_stay[row]
     return n

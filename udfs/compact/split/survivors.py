@@ -157,10 +157,10 @@ def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
                 source = of.scans[part.number]
                 chunks = source.chunks[part.first : part.stop]
                 for run in key_runs(plan, source, of.rules, buffer, backwards=True, chunks=chunks):
-                    is_last, versions = _marked(of, run, table)
+                    may_stay, versions = _marked(of, run, table)
                     if versions is not None:
                         highest = max(highest, int(versions.max(initial=NO_VERSION)))
-                    waiting.add(run, is_last, versions)
+                    waiting.add(run, may_stay, versions)
                     to_read.append(batches_to_read(run))
                     if waiting.n >= _CELL * of.n_buckets:
                         n_sent += waiting.n
@@ -181,16 +181,16 @@ def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
 def _marked(of: LargePartition, run: Run, table: KeyTable | Winners) -> tuple[np.ndarray, np.ndarray | None]:
     """Return bool[len(run.spans)], the last records of each key as far as the walk has come, and their versions."""
     left = n = len(run.spans)
-    is_last, versions = np.empty(n, np.bool_), None
+    may_stay, versions = np.empty(n, np.bool_), None
     if isinstance(table, KeyTable):
         dirty = of.first_dirty_offset
-        while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, dirty, is_last, left):
+        while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, dirty, may_stay, left):
             table.clear()
-        return is_last, None
+        return may_stay, None
     versions = versions_of(run, of.plan)
-    while left := table.enter(run, versions, is_last, left):
+    while left := table.enter(run, versions, may_stay, left):
         table.clear()
-    return is_last, versions
+    return may_stay, versions
 
 
 def batches_to_read(run: Run) -> np.ndarray:
@@ -213,12 +213,12 @@ class _Waiting:
         self.keys = list[np.ndarray]()  # u8[m, 2 or 3] of each run
         self.offsets = list[np.ndarray]()  # i8[m]
 
-    def add(self, run: Run, is_last: np.ndarray, versions: np.ndarray | None) -> None:
-        keys = np.empty((len(is_last), 2 if versions is None else 3), np.uint64)
-        offsets = np.empty(len(is_last), np.int64)
-        n = collect_survivors(run.bodies, run.spans, is_last, keys, offsets)
+    def add(self, run: Run, may_stay: np.ndarray, versions: np.ndarray | None) -> None:
+        keys = np.empty((len(may_stay), 2 if versions is None else 3), np.uint64)
+        offsets = np.empty(len(may_stay), np.int64)
+        n = collect_survivors(run.bodies, run.spans, may_stay, keys, offsets)
         if versions is not None:
-            keys[:n, 2] = versions[is_last & ~run.spans["null_key"]][::-1].view(np.uint64)
+            keys[:n, 2] = versions[may_stay & ~run.spans["null_key"]][::-1].view(np.uint64)
         self.keys.append(keys[:n].copy())
         self.offsets.append(offsets[:n].copy())
         self.n += n
@@ -317,11 +317,11 @@ class Survivors:
         self.offsets, self.met = offsets, 0
         self._plan, self._to_read = plan, to_read
 
-    def mark(self, run: Run, is_last: np.ndarray) -> None:
+    def mark(self, run: Run, may_stay: np.ndarray) -> None:
         """Mark the records of a run that stay."""
         if len(run.bodies):
             at = int(np.searchsorted(self.offsets, run.bodies["base_offset"].min()))
-            self.met += mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self.offsets, at, is_last)
+            self.met += mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self.offsets, at, may_stay)
 
     def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
         """Return int8[n], the verdicts on BATCH[n] that are certain before their records are read.

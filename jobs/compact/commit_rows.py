@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from lastkey.jobs.archive.listing import ArchivedPartition
 from lastkey.jobs.compact.plan_inputs import clean_settings, topic_id_of
-from lastkey.jobs.compact.run import Outcome, Start, key_of
+from lastkey.jobs.compact.start_outcome import Outcome, Start, key_of
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
 from lastkey.jobs.store.paths import run_id_of

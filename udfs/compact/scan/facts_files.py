@@ -88,7 +88,7 @@ def scan_by_facts(plan: PartitionPlan, segment: Segment) -> SegmentScan | None:
     """Return the scan of a cleaned segment without reading it; None if it has no facts that hold for it. Raises
     LogFormatError kind "changed" if the segment itself is gone or shorter.
     """
-    if not segment.is_written:
+    if not segment.has_facts:
         return None
     store = open_root(plan.run.store_uri)
     data = _read(store, files_beside(segment.path)[0], _bound(plan, segment))

@@ -15,7 +15,7 @@ from lastkey.jobs.compact.plan_inputs import (
     input_from_generation,
     run_context,
 )
-from lastkey.jobs.compact.run import Start, key_of
+from lastkey.jobs.compact.start_outcome import Start, key_of
 from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint
@@ -37,13 +37,13 @@ from lastkey.udfs.compact.plan import (
 from lastkey.udfs.compact.scan.due import (
     dirt_held_back,
     known_end,
-    listed_facts,
+    listed_times,
     may_expire,
     not_due,
     unread_result,
     with_first,
 )
-from lastkey.udfs.compact.scan.segment_facts import read_secret
+from lastkey.udfs.compact.scan.facts_files import read_secret
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import exists, links_in, open_root
 from lastkey.udfs.yields.schedule import KEPT, choose, cost_of, cost_of_all
@@ -107,7 +107,7 @@ def build_plan(draft: Draft, run: RunContext, io_budget_bytes: int | None) -> Pa
 def cleaned_rows(given: PartitionInput) -> list[Segment]:
     """Return the rows of the last generation's segments below the first dirty offset."""
     dirty = given.first_dirty_offset or 0
-    return [s for s in given.segments if s.is_written and s.base_offset < dirty]
+    return [s for s in given.segments if s.has_facts and s.base_offset < dirty]
 
 
 def is_reset(options: CompactOptions, key: Key) -> bool:
@@ -299,10 +299,10 @@ def _if_due(plan: PartitionPlan, manifest: Sequence[Segment]) -> PartitionPlan |
         return plan  # only the log itself shows if it is still the same one
     if not settings.compacts:
         row = _first_row(plan, manifest)
-        return unread_result(plan, with_first(plan, row) if row else listed_facts(plan.input.segments))
+        return unread_result(plan, with_first(plan, row) if row else listed_times(plan.input.segments))
     if plan.run.force or settings.max_compaction_lag_ms < 2**63 - 1 or not plan.input.segments:
         return plan
-    facts = listed_facts(plan.input.segments)
+    facts = listed_times(plan.input.segments)
     last = plan.input.segments[-1].first_offset
     end = max(last + 1, plan.input.generation.next_offset or 0)
     active = end if plan.run.sealed else last
