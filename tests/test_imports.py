@@ -95,7 +95,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.erased_keys", "udfs.yields"},
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
     "udfs.compact.split": _TASK | _STEPS,
-    "udfs.compact.one_task": _TASK | _STEPS | {"udfs.compact.split", "udfs.yields"},
+    "udfs.compact.one_task": _TASK | _STEPS | {"udfs.yields"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.convert": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},

@@ -1,7 +1,7 @@
 """Compaction of a large partition: one Spark job, whose stages exchange key hashes and offsets, and no records.
 
   scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
-  rewrite   one job of three stages (`udfs.compact.split.survivors`): local survivors of each split; Spark brings those
+  rewrite   one job of three stages (`udfs.compact.split.stages`): local survivors of each split; Spark brings those
             of a key together, and the last one of each key stays; the offsets that stay go to the tasks that write
   finish    on the driver: joins empty groups to the next one, writes the generation's other files
 All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
@@ -34,7 +34,7 @@ from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chun
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
 from lastkey.udfs.compact.split.splits import make_splits
-from lastkey.udfs.compact.split.survivors import (
+from lastkey.udfs.compact.split.stages import (
     CELLS,
     OFFSETS,
     LargePartition,

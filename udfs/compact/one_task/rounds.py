@@ -33,12 +33,12 @@ from lastkey.udfs.compact.clean.deciders import (
     key_runs,
     last_offset_decider,
 )
+from lastkey.udfs.compact.clean.survivor_kernels import collect_survivors
+from lastkey.udfs.compact.clean.survivors import Survivors, batches_to_read
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
 from lastkey.udfs.compact.one_task.passes import Clock, clean_groups
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.analyse import Analysis
-from lastkey.udfs.compact.split.survivor_kernels import collect_survivors
-from lastkey.udfs.compact.split.survivors import Survivors, batches_to_read
 
 _ALL: Final = 1 << 32  # values of the upper 32 bits of a hash's second half
 _ROOM: Final = 0.9  # share of a table that a round plans to use

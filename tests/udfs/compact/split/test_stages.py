@@ -21,7 +21,7 @@ from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.scan_partition import scan_all
 from lastkey.udfs.compact.split import survivors
 from lastkey.udfs.compact.split.splits import make_splits
-from lastkey.udfs.compact.split.survivors import buckets_for
+from lastkey.udfs.compact.split.stages import buckets_for
 from lastkey.udfs.storage import open_root, read_file
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
 from tests.builders.plans import changed

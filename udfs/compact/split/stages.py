@@ -25,21 +25,20 @@ import numpy as np
 import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import Run
-from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
-from lastkey.logformat.layout import CONTROL_MASK
+from lastkey.logformat.errors import stopped
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.storage.io_counts import counted
 from lastkey.udfs.attempt import peak_memory
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_forwards
 from lastkey.udfs.compact.clean.deciders import KeyTable, Winners, key_runs, versions_of
 from lastkey.udfs.compact.clean.key_kernels import SLOT
+from lastkey.udfs.compact.clean.survivor_kernels import collect_survivors, mark_first, mark_highest
+from lastkey.udfs.compact.clean.survivors import Survivors, batches_to_read, incomplete
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION, WINNER
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.segment_output import GroupOutput
 from lastkey.udfs.compact.plan import PartitionPlan, chunk_buffer
 from lastkey.udfs.compact.split.splits import Split
-from lastkey.udfs.compact.split.survivor_kernels import collect_survivors, mark_first, mark_highest, mark_survivors
-from lastkey.udfs.compact.verdicts import ALL_GO, ALL_STAY, UNKNOWN
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SegmentScan
 from lastkey.udfs.steps import Stage, step
@@ -193,18 +192,6 @@ def _marked(of: LargePartition, run: Run, table: KeyTable | Winners) -> tuple[np
     return may_stay, versions
 
 
-def batches_to_read(run: Run) -> np.ndarray:
-    """Return int64[m], the last offsets of the batches with a tombstone or a record without key: the rules may decide
-    about these by more than whether a later record of the key exists.
-    """
-    rows = run.spans["null_key"] | run.spans["null_value"]
-    if not rows.any():
-        return _NONE
-    batch_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
-    last: np.ndarray = run.batches["last_offset"][np.unique(batch_of[rows])]
-    return last
-
-
 class _Waiting:
     """Local survivors that wait to be sent, in the order of the walk."""
 
@@ -309,41 +296,6 @@ def _table(n_keys: int, slot: np.dtype[np.void]) -> np.ndarray:
     return np.zeros(1 << (n_keys + n_keys // 2 + 1).bit_length(), slot)
 
 
-class Survivors:
-    """The decider of a rewrite: records with these offsets stay. It counts those that it has met."""
-
-    def __init__(self, plan: PartitionPlan, offsets: np.ndarray, to_read: np.ndarray) -> None:
-        """offsets: int64[n], ascending; to_read: int64[m], as of `batches_to_read`."""
-        self.offsets, self.met = offsets, 0
-        self._plan, self._to_read = plan, to_read
-
-    def mark(self, run: Run, may_stay: np.ndarray) -> None:
-        """Mark the records of a run that stay."""
-        if len(run.bodies):
-            at = int(np.searchsorted(self.offsets, run.bodies["base_offset"].min()))
-            self.met += mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self.offsets, at, may_stay)
-
-    def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
-        """Return int8[n], the verdicts on BATCH[n] that are certain before their records are read.
-
-        decided: bool[n], batches whose records all go, or all stay, in any case.
-        """
-        possible = ~decided & (batches["magic"] == 2) & (batches["attributes"] & CONTROL_MASK == 0)
-        possible &= (batches["records_count"] > 0) & ~np.isin(batches["last_offset"], self._to_read)
-        first = np.searchsorted(self.offsets, batches["base_offset"])
-        n = np.searchsorted(self.offsets, batches["last_offset"], side="right") - first
-        all_stay = possible & (n == batches["records_count"])
-        self.met += int(n[all_stay].sum())
-        verdicts = np.full(len(batches), UNKNOWN, np.int8)
-        verdicts[all_stay], verdicts[possible & (n == 0)] = ALL_STAY, ALL_GO
-        return verdicts
-
-    def check(self) -> None:
-        """Raise LogFormatError kind "readback" unless all records that stay were met."""
-        if self.met != len(self.offsets):
-            raise _incomplete(self._plan, f"{self.met} of {len(self.offsets)} records")
-
-
 def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
     told = [pickle.loads(one) for one in rows["told"].to_pylist()]
     if problem := next((one for one in told if isinstance(one, Problem)), None):
@@ -353,7 +305,7 @@ def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
     sent, n = rows["bucket"].to_numpy() < 0, rows["n"].to_numpy()
     offsets, to_read = (_of_rows(rows.filter(pa.array(which))) for which in (~sent, sent))
     if n[sent].sum() != n[~sent].sum():
-        raise _incomplete(of.plan, f"{n[~sent].sum()} local survivors of {n[sent].sum()}")
+        raise incomplete(of.plan, f"{n[~sent].sum()} local survivors of {n[sent].sum()}")
     survivors, tally = Survivors(of.plan, offsets, to_read), Tally()
     with counted() as counts:
         sources = of.scans[numbers.start : numbers.stop]
@@ -383,12 +335,6 @@ def write_survivors(
     if segments[0].path:
         flush_whole(open_root(plan.run.store_uri), folder)  # here: the driver may be elsewhere
     return segments
-
-
-def _incomplete(plan: PartitionPlan, found: str) -> LogFormatError:
-    return LogFormatError(
-        "readback", plan.name, NO_POSITION, "every record that stays, and a decision about each", found
-    )
 
 
 def _of_rows(rows: pa.Table) -> np.ndarray:
