@@ -45,7 +45,9 @@ def rewritten(values: Any, kernel: Callable[..., int], most: int) -> Any:
     first, n = values.offset, len(values)
     at = np.frombuffer(ends, np.int32)[first : first + n + 1].astype(np.int64)
     out, out_at = np.empty(most * int(at[-1] - at[0]), np.uint8), np.empty(n + 1, np.int32)
-    size = kernel(np.frombuffer(data or b"", np.uint8), at, out, out_at)
+    text = np.frombuffer(data or b"", np.uint8)
+    text.flags.writeable = False  # of any buffer: numba would compile the kernel once more for a read-only one
+    size = kernel(text, at, out, out_at)
     if size > _MAX_TEXT:
         raise pa.ArrowCapacityError(f"a text of {size} bytes")
     return pa.StringArray.from_buffers(n, pa.py_buffer(out_at), pa.py_buffer(out[:size]))
