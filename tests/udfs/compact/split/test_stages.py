@@ -19,7 +19,7 @@ from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.scan_partition import scan_all
-from lastkey.udfs.compact.split import survivors
+from lastkey.udfs.compact.split import stages
 from lastkey.udfs.compact.split.splits import make_splits
 from lastkey.udfs.compact.split.stages import buckets_for
 from lastkey.udfs.storage import open_root, read_file
@@ -91,7 +91,7 @@ def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = plan_for(tmp_path, log_of("abc", "cde", "afg"))
-    real = getattr(survivors, stage)
+    real = getattr(stages, stage)
 
     def broken(*given):  # type: ignore[no-untyped-def]
         batches = list(real(*given))
@@ -99,7 +99,7 @@ def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
         rows = [cell.slice(i, 1) for cell in cells for i in range(len(cell))]
         yield from [b for b in batches if b["bucket"][0].as_py() < 0] + (change(rows) if rows else [])
 
-    monkeypatch.setattr(survivors, stage, broken)
+    monkeypatch.setattr(stages, stage, broken)
     result = compact_in_blocks(plan).result
     assert (result.status, result.problem and result.problem.kind) == ("set_aside", "readback")
     assert list((tmp_path / "store").glob("*")) == []
@@ -113,7 +113,7 @@ def test_a_problem_of_any_stage_is_that_of_the_partition(tmp_path: Path, monkeyp
 
     for stage in ("_walk", "_resolve", "_rewrite"):
         with monkeypatch.context() as patch:
-            patch.setattr(survivors, stage, failing)
+            patch.setattr(stages, stage, failing)
             result = compact_in_blocks(changed(plan, folder=stage)).result
         assert result.status == "set_aside" and "broken here" in str(result.problem)
 
