@@ -17,7 +17,6 @@ from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditOptions, AuditSource, check_audits
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import JobError
-from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret, check_files
@@ -58,8 +57,7 @@ def run_audit(
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     check_audits(options.audits, *sources)
     state = open_state(options.audits or next(one.store for one in sources if one.store is not None))
-    output = None if options.output is None else checked_output(options.output, *places_of(options, sources))
-    report = AuditReport(kind=kind, audits=state.root.uri, output=output)
+    report = AuditReport(kind=kind, audits=state.root.uri)
     listed = [source_of(one, options) for one in sources] if listed_by is None else listed_by(report)
     report.sources = [one.name for one in listed]
     report.seconds["list"] = time.perf_counter() - began
@@ -89,18 +87,8 @@ def run_audit(
         report.seconds["ask"] = time.perf_counter() - at
     report.notes += state.notes
     add_run(state, run_row(report, at_ms))
-    if output is not None:
-        from lastkey.jobs.audit.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
-
-        write_page(output, page_of(report, at_ms).encode())
     report.seconds["total"] = time.perf_counter() - began
     return report
-
-
-def places_of(options: AuditOptions, sources: Sequence[AuditSource]) -> tuple[list[str | None], list[str | None]]:
-    """Return the archives and the stores that an audit reads, into which no page goes."""
-    archives = [*(one.archive for one in sources), getattr(options, "offsets_archive", None)]
-    return archives, [*(one.store for one in sources), options.audits]
 
 
 def source_of(source: AuditSource, options: AuditOptions) -> Source:

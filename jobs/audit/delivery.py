@@ -36,7 +36,7 @@ from lastkey.jobs.command.options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.report.parts import Bars, Card, Table
+from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
@@ -195,34 +195,19 @@ def _fill(
             (1, 2),
         ),
     ]  # fmt: skip
-    report.bars = _bars(latest)
 
 
 def _cards(groups: Sequence[Mapping[str, Any]], total: Mapping[str, int]) -> list[Card]:
-    """Return the figures of the page."""
+    """Return the figures at the top."""
     n_groups, n_topics = (len({row[name] for row in groups}) for name in ("group", "topic"))
-    bad = "bad" if total["undelivered"] else ""
     return [
         Card("groups", count(n_groups), f"{counted(n_topics, 'topic')} read by them"),
         Card("keys", count(total["keys"]), "counted for each group"),
-        Card("undelivered", count(total["undelivered"]), "keys whose last update was not delivered", bad),
+        Card("undelivered", count(total["undelivered"]), "keys whose last update was not delivered"),
         Card("none delivered", count(total["never"]), "of them: no version that is left was delivered"),
         Card("tombstones", count(total["undelivered_tombstones"]), "of them: the last update deletes the key"),
         Card("unknown", count(total["unknown"]), "what was delivered could not be read"),
         Card("versions", count(total["versions_behind"]), "wait to be delivered"),
-    ]
-
-
-def _bars(latest: Sequence[Mapping[str, Any]]) -> list[Bars]:
-    """Return the plots of the keys that have waited longest."""
-    labels = [f"{_name(row['group'])} {row['topic']}-{row['partition']} {row['key']}" for row in latest]
-    waits = [("waits", [row["age_ms"] or 0 for row in latest])]
-    versions = [("versions", [row["lag_versions"] for row in latest])]
-    about = "from the oldest version that was not delivered to the newest record of the partition"
-    behind = "versions of the key behind its delivered one"
-    return [
-        Bars("waits", "Keys that have waited longest", about, labels, waits, "ms"),
-        Bars("versions", "Versions that wait, of the same keys", behind, labels, versions),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit, places_of, run_audit
+from lastkey.jobs.audit.audit import Audit, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
 from lastkey.jobs.audit.go_on import GoOn, GroupOffsets, go_on
@@ -67,10 +67,11 @@ def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     """Find the offsets of B for a group."""
     pair = Pair()
     given = None if options.committed is None else read_offsets(options.committed, options.group)
-    places = places_of(options, [options.a, options.b])
+    archives = [options.a.archive, options.b.archive, options.offsets_archive]
+    stores = [options.a.store, options.b.store, options.audits]
     # before Spark starts: it may be missing
     coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
-    plan = None if options.plan is None else checked_output(options.plan, *places, option="--plan", kind=PLAN)
+    plan = None if options.plan is None else checked_output(options.plan, archives, stores, option="--plan", kind=PLAN)
     ask = partial(_ask, options, pair, given, coordinators, plan)
     return run_audit("failover", options, [options.a, options.b], ask, progress, partial(list_pair, pair, options))
 
@@ -171,7 +172,7 @@ def _fill(
         Card("group", options.group, counted(len(answers), "partition")),
         Card("not delivered", count(total["undelivered"]), "records of A at or behind the committed offsets"),
         Card("read again", count(total["again"]), f"records, of {again_ms:,} ms at most in a partition"),
-        Card("lost", count(total["lost"]), "not delivered, and not in B", "bad" if total["lost"] else ""),
+        Card("lost", count(total["lost"]), "not delivered, and not in B"),
         Card("superseded", count(total["superseded"]), "not delivered, not in B, but newer versions of their keys are"),
         Card("not of A", count(total["not_of_a"]), "records of B alone, which the group will read"),
         Card("passed over", count(total["passed_over"]), "records of B that A had and dropped, before the offsets"),

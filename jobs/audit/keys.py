@@ -22,7 +22,7 @@ from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
-from lastkey.jobs.report.parts import Bars, Card, Table
+from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.store.audits import replace_results
 from lastkey.jobs.store.paths import AUDIT_KEYS
 
@@ -146,17 +146,6 @@ def _fill(
         _of_keys("Keys that the default partitioner would put elsewhere", told["misplaced"]),
         _of_keys("Keys in several partitions", told["several_partitions"]),
     ]
-    report.bars = [
-        Bars(
-            "versions",
-            "Keys with the most versions",
-            "bytes of all versions, and of the last one, which a compaction keeps",
-            [f"{row['topic']}-{row['partition']} {row['key']}" for row in told["versions"]],
-            [("all versions", [row["bytes"] for row in told["versions"]]),
-             ("last version", [row["last_bytes"] for row in told["versions"]])],
-            "bytes",
-        )
-    ]  # fmt: skip
     if total["keys"] and total["misplaced"] / total["keys"] > _MISPLACED_SHARE:
         report.notes.append(
             "most keys lie where the default partitioner would not put them: the topic has more partitions than are "

@@ -111,7 +111,7 @@ def _fill(
     report.cards = [
         Card("equal", counted(keys[EQUAL], "key"), "the last version is the same"),
         Card("deleted", counted(keys[DELETED], "key"), "a tombstone on one side, nothing on the other"),
-        *[Card(kind.replace("_", " "), count(keys[kind]), _SAY[kind], "bad") for kind in _KINDS if keys[kind]],
+        *[Card(kind.replace("_", " "), count(keys[kind]), _SAY[kind]) for kind in _KINDS if keys[kind]],
         Card("versions", count(total["a_versions"]), f"{total['b_versions']:,} in B"),
     ]
     places = sorted({(r["topic"], r["partition"]) for r in by_partition})

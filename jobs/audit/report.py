@@ -1,4 +1,4 @@
-"""Report of an audit: figures, tables and plots that every kind fills in the same way."""
+"""Report of an audit: figures and tables that every kind fills in the same way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, size, table
 from lastkey.jobs.errors import DONE, PROBLEMS
-from lastkey.jobs.report.parts import Bars, Card, Table
+from lastkey.jobs.report.parts import Card, Table
 
 
 @dataclass(kw_only=True)
@@ -21,11 +21,9 @@ class AuditReport(JobReport):
     details: dict[str, Any] = field(default_factory=dict)  # more for programs: rows by name
     cards: list[Card] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    bars: list[Bars] = field(default_factory=list)
     findings: int = 0  # what must not be; not: what could not be read
     stretches_read: int = 0
     bytes_read: int = 0
-    output: str | None = None  # the page
 
     @property
     def exit_code(self) -> int:
@@ -44,14 +42,8 @@ class AuditReport(JobReport):
             problems=self.problems_json(),
             stretches_read=self.stretches_read,
             bytes_read=self.bytes_read,
-            output=self.output,
             engine=self.work_json(),
         )
-
-    def _repr_html_(self) -> str:
-        from lastkey.jobs.audit.page import fragment  # noqa: PLC0415 - the plot library takes a second to load
-
-        return fragment(self)
 
     def to_text(self) -> str:
         """Return the report for people."""
@@ -62,7 +54,6 @@ class AuditReport(JobReport):
             if rows.rows:
                 out += ["", rows.label, table(rows.header, rows.rows, left=(0, *rows.text))]
         out += ["", f"read: {counted(self.stretches_read, 'stretch', 'stretches')} of logs, {size(self.bytes_read)}"]
-        out += [f"page: {self.output}"] if self.output else []
         out += labelled("problem", self.problems)
         out += labelled("note", self.notes)
         out.append(self.last_lines())

@@ -321,7 +321,6 @@ class AuditOptions:
     engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
     gaps: str | None = None  # fail, accept; wins over the setting gaps
     hide_keys: bool = False  # hashes of keys alone
-    output: str | None = None  # the page
     most: int = 20  # rows of a table in the report
 
 

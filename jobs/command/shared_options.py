@@ -112,7 +112,6 @@ def audit_options(command: Command) -> Command:
         click.option(
             "--most", type=click.IntRange(min=0), default=20, show_default=True, help="Rows of a table of the report."
         ),
-        click.option("--output", metavar="FILE", help="Write the report as a page to this file; it needs no other."),
         click.option("--hide-keys", is_flag=True, help="Keep and show only hashes of keys."),
         gaps_option,
         click.option("--audits", metavar="STORE", help=where),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -25,30 +24,3 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Bars of a report, one for each label: each series is (name, values)."""
-
-    name: str
-    title: str
-    says: str
-    labels: Sequence[str]
-    series: Sequence[tuple[str, Sequence[float]]]
-    unit: str = "count"  # count, bytes or ms
-
-
-class PageReport(Protocol):
-    """Protocol of a report that becomes a page: figures, tables and plots under the names of its sources."""
-
-    kind: str
-    sources: list[str]
-    cards: list[Card]
-    tables: list[Table]
-    bars: list[Bars]
-    notes: list[str]
-
-    @property
-    def problems(self) -> list[Any]:
-        """Problems: each as a value, or its text."""

@@ -24,7 +24,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment, size
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
 from lastkey.logformat.control_characters import visible
 from lastkey.udfs.report.partition_profile import DAY_MS, HOUR_MS, MINUTE_MS, Times
 
@@ -214,11 +214,6 @@ def number(value: float) -> str:
 def bytes_of(value: float) -> str:
     """Format bytes in the unit that fits."""
     return size(round(value))
-
-
-def span_of(value: float) -> str:
-    """Format milliseconds in the unit that fits."""
-    return duration(round(value))
 
 
 def percent(value: float) -> str:

@@ -138,4 +138,5 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
         "Keys that have waited longest",
     ):  # fmt: skip
         assert said in whole, said
+    assert whole.count("image/png") == 2, "plots of the tables of an audit"
     assert not (NOTEBOOK.parents[1] / "work/notebook-store").exists(), "a dry run writes nothing"

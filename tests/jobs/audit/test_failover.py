@@ -16,7 +16,6 @@ from lastkey.jobs.errors import MissingPathError, UsageError
 from tests.builders.damage import flip
 from tests.builders.groups import commit, commit_key, write_log
 from tests.builders.logs import Row, write_partition
-from tests.builders.pages import needs_nothing_else
 from tests.builders.trees import files_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -61,7 +60,7 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     write_partition(b / "holes-0", f"a=1 b=1 a=2 | b=2~{MS + 5} a=3~{MS + 7}")
     write_partition(b / "damaged-0", LOG)
     flip(files_in(b / "damaged-0")[0], 61 + 10)
-    report = audit(a, b, tmp_path / "audits", output=str(tmp_path / "page.html"))
+    report = audit(a, b, tmp_path / "audits")
     found = answers(report)
     assert found["exact-0"] == (5, "identity", 0)
     assert found["changed-0"] == (4, "time", 1)  # a ms later than in A: the last delivered one again
@@ -74,7 +73,6 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     assert {offset: key for (topic, offset), key in lost.items() if topic == "holes"} == {3: "c", 4: "(none)", 6: "d"}
     assert {offset for topic, offset in lost if topic == "none"} == {5, 6, 7}
     assert report.exit_code == 3
-    needs_nothing_else((tmp_path / "page.html").read_text())
     assert json.loads(json.dumps(report.to_json()))["summary"]["ways"] == {"identity": 4, "time": 1, "start": 0}
 
 

@@ -80,8 +80,7 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
             ["restore", "--store", store, "--output", str(tmp_path / "out"), "--metrics-file", path],
             ["verify", "--store", store, "--metrics-file", path],
             ["report", str(archive), "--store", store, "--output", path],
-            ["audit", "keys", "--store", store, "--output", path],
-            ["audit", "erasure", "--store", store, "--key", "a", "--proof", path],
+            ["audit", "failover", str(archive), f"{store}@1", "--audits", store, "--group", "g", "--plan", path],
             [*erase, "--proof", path],
         )
         unknown = (
