@@ -1,8 +1,8 @@
 """Runs of jobs that change a store, each with a row in its table `cleaner_runs`, written once, when the run ends.
 
-Nothing is written by a dry run, nor below a path that is no store yet, nor after an error in options or settings (exit
-code 2), which may name the wrong store. A row that cannot be written within PATIENCE seconds is a note: the run ends as
-it would have ended.
+Nothing is written by a dry run, nor below a path that is no store yet (or has lost its tables), nor after an error in
+options or settings (exit code 2), which may name the wrong store. An audit has a row in the store of its tables. A row
+that cannot be written within PATIENCE seconds is a note: the run ends as it would have ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from lastkey.jobs.errors import USAGE
 from lastkey.jobs.store.folders import check_no_links
 from lastkey.jobs.store.job_rows import killed_row
 from lastkey.jobs.store.leases import Lease
-from lastkey.jobs.store.paths import CHECKPOINTS, RUNS
+from lastkey.jobs.store.paths import AUDIT_READS, CHECKPOINTS, PARTITIONS, RUNS
 from lastkey.jobs.store.rows import JobRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.store.writing import append_job_rows
-from lastkey.udfs.storage import normal_uri, open_root
+from lastkey.udfs.storage import exists, normal_uri, open_root
 
 R = TypeVar("R", bound=JobReport)
 PATIENCE: Final = 5.0  # seconds for the row of a run, at its end
@@ -103,7 +103,7 @@ def _write(store: str, new: Sequence[JobRow]) -> str:
     def work() -> None:
         try:
             state = State(open_root(normal_uri(store)))
-            if state.table_exists(CHECKPOINTS):
+            if state.table_exists(CHECKPOINTS) or _holds_only_audits(state):
                 append_job_rows(state, new)
             failed.clear()
         except BaseException as error:  # a panic of delta-rs too: whatever it is, it says nothing about the run
@@ -113,6 +113,11 @@ def _write(store: str, new: Sequence[JobRow]) -> str:
     thread.start()
     thread.join(PATIENCE)
     return f"this run is not in the table {RUNS}: {failed[0]}" if failed else ""
+
+
+def _holds_only_audits(state: State) -> bool:
+    """Return whether audits alone use a store. Of a store that has lost its tables, `rebuild-state` makes them."""
+    return state.table_exists(AUDIT_READS) and not exists(state.root, PARTITIONS)
 
 
 def _now_ms() -> int:

@@ -116,7 +116,8 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
     committed = {run.run_id: run for run in by_run(row for chain in chains.values() for row in chain)}
     rows = {row.run_id: row for row in job_rows(state)}
     if options.format == "openmetrics":
-        report.metrics = openmetrics(_metrics_of(rows.values(), options.store))
+        changes = (row for row in rows.values() if not row.job.startswith("audit "))
+        report.metrics = openmetrics(_metrics_of(changes, options.store))
     leases = list_leases(state.root, report.notes)
     at_work = {lease.run_id for lease in leases if lease.is_valid(time.time_ns())} - rows.keys()
     rows = {lease.run_id: killed_row(lease) for lease in leases} | rows

@@ -47,7 +47,7 @@ from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.manifests import read_manifests, say_committed
-from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_TABLES, COMMITTED, MANIFEST, SEGMENTS, table_folder
+from lastkey.jobs.store.paths import AUDIT_KEY, COMMITTED, MANIFEST, SEGMENTS, is_audit_table, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
@@ -167,7 +167,9 @@ def _delete_audits(store: Root, *, dry_run: bool) -> list[str]:
     """Delete the tables of audits, with all their versions, and the key of their hashes: they cost time to make again,
     and nothing else. Return what was there.
     """
-    folders = [folder for name in AUDIT_TABLES if exists(store, folder := table_folder(name))]
+    listed = store.filesystem.get_file_info(pafs.FileSelector(store.full("state"), allow_not_found=True))
+    tables = (i.base_name for i in listed if i.type == pafs.FileType.Directory and is_audit_table(i.base_name))
+    folders = sorted(map(table_folder, tables))
     key = [AUDIT_KEY] if exists(store, AUDIT_KEY) else []
     if not dry_run:
         for folder in folders:

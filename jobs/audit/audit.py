@@ -1,15 +1,12 @@
-"""Frame of every audit: tables, sources, the reading of what is new, Spark's session, the report and its row."""
+"""Frame of every audit: tables, sources, the reading of what is new, Spark's session, the report."""
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lastkey.jobs import installation
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather, records_of
 from lastkey.jobs.audit.report import AuditReport
@@ -17,9 +14,10 @@ from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.options import AuditOptions, AuditSource, check_audits
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import JobError
+from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
-from lastkey.jobs.store.audits import AuditRun, add_run, audit_secret, check_files
+from lastkey.jobs.store.audits import audit_secret, check_files
 from lastkey.jobs.store.minutes import session_for, uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
 
@@ -49,14 +47,31 @@ def run_audit(
     listed_by: Callable[[AuditReport], list[Source]] | None = None,
     tables: Sequence[str] = (),
 ) -> AuditReport:
-    """Read what is new in the sources, let `ask` fill the report, and add the audit to `audit_runs`.
+    """Read what is new in the sources, let `ask` fill the report, and record the audit in `cleaner_runs`.
 
     listed_by: lists what is read for the sources; None: themselves. tables: URIs of others that Spark reads, in
     Hadoop's spelling.
     """
-    began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     check_audits(options.audits, *sources)
-    state = open_state(options.audits or next(one.store for one in sources if one.store is not None))
+    store = options.audits or next(one.store for one in sources if one.store is not None)
+
+    def work() -> AuditReport:
+        return _run(kind, options, open_state(store), sources, ask, progress, listed_by, tables)
+
+    return recorded(f"audit {kind}", store, work, dry_run=False)
+
+
+def _run(
+    kind: str,
+    options: AuditOptions,
+    state: State,
+    sources: Sequence[AuditSource],
+    ask: Callable[[Audit], None],
+    progress: Progress,
+    listed_by: Callable[[AuditReport], list[Source]] | None,
+    tables: Sequence[str],
+) -> AuditReport:
+    began = time.perf_counter()
     report = AuditReport(kind=kind, audits=state.root.uri)
     listed = [source_of(one, options) for one in sources] if listed_by is None else listed_by(report)
     report.sources = [one.name for one in listed]
@@ -86,7 +101,6 @@ def run_audit(
                 raise
         report.seconds["ask"] = time.perf_counter() - at
     report.notes += state.notes
-    add_run(state, run_row(report, at_ms))
     report.seconds["total"] = time.perf_counter() - began
     return report
 
@@ -96,16 +110,3 @@ def source_of(source: AuditSource, options: AuditOptions) -> Source:
     if source.store is None:
         return archive_source(source.archive or "", options.topics)
     return store_source(source.store, options.topics, source.generation, source.archive)
-
-
-def run_row(report: AuditReport, at_ms: int) -> AuditRun:
-    """Return the row of `audit_runs`."""
-    return AuditRun(
-        uuid.uuid4().hex,
-        report.kind,
-        json.dumps(report.sources),
-        at_ms,
-        installation.version(),
-        report.exit_code,
-        json.dumps(report.summary),
-    )

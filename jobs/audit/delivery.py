@@ -6,7 +6,6 @@ Committed offsets come from the coordinators' own topics (coordinators.py), or d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -37,8 +36,10 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
-from lastkey.jobs.store.audits import AuditRun, audit_secret, earlier_runs, replace_results
+from lastkey.jobs.store.audits import audit_secret, replace_results
+from lastkey.jobs.store.job_rows import job_rows
 from lastkey.jobs.store.paths import AUDIT_DELIVERIES
+from lastkey.jobs.store.rows import JobRow
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
 from lastkey.udfs.storage import normal_uri
@@ -79,7 +80,8 @@ def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audi
     if options.max_age_ms is not None:
         late = (F.col("verdict") == "undelivered") & (F.col("age_ms") > options.max_age_ms)
         audit.report.findings = result.where(late).count()
-    earlier = earlier_runs(audit.state, "delivery", json.dumps(audit.report.sources))
+    runs = (row for row in job_rows(audit.state) if row.job == "audit delivery")
+    earlier = [row for row in runs if row.told.get("sources") == [name]]
     _fill(audit.report, options, figures, worst, earlier)
 
 
@@ -157,7 +159,7 @@ def _fill(
     options: AuditDeliveryOptions,
     figures: list[dict[str, Any]],
     worst: list[dict[str, Any]],
-    earlier: Sequence[AuditRun],
+    earlier: Sequence[JobRow],
 ) -> None:
     groups = [
         {
@@ -211,13 +213,13 @@ def _cards(groups: Sequence[Mapping[str, Any]], total: Mapping[str, int]) -> lis
     ]
 
 
-def _trend(groups: Sequence[Mapping[str, Any]], earlier: Sequence[AuditRun]) -> list[dict[str, Any]]:
+def _trend(groups: Sequence[Mapping[str, Any]], earlier: Sequence[JobRow]) -> list[dict[str, Any]]:
     """Return the figures of the same groups and topics in earlier audits, the oldest first."""
     now = {(row["group"], row["topic"]) for row in groups}
     out = []
-    for run_ in earlier[-_TREND:]:
-        told = [row for row in json.loads(run_.summary).get("groups", ()) if (row["group"], row["topic"]) in now]
-        out.append({"at_ms": run_.at_ms, "audit_id": run_.audit_id, "groups": told})
+    for audit in earlier[-_TREND:]:
+        told = [row for row in audit.told["summary"].get("groups", ()) if (row["group"], row["topic"]) in now]
+        out.append({"at_ms": audit.started_ms, "audit_id": audit.run_id, "groups": told})
     return out
 
 

@@ -17,7 +17,7 @@ class AuditReport(JobReport):
     kind: str
     sources: list[str] = field(default_factory=list)
     audits: str = ""  # the store that holds the tables
-    summary: dict[str, Any] = field(default_factory=dict)  # figures for programs; kept in `audit_runs`
+    summary: dict[str, Any] = field(default_factory=dict)  # figures for programs; kept in `cleaner_runs`
     details: dict[str, Any] = field(default_factory=dict)  # more for programs: rows by name
     cards: list[Card] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
@@ -29,6 +29,10 @@ class AuditReport(JobReport):
     def exit_code(self) -> int:
         """Exit code: 0, or 3 if something was found, or could not be read."""
         return PROBLEMS if self.findings or self.problems else DONE
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the store keeps of the audit: a later audit of the same sources shows its summary."""
+        return super().figures() | {"findings": self.findings, "sources": self.sources, "summary": self.summary}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""

@@ -22,7 +22,6 @@ from lastkey.jobs.store.generations import generation_of
 from lastkey.jobs.store.paths import (
     AUDIT_KEY,
     AUDIT_READS,
-    AUDIT_RUNS,
     AUDIT_TABLES,
     CHECKPOINTS,
     COMMITTED,
@@ -31,6 +30,7 @@ from lastkey.jobs.store.paths import (
     PARTITIONS,
     TABLES,
     generation_folder,
+    is_audit_table,
     parse_run_folder,
 )
 from lastkey.jobs.store.tables import State
@@ -44,7 +44,7 @@ from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 
 HASH_KEY: Final = "hash.key"
-_WITHOUT_KEYS: Final = {*TABLES} - {*AUDIT_TABLES} | {AUDIT_READS, AUDIT_RUNS}  # tables that no key is ever put into
+_WITHOUT_KEYS: Final = {*TABLES} - {*AUDIT_TABLES} | {AUDIT_READS}  # tables that no key is ever put into
 
 _LOG = re.compile(r"[0-9]{20}\.log\b.*|.*\.log")  # <base>.log.deleted and the tiered <offset>-<id>.log too
 _ID = "[A-Za-z0-9_-]{22}"  # of a tiered segment
@@ -212,7 +212,7 @@ def _add_table_file(places: Places, file: SearchFile, known: _Generations) -> No
     parts = file.path.split("/")
     table, name, of_log = parts[1], parts[-1], "_delta_log" in parts
     is_checksum = name.startswith(".") and name.endswith(".crc")  # Hadoop's, of the file beside it
-    ours = table in AUDIT_TABLES
+    ours = is_audit_table(table)
     known_file = _OF_TABLE.fullmatch(name) is not None and len(parts) > 2
     if (
         (table in _WITHOUT_KEYS and known_file)

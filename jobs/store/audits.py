@@ -31,7 +31,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from lastkey.jobs.errors import DamagedAuditError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.minutes import uri_for_spark
-from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, AUDIT_RUNS, table_folder
+from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, table_folder
 from lastkey.jobs.store.table import FILE, Change, Version, add_action, in_files
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.storage.access_error import in_one_line
@@ -78,19 +78,6 @@ class AuditRead:
     records: int
     problems: str  # JSON: a list of what could not be read
     file: str  # of `audit_records`; "": no record
-
-
-@dataclass(frozen=True)
-class AuditRun:
-    """Row of `audit_runs`: one audit and its summary."""
-
-    audit_id: str
-    kind: str  # keys, delivery, mirror, ...
-    source: str  # what was audited
-    at_ms: int
-    version: str  # of Lastkey
-    exit_code: int
-    summary: str  # JSON: figures of this kind
 
 
 def audit_secret(state: State) -> Secret:
@@ -221,18 +208,6 @@ def _written(state: State, name: str, folder: str) -> Iterator[AddAction]:
             flush(root, f"{table}/{path}")
             yield add_action(path, info.size, n_rows)
     flush_folder(root, f"{table}/{folder}")
-
-
-def add_run(state: State, run: AuditRun) -> None:
-    """Add a row to `audit_runs`."""
-    schema = rows.arrow_schema(AuditRun)
-    state.swap(AUDIT_RUNS, schema, lambda _: Change(added=[rows.to_arrow(AuditRun, [run])]))
-
-
-def earlier_runs(state: State, kind: str, source: str) -> list[AuditRun]:
-    """Return the audits of one kind and source, the oldest first."""
-    found = rows.from_arrow(AuditRun, state.rows(AUDIT_RUNS, rows.arrow_schema(AuditRun)))
-    return sorted((run for run in found if (run.kind, run.source) == (kind, source)), key=lambda run: run.at_ms)
 
 
 def delta_table(spark: SparkSession, uri: str) -> DataFrame:

@@ -1,8 +1,8 @@
-"""Rows of `cleaner_runs` about whole runs: one for each run of a job that changes stores, whatever its end.
+"""Rows of `cleaner_runs` about whole runs: one for each run of a job that changes stores or its tables of audits.
 
-They are history for people and monitoring; no job depends on them. `jobs.recorded` appends a run's row when the run
-ends. A run that is killed writes none. Its lease stays (`jobs.store.leases`), and the `compact` that takes over the
-expired lease writes a row without exit code.
+They are history for people and monitoring, and the trend that `audit delivery` shows; no job depends on them.
+`jobs.recorded` appends a run's row when the run ends. A run that is killed writes none. Its lease stays
+(`jobs.store.leases`), and the `compact` that takes over the expired lease writes a row without exit code.
 """
 
 from __future__ import annotations

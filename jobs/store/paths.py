@@ -23,7 +23,6 @@ TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a 
 # Written by jobs.store.audits; no part of a generation either
 AUDIT_READS: Final = "audit_reads"
 AUDIT_RECORDS: Final = "audit_records"
-AUDIT_RUNS: Final = "audit_runs"
 AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
 AUDIT_MIRROR: Final = "audit_mirror"
@@ -31,7 +30,6 @@ AUDIT_FAILOVER: Final = "audit_failover"
 AUDIT_TABLES: Final = (
     AUDIT_READS,
     AUDIT_RECORDS,
-    AUDIT_RUNS,
     AUDIT_KEYS,
     AUDIT_DELIVERIES,
     AUDIT_MIRROR,
@@ -51,6 +49,11 @@ COMMITTED: Final = "committed"  # beside it, written after the commit
 # segments wait (udfs.compact.split.stages.own_folder)
 RUN_FOLDER: Final = r"[1-9][0-9]{0,18}-[0-9a-f]{32}(?:\.[0-9]{1,19}){0,2}"
 _RUN_FOLDER: Final = re.compile(RUN_FOLDER)
+
+
+def is_audit_table(name: str) -> bool:
+    """Return whether a folder below `state/` is a table of audits: one of AUDIT_TABLES, or one of an older version."""
+    return name.startswith("audit_")
 
 
 def table_folder(table: str) -> str:

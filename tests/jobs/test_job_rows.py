@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lastkey.jobs import recorded
+from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import CONFLICT, DONE, PROBLEMS, USAGE
 from lastkey.jobs.store import history, writing
@@ -23,6 +24,7 @@ from lastkey.jobs.store.job_rows import job_rows, killed_row
 from lastkey.jobs.store.rows import JobRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.store.writing import append_job_rows
+from tests.builders.audits import audit
 from tests.builders.leases import LEASE, expire_leases, put_lease
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
@@ -184,6 +186,27 @@ def test_a_run_that_was_taken_for_dead_has_the_last_word(tmp_path: Path) -> None
     )
     append_job_rows(state, [dead])
     assert [found.outcome for found in job_rows(open_state(str(tmp_path)))] == ["done"]
+
+
+def test_an_audit_is_recorded_where_its_tables_are(tmp_path: Path) -> None:
+    """A store that has lost its tables gets none: rebuild-state replaces nothing."""
+    write_partition(tmp_path / "archive" / "t-0", "a=1")
+    store = str(tmp_path / "store")
+
+    def run() -> AuditReport:
+        return AuditReport(kind="keys", sources=["a"], summary={"keys": 1})
+
+    recorded.recorded("audit keys", store, run, dry_run=False)
+    assert not (tmp_path / "store").exists()
+    audit(tmp_path / "archive", store)
+    recorded.recorded("audit keys", store, run, dry_run=False)
+    (found,) = job_rows(open_state(store))
+    assert (found.job, found.outcome, found.told["sources"], found.told["summary"]) == (
+        "audit keys", "done", ["a"], {"keys": 1},
+    )  # fmt: skip
+    (tmp_path / "store" / "segments").mkdir()
+    recorded.recorded("audit keys", store, run, dry_run=False)
+    assert len(job_rows(open_state(store))) == 1
 
 
 def test_old_rows_go_except_the_last_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

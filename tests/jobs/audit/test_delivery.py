@@ -32,6 +32,7 @@ from lastkey.jobs.command.options import AuditDeliveryOptions, AuditSource
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import duration
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
+from lastkey.jobs.store.job_rows import job_rows
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.audit.committed import CommitsRead, gather, partition_for
 from lastkey.udfs.audit.group_records import OffsetCommit
@@ -118,6 +119,10 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     (before,) = again.details["trend"]
     assert [(row["group"], row["undelivered"]) for row in before["groups"]] == [("done", 0)]
     assert "Trend" in again.to_text()
+    first, second = job_rows(open_state(str(tmp_path / "audits")))
+    assert (first.job, first.outcome, second.outcome) == ("audit delivery", "problems", "done")
+    assert (before["audit_id"], before["at_ms"]) == (first.run_id, first.started_ms)
+    assert second.told["sources"] == again.sources and second.told["summary"]["groups"] == again.summary["groups"]
 
 
 def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
