@@ -1,8 +1,7 @@
 """Offsets at which a group of A goes on in B, a copy of A, and loses nothing, partition by partition.
 
-A record of A was *delivered* if its offset is below the group's committed offset. Copies in B are known by identity:
-the same key, value, headers (by digest) and timestamp. Where equal records repeat, the first of B is the first of A
-if both sides have as many; else as few copies count as delivered as can be.
+A record of A was *delivered* if its offset is below the group's committed offset; its copy in B is that of its match
+(`matches`). Where equal records repeat, more often on one side, as few copies count as delivered as can be.
 
 The group must read, in B,
 
@@ -22,8 +21,8 @@ Identity is not established if less than half of the records match that could: t
 time must do: the first offset of B with a timestamp not below that of any undelivered record, or above that of all
 delivered ones.
 
-One shuffle, by partition and key; its result is kept on disk for two questions. Holes are looked for only in
-partitions where they can change the answer: those records are sorted once more.
+The matches are kept on disk for several questions. Holes are looked for only in partitions where they can change the
+answer: those records are sorted once more.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.sides import DIGEST, identity, of_side, on
+from lastkey.jobs.audit.matches import KEY, identity
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,31 +41,24 @@ if TYPE_CHECKING:
 DELIVERED, UNDELIVERED, REPEATED, UNMATCHED = "delivered", "undelivered", "repeated", "unmatched"
 COPIED, LOST, SUPERSEDED = "copied", "lost", "superseded"
 _PARTITION: Final = ("topic", "partition")
-_KEY: Final = (*_PARTITION, "key", "keyless")
 
 
-def states(rows: DataFrame, committed: DataFrame, *, ignore_timestamps: bool = False) -> DataFrame:
-    """Return the records of both sides with what became of each: `state`, `is_delivered` and `has_copy` (of A),
+def states(matches: DataFrame, committed: DataFrame, *, ignore_timestamps: bool = False) -> DataFrame:
+    """Return the matches with what became of each record: `a_state`, `b_state` (null: the side lacks it), and
     `has_newer` (of B: a copy of a record of its key stands behind it).
 
-    rows: of `two_sides`. committed: topic, partition, committed; partitions without a row have nothing delivered.
+    matches: of `match`, with the same ignore_timestamps. committed: topic, partition, committed; partitions without a
+    row have nothing delivered.
     """
-    same = (*_KEY, *identity(ignore_timestamps))
-    joined = rows.join(F.broadcast(committed), [*_PARTITION], "left")
-    is_delivered = ~F.col("of_b") & (F.col("offset") < F.coalesce("committed", F.lit(-1)))
-    # Records without a key are known by their digest alone: no task gets all of them
-    keyless = F.when(F.col("key").isNull(), F.col(DIGEST[1]))
-    known = joined.withColumns({"is_delivered": is_delivered, "keyless": keyless}).repartition(*_KEY)
-    equal, of_key = Window.partitionBy(*same), Window.partitionBy(*_KEY)
-    ranked = known.withColumns(
-        {
-            "rank": F.row_number().over(Window.partitionBy(*same, "of_b").orderBy("offset")),
-            "n_a": F.sum(on(b=False)).over(equal),
-            "n_b": F.sum(on(b=True)).over(equal),
-            "delivered": F.sum(F.col("is_delivered").cast("long")).over(equal),
-        }
+    a_offset, b_offset, keyed = F.col("a.offset"), F.col("b.offset"), F.col("key").isNotNull()
+    equal, of_key = Window.partitionBy(*identity(ignore_timestamps)), Window.partitionBy(*KEY)
+    n_a, n_b, rank, delivered = (F.col(name) for name in ("n_a", "n_b", "occurrence", "n_delivered"))
+    is_delivered = F.coalesce(a_offset < F.coalesce("committed", F.lit(-1)), F.lit(False))
+    by_place = committed.withColumnRenamed("partition", "place")
+    joined = matches.join(F.broadcast(by_place), ["topic", "place"], "left").withColumn("partition", F.col("place"))
+    known = joined.withColumns(
+        {"is_delivered": is_delivered, "n_delivered": F.sum(is_delivered.cast("long")).over(equal)}
     )
-    n_a, n_b, rank, delivered = (F.col(name) for name in ("n_a", "n_b", "rank", "delivered"))
     undelivered = n_a - delivered
     # Copies of B before the first that may be undelivered: as many as were delivered, fewer if B has lost some
     before = F.greatest(F.least(delivered, n_b - undelivered), F.lit(0))
@@ -76,81 +68,71 @@ def states(rows: DataFrame, committed: DataFrame, *, ignore_timestamps: bool = F
         .when(rank - before <= undelivered, UNDELIVERED)
         .otherwise(REPEATED)
     )
-    keyed, offset = F.col("key").isNotNull(), F.col("offset")
-    last_copy = F.max(F.when(F.col("of_b") & (n_a > 0), offset)).over(of_key)
-    last_copied = F.max(F.when(~F.col("of_b") & (n_b > 0), offset)).over(of_key)
+    last_copy = F.max(F.when(n_a > 0, b_offset)).over(of_key)
+    last_copied = F.max(F.when(n_b > 0, a_offset)).over(of_key)
     in_a = (
         F.when(F.col("is_delivered"), DELIVERED)
         .when(rank - delivered > undelivered - n_b, COPIED)
-        .otherwise(F.when(keyed & (last_copied > offset), SUPERSEDED).otherwise(LOST))
+        .otherwise(F.when(keyed & (last_copied > a_offset), SUPERSEDED).otherwise(LOST))
     )
-    return ranked.withColumns(
+    return known.withColumns(
         {
-            "state": F.when(F.col("of_b"), in_b).otherwise(in_a),
-            "has_copy": rank <= n_b,
-            "has_newer": F.coalesce(keyed & (last_copy > offset), F.lit(False)),
+            "a_state": F.when(a_offset.isNotNull(), in_a),
+            "b_state": F.when(b_offset.isNotNull(), in_b),
+            "has_newer": F.coalesce(keyed & (last_copy > b_offset), F.lit(False)),
         }
     )
 
 
 def figures(known: DataFrame) -> DataFrame:
     """Return a row for each partition of `states`: what it holds on each side, and what decides where to go on."""
-    offset, time, state, b = (F.col(name) for name in ("offset", "timestamp_ms", "state", "of_b"))
+    a, b, time = F.col("a.offset"), F.col("b.offset"), F.col("a.timestamp_ms")
+    in_a, in_b, is_delivered = F.col("a_state"), F.col("b_state"), F.col("is_delivered")
 
     def number(which: Column) -> Column:
         return F.count(F.when(which, 1))
 
     return known.groupBy(*_PARTITION).agg(
-        number(~b).alias("a_records"),
-        number(b).alias("b_records"),
-        F.min(F.when(~b, offset)).alias("a_first"),
-        F.max(F.when(~b, offset) + 1).alias("a_end"),
-        F.min(F.when(b, offset)).alias("b_first"),
-        F.max(F.when(b, offset) + 1).alias("b_end"),
-        number(~b & F.col("has_copy")).alias("matched"),
-        number(~b & ~F.col("is_delivered")).alias("undelivered"),
-        number(state == LOST).alias("lost"),
-        number(state == SUPERSEDED).alias("superseded"),
-        F.min(F.when(b & (state == UNDELIVERED), offset)).alias("first_undelivered"),
-        F.min(F.when(b & (state == UNMATCHED), offset)).alias("first_unmatched"),
-        F.min(F.when(b & (state != UNMATCHED), offset)).alias("first_copy"),
-        F.min(F.when(~b & ~F.col("is_delivered"), time)).alias("undelivered_from_ms"),
-        F.max(F.when(~b & F.col("is_delivered"), time)).alias("delivered_to_ms"),
+        F.count(a).alias("a_records"),
+        F.count(b).alias("b_records"),
+        F.min(a).alias("a_first"),
+        F.max(a + 1).alias("a_end"),
+        F.min(b).alias("b_first"),
+        F.max(b + 1).alias("b_end"),
+        number(in_a.isNotNull() & in_b.isNotNull()).alias("matched"),
+        number(in_a.isNotNull() & ~is_delivered).alias("undelivered"),
+        number(in_a == LOST).alias("lost"),
+        number(in_a == SUPERSEDED).alias("superseded"),
+        F.min(F.when(in_b == UNDELIVERED, b)).alias("first_undelivered"),
+        F.min(F.when(in_b == UNMATCHED, b)).alias("first_unmatched"),
+        F.min(F.when(in_b != UNMATCHED, b)).alias("first_copy"),
+        F.min(F.when(in_a.isNotNull() & ~is_delivered, time)).alias("undelivered_from_ms"),
+        F.max(F.when(is_delivered, time)).alias("delivered_to_ms"),
     )
 
 
-def first_new(known: DataFrame, starts: DataFrame, *, ignore_timestamps: bool = False) -> DataFrame:
+def first_new(known: DataFrame, starts: DataFrame) -> DataFrame:
     """Return the first record of B, in each partition of `starts`, that A never had: topic, partition, first_new; null
     where all unmatched records are passed over.
 
     starts: topic, partition, committed, a_first, first_copy.
     """
-    offset = F.col("offset")
-    wanted = known.join(F.broadcast(starts.select(*_PARTITION)), [*_PARTITION], "left_semi")
-    in_order = Window.partitionBy(*_PARTITION).orderBy("offset")
-    of_a = wanted.where("NOT of_b").select(
-        *_PARTITION, offset.alias("a_offset"), (offset + 1 - F.row_number().over(in_order)).alias("holes")
-    )
-    copies = (
-        wanted.where("n_a = n_b")
-        .groupBy(*_KEY, *identity(ignore_timestamps), "rank")
-        .agg(
-            F.max(of_side(b=False, column=offset)).alias("a_offset"),
-            F.max(of_side(b=True, column=offset)).alias("offset"),
-        )
-        .select(*_PARTITION, "a_offset", "offset")
-        .join(of_a, [*_PARTITION, "a_offset"])
-        .withColumn("has_newer", F.lit(None).cast("boolean"))
-    )
-    new = wanted.where(F.col("of_b") & (F.col("state") == UNMATCHED)).select(
-        *_PARTITION, *[F.lit(None).cast("long").alias(name) for name in ("a_offset", "holes")], "offset", "has_newer"
-    )
-    alone = ~F.col("has_newer")
+    a_offset, offset = F.col("a_offset"), F.col("offset")
+    places = known.select(
+        *_PARTITION, F.col("a.offset").alias("a_offset"), F.col("b.offset").alias("offset"), "n_a", "n_b", "has_newer",
+        "b_state",
+    )  # fmt: skip
+    wanted = places.join(F.broadcast(starts.select(*_PARTITION)), [*_PARTITION], "left_semi")
+    holes = a_offset + 1 - F.row_number().over(Window.partitionBy(*_PARTITION).orderBy("a_offset"))
+    copies = wanted.where(a_offset.isNotNull()).withColumn("holes", holes).where("n_a = n_b")
+    new = wanted.where(F.col("b_state") == UNMATCHED).withColumn("holes", F.lit(None).cast("long"))
+    columns = (*_PARTITION, "a_offset", "holes", "offset", "has_newer")
+    alone = a_offset.isNull() & ~F.col("has_newer")
     # A run: a copy, and the unmatched records between it and the next copy; the first run may have no copy
     runs = (
-        copies.select(*new.columns)
-        .unionByName(new)
-        .withColumn("run", F.count("a_offset").over(in_order))
+        copies.select(*columns)
+        .unionByName(new.select(*columns))
+        .withColumn("run", F.count("a_offset").over(Window.partitionBy(*_PARTITION).orderBy("offset")))
         .join(F.broadcast(starts.select(*_PARTITION, "first_copy")), [*_PARTITION])
         .groupBy(*_PARTITION, "run")
         .agg(
@@ -184,16 +166,16 @@ def first_at(known: DataFrame, times: DataFrame) -> DataFrame:
 
     times: topic, partition, from_ms.
     """
-    later = F.col("of_b") & (F.col("timestamp_ms") >= F.col("from_ms"))
+    later = F.col("b.timestamp_ms") >= F.col("from_ms")
     joined = known.join(F.broadcast(times), [*_PARTITION])
-    return joined.groupBy(*_PARTITION).agg(F.min(F.when(later, F.col("offset"))).alias("first_at"))
+    return joined.groupBy(*_PARTITION).agg(F.min(F.when(later, F.col("b.offset"))).alias("first_at"))
 
 
 def behind(known: DataFrame, offsets: DataFrame) -> DataFrame:
     """Return what a consumer reads of B from offsets on, a row for each partition. offsets: topic, partition, go_on."""
-    joined = known.where("of_b").join(F.broadcast(offsets), [*_PARTITION])
-    time, state = F.col("timestamp_ms"), F.col("state")
-    read = F.col("offset") >= F.col("go_on")
+    joined = known.where("b IS NOT NULL").join(F.broadcast(offsets), [*_PARTITION])
+    time, state = F.col("b.timestamp_ms"), F.col("b_state")
+    read = F.col("b.offset") >= F.col("go_on")
     again = read & state.isin(DELIVERED, REPEATED)
     return joined.groupBy(*_PARTITION).agg(
         F.count(F.when(read, 1)).alias("read"),

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.audit import Audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
 from lastkey.jobs.audit.go_on import GoOn, GroupOffsets, go_on
 from lastkey.jobs.audit.offset_files import plan_of, read_offsets
-from lastkey.jobs.audit.pairs import Pair, first_unread, list_pair, unread
+from lastkey.jobs.audit.pairs import TABLE, Pair, first_unread, matches_of, replace_pair_results, run_pair, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sides import two_sides
 from lastkey.jobs.audit.sources import Source
 from lastkey.jobs.command.options import AuditFailoverOptions
 from lastkey.jobs.command.progress import Progress
@@ -27,8 +26,6 @@ from lastkey.jobs.command.whole_file import PLAN
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.write_page import checked_output, write_page
-from lastkey.jobs.store.audits import replace_results
-from lastkey.jobs.store.paths import AUDIT_FAILOVER
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.committed import Committed
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
@@ -37,52 +34,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _PARTITION: Final = "partition"  # kind of a row; the other is LOST
-_ROWS: Final = pa.schema(
-    [
-        pa.field("source", pa.string()),
-        pa.field("group", pa.string()),
-        pa.field("kind", pa.string()),  # partition: where to go on; lost: a record of A that B does not have
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("b_topic", pa.string()),
-        pa.field("committed", pa.int64()),  # in A; null: nothing
-        pa.field("offset", pa.int64()),  # in B; null: B has nothing. Of a lost record: in A
-        pa.field("way", pa.string()),  # identity, time or start
-        pa.field("why", pa.string()),
-        pa.field("undelivered", pa.int64()),  # records of A
-        pa.field("lost", pa.int64()),  # of these, without a copy
-        pa.field("superseded", pa.int64()),  # without a copy, but B has a newer version of the key
-        pa.field("read", pa.int64()),  # records of B from the offset on
-        pa.field("again", pa.int64()),  # of these, delivered before
-        pa.field("again_ms", pa.int64()),
-        pa.field("not_of_a", pa.int64()),
-        pa.field("passed_over", pa.int64()),
-        pa.field("timestamp_ms", pa.int64()),  # of a lost record
-        pa.field("key", pa.binary()),
-    ]
-)
 
 
 def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     """Find the offsets of B for a group."""
-    pair = Pair()
     given = None if options.committed is None else read_offsets(options.committed, options.group)
     archives = [options.a.archive, options.b.archive, options.offsets_archive]
     stores = [options.a.store, options.b.store, options.audits]
     # before Spark starts: it may be missing
     coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
     plan = None if options.plan is None else checked_output(options.plan, archives, stores, option="--plan", kind=PLAN)
-    ask = partial(_ask, options, pair, given, coordinators, plan)
-    return run_audit("failover", options, [options.a, options.b], ask, progress, partial(list_pair, pair, options))
+    return run_pair("failover", options, partial(_ask, options, given, coordinators, plan), progress)
 
 
 def _ask(
     options: AuditFailoverOptions,
-    pair: Pair,
     given: Mapping[Key, int] | None,
     coordinators: Source | None,
     plan: str | None,
     audit: Audit,
+    pair: Pair,
 ) -> None:
     committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
     if coordinators is not None:
@@ -93,13 +64,13 @@ def _ask(
         file, group = options.committed, options.group
         raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
     in_a, in_b = unread(pair, audit.found)
-    rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
+    matches = matches_of(audit, pair, ignore_timestamps=options.ignore_timestamps)
     asked = GroupOffsets(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)
-    answers, known = go_on(audit.spark, rows, asked)
+    answers, known = go_on(audit.spark, matches, asked)
     wanted = {topic for topic, _ in committed} or pair.topics
     answers = [one for one in answers if one.topic in wanted]
     try:
-        lost = known.where((F.col("state") == LOST) & F.col("topic").isin(*sorted(wanted)))
+        lost = known.where((F.col("a_state") == LOST) & F.col("topic").isin(*sorted(wanted)))
         result = _result(audit, options.group, pair, answers, lost)
         first = result.where(F.col("kind") == LOST).orderBy("topic", "partition", "offset").limit(options.most)
         lost_rows = first.select("topic", "partition", "offset", "timestamp_ms", "key").toArrow().to_pylist()
@@ -131,20 +102,10 @@ def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) ->
 
 def _result(audit: Audit, group: str, pair: Pair, answers: Sequence[GoOn], lost: DataFrame) -> DataFrame:
     """Write a row for each partition and each lost record, and return them from the table."""
-    name = f"{pair.result}, group {group}"
-    same = {"source": name, "group": group}
-    told = [
-        {
-            **same, "kind": _PARTITION, "b_topic": pair.in_b.get(one.topic),
-            **{key: value for key, value in asdict(one).items() if key in _ROWS.names},
-        }
-        for one in answers
-    ]  # fmt: skip
-    partitions = audit.spark.createDataFrame(pa.Table.from_pylist(told, _ROWS))
-    given = {"source": F.lit(name), "group": F.lit(group), "kind": F.lit(LOST), "offset": F.col("offset")}
-    given |= {column: F.col(column) for column in ("topic", "partition", "timestamp_ms", "key")}
-    columns = [given.get(f.name, F.lit(None)).cast(partitions.schema[f.name].dataType).alias(f.name) for f in _ROWS]
-    return replace_results(audit.state, AUDIT_FAILOVER, name, partitions.unionByName(lost.select(*columns)))
+    told = [asdict(one) | {"kind": _PARTITION, "b_topic": pair.in_b.get(one.topic)} for one in answers]
+    partitions = audit.spark.createDataFrame(pa.Table.from_pylist(told, TABLE))
+    records = lost.select(F.lit(LOST).alias("kind"), "topic", "partition", "a.offset", "a.timestamp_ms", "key")
+    return replace_pair_results(audit, pair, partitions.unionByName(records, allowMissingColumns=True), group)
 
 
 def _fill(

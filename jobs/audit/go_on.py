@@ -60,12 +60,12 @@ class GoOn:
         return self.topic, self.partition
 
 
-def go_on(spark: SparkSession, rows: DataFrame, asked: GroupOffsets) -> tuple[list[GoOn], DataFrame]:
-    """Return the answer for each partition of A, and the records as `states` knows them, kept on disk until the caller
-    calls `unpersist`. rows: of `two_sides`.
+def go_on(spark: SparkSession, matches: DataFrame, asked: GroupOffsets) -> tuple[list[GoOn], DataFrame]:
+    """Return the answer for each partition of A, and the matches as `states` knows them, kept on disk until the caller
+    calls `unpersist`. matches: of `match`, with the same ignore_timestamps.
     """
     committed = [(*key, offset) for key, offset in asked.committed.items()]
-    known = states(rows, frame(spark, committed, "committed"), ignore_timestamps=asked.ignore_timestamps)
+    known = states(matches, frame(spark, committed, "committed"), ignore_timestamps=asked.ignore_timestamps)
     known = known.persist(StorageLevel.DISK_ONLY)
     found = {key_of(row): row for row in figures(known).toArrow().to_pylist()}
     of_a = sorted({key for key, row in found.items() if row["a_records"]} | set(asked.committed))
@@ -78,8 +78,7 @@ def go_on(spark: SparkSession, rows: DataFrame, asked: GroupOffsets) -> tuple[li
             [(*key, asked.committed[key], row["a_first"], row["first_copy"]) for key, row in rows_of],
             "committed", "a_first", "first_copy",
         )  # fmt: skip
-        new = first_new(known, starts, ignore_timestamps=asked.ignore_timestamps)
-        for row in new.toArrow().to_pylist():
+        for row in first_new(known, starts).toArrow().to_pylist():
             first[key_of(row)] = _decided(first[key_of(row)], found[key_of(row)], row["first_new"])
     by_time = {key: _from_ms(found[key]) for key in of_a if first[key].way == "time"}
     if by_time:

@@ -1,8 +1,7 @@
 """Two copies of the same topics, key by key: what B lacks, has late, has otherwise, or has beside.
 
-Records are the same if key, value, headers (by digest) and timestamp are the same; offsets may differ. The versions of
-a key are its records, tombstones included, in the order of their offsets. Versions that are equal are matched by
-occurrence, the first with the first: so only their number on each side can differ.
+The versions of a key are its records, tombstones included, in the order of their offsets, matched by `matches`. Only
+the number of equal versions can differ between the sides.
 
 A key is judged by its last version on each side, since compaction may drop all others on either side at any time:
 
@@ -21,93 +20,68 @@ Older versions on one side only are counted, and are findings (`missing_version`
 that neither side was compacted; then a key that is `deleted` is missing or extra.
 
 Records without a key are compared as a set that counts, partition by partition: `missing_record`, `extra_record`.
-
-One shuffle, by topic and key; then sorts within its partitions: all that Spark spills to disk if memory is short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.sides import DIGEST, identity, of_side, on
+from lastkey.jobs.audit.matches import AT, DIGEST, KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)
-ALL_PARTITIONS: Final = -1  # of a topic that has other partitions in B than in A
 # Columns of a row, beside topic, partition, kind, without_key and key. Without a key "keys" are groups of equal records
 COUNTS: Final = ("keys", "a_versions", "b_versions", "missing_versions", "extra_versions")
 PLACES: Final = ("a_partition", "a_offset", "a_timestamp_ms", "b_partition", "b_offset", "b_timestamp_ms")
 _RESTS_ON_A: Final = ("extra", "different", "ahead", "extra_version", "extra_record")
 _RESTS_ON_B: Final = ("missing", "stale", "different", "missing_version", "missing_record")
-_AT: Final = ("time", "partition", "offset")  # the order of versions
 _SHOWN: Final = ("partition", "offset", "timestamp_ms")
-_PLACE: Final = (*_AT, "timestamp_ms")
 _FIRST: Final = Window.unboundedPreceding
 
 
 def compare(
-    rows: DataFrame,
+    matches: DataFrame,
     unread: DataFrame | None = None,
     *,
-    spread: Collection[str] = (),
     ignore_timestamps: bool = False,
     every_version: bool = False,
 ) -> DataFrame:
     """Return the findings, one a row, and one row for all lawful keys of each kind and partition.
 
-    rows: of `two_sides`. unread: topic, partition, a_unread, b_unread (bool), where logs could not be read; None:
-    all was read. spread: topics with another number of partitions in B, which are compared as a whole.
+    matches: of `match`. unread: topic, partition, a_unread, b_unread (bool), where logs could not be read; None: all
+    was read.
     """
-    apart = F.col("topic").isin(*spread) if spread else F.lit(False)
-    placed = rows.withColumn("place", F.when(apart, ALL_PARTITIONS).otherwise(F.col("partition")))
-    same = identity(ignore_timestamps)
-    keyed = _judged(_keys(placed.where("key IS NOT NULL"), same), ignore_timestamps, every_version)
-    outcomes = keyed.unionByName(_without_key(placed.where("key IS NULL"), same))
+    keyed = _judged(_keys(matches.where("key IS NOT NULL")), ignore_timestamps, every_version)
+    outcomes = keyed.unionByName(_without_key(matches.where("key IS NULL")))
     return _collapsed(_with_unknown(outcomes, unread))
 
 
-def _keys(rows: DataFrame, same: tuple[str, ...]) -> DataFrame:
+def _keys(matches: DataFrame) -> DataFrame:
     """Return a row for each key: counts, and what stands first and last on each side."""
-    key = ("topic", "place", "key")
-    # Of a key in several partitions nobody knows the order but by time
-    time = F.when(F.col("place") == ALL_PARTITIONS, F.col("timestamp_ms")).otherwise(0)
-    ordered = rows.withColumn("time", time).repartition(*key)
-    occurrence = F.row_number().over(Window.partitionBy(*key, *same, "of_b").orderBy(*_AT))
-    equal = Window.partitionBy(*key, *same)
-    numbered = ordered.withColumn("occurrence", occurrence).withColumns(
-        {"n_a": F.sum(on(b=False)).over(equal), "n_b": F.sum(on(b=True)).over(equal)}
-    )
-    pairs = numbered.groupBy(*key, *same, "occurrence").agg(
-        *[F.max(of_side(b=False, column=F.col(name))).alias(f"a_{name}") for name in _PLACE],
-        *[F.max(of_side(b=True, column=F.col(name))).alias(f"b_{name}") for name in _PLACE],
-        *[F.max(name).alias(name) for name in ("tombstone", "n_a", "n_b")],
-    )
-    in_a, in_b = F.col("a_offset").isNotNull(), F.col("b_offset").isNotNull()
-    a, b = (F.struct(*[F.col(f"{side}_{name}").alias(name) for name in _PLACE]) for side in "ab")
+    in_a, in_b = F.col("a").isNotNull(), F.col("b").isNotNull()
     told = F.struct(*DIGEST, "tombstone", "n_a", "n_b")
     # Of versions that repeat, another number on one side, nobody knows which one is there
     certain = in_a & in_b & (F.col("n_a") == F.col("n_b"))
-    earlier = Window.partitionBy(*key).orderBy(*[f"a_{name}" for name in _AT]).rowsBetween(_FIRST, -1)
-    turned = certain & (b < F.max(F.when(certain, b)).over(earlier))
+    earlier = Window.partitionBy(*KEY).orderBy(*[f"a.{name}" for name in AT]).rowsBetween(_FIRST, -1)
+    turned = certain & (F.col("b") < F.max(F.when(certain, F.col("b"))).over(earlier))
     return (
-        pairs.select("*", a.alias("a"), b.alias("b"), told.alias("told"), turned.alias("is_turned"))
-        .groupBy(*key)
+        matches.select("*", told.alias("told"), turned.alias("is_turned"))
+        .groupBy(*KEY)
         .agg(
             F.max(F.when(in_a, F.struct("a", "told"))).alias("a_last"),
             F.max(F.when(in_b, F.struct("b", "told"))).alias("b_last"),
-            F.min(F.when(in_a, F.col("a"))).alias("a_first"),
+            F.min("a").alias("a_first"),
             F.min(F.when(F.col("is_turned"), F.struct("a", "b"))).alias("turned"),
             F.min(F.when(~in_b, F.col("a"))).alias("a_alone"),
             F.min(F.when(~in_a, F.col("b"))).alias("b_alone"),
-            F.count(F.when(in_a, 1)).alias("a_versions"),
-            F.count(F.when(in_b, 1)).alias("b_versions"),
+            F.count("a").alias("a_versions"),
+            F.count("b").alias("b_versions"),
             F.count(F.when(~in_b, 1)).alias("missing_versions"),
             F.count(F.when(~in_a, 1)).alias("extra_versions"),
         )
@@ -161,16 +135,10 @@ def _places(side: str, place: Column) -> list[Column]:
     return [place[name].alias(f"{side}_{name}") for name in _SHOWN]
 
 
-def _without_key(rows: DataFrame, same: tuple[str, ...]) -> DataFrame:
+def _without_key(matches: DataFrame) -> DataFrame:
     """Return a row for each group of equal records without a key: how many each side has, and the first of them."""
-    a, b = (F.min(of_side(side, F.struct(*_PLACE))) for side in (False, True))
-    groups = (
-        rows.withColumn("time", F.lit(0).cast("long"))
-        .groupBy("topic", "place", *same)
-        .agg(F.sum(on(b=False)).alias("n_a"), F.sum(on(b=True)).alias("n_b"), a.alias("a"), b.alias("b"))
-    )
     n_a, n_b = F.col("n_a"), F.col("n_b")
-    return groups.select(
+    return matches.where("occurrence = 1").select(
         "topic",
         F.col("place").alias("partition"),
         F.when(n_a > n_b, "missing_record").when(n_a < n_b, "extra_record").otherwise(EQUAL).alias("kind"),

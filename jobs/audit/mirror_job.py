@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit, run_audit
-from lastkey.jobs.audit.mirror import ALL_PARTITIONS, COUNTS, DELETED, EQUAL, LAWFUL, UNKNOWN, compare
-from lastkey.jobs.audit.pairs import Pair, list_pair, spread, unread
+from lastkey.jobs.audit.audit import Audit
+from lastkey.jobs.audit.matches import ALL_PARTITIONS
+from lastkey.jobs.audit.mirror import COUNTS, DELETED, EQUAL, LAWFUL, UNKNOWN, compare
+from lastkey.jobs.audit.pairs import Pair, matches_of, replace_pair_results, run_pair, spread, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sides import two_sides
 from lastkey.jobs.command.options import AuditMirrorOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
 from lastkey.jobs.report.parts import Card, Table
-from lastkey.jobs.store.audits import replace_results
-from lastkey.jobs.store.paths import AUDIT_MIRROR
 from lastkey.jobs.topics import Key
 
 if TYPE_CHECKING:
@@ -47,24 +45,19 @@ _SAY: Final = {
 
 def run(options: AuditMirrorOptions, progress: Progress) -> AuditReport:
     """Compare two copies."""
-    pair = Pair()
-    listed = partial(list_pair, pair, options)
-    return run_audit("mirror", options, [options.a, options.b], partial(_ask, options, pair), progress, listed)
+    return run_pair("mirror", options, partial(_ask, options), progress)
 
 
-def _ask(options: AuditMirrorOptions, pair: Pair, audit: Audit) -> None:
+def _ask(options: AuditMirrorOptions, audit: Audit, pair: Pair) -> None:
     apart = spread(pair, audit.found.n_partitions)
-    rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
     in_a, in_b = (_placed(keys, apart) for keys in unread(pair, audit.found))
     outcomes = compare(
-        rows,
+        matches_of(audit, pair, spread=apart, ignore_timestamps=options.ignore_timestamps),
         _unread_frame(audit.spark, in_a, in_b),
-        spread=apart,
         ignore_timestamps=options.ignore_timestamps,
         every_version=options.every_version,
     )
-    source = F.lit(pair.result).alias("source")
-    table = replace_results(audit.state, AUDIT_MIRROR, pair.result, outcomes.select(source, "*"))
+    table = replace_pair_results(audit, pair, outcomes).select(outcomes.columns)
     by_partition = (
         table.groupBy("topic", "partition", "kind", "without_key")
         .agg(*[F.sum(name).alias(name) for name in COUNTS])
@@ -73,7 +66,7 @@ def _ask(options: AuditMirrorOptions, pair: Pair, audit: Audit) -> None:
         .to_pylist()
     )
     findings = table.where(~F.col("kind").isin(*LAWFUL)).orderBy("topic", "partition", "kind", "a_offset", "b_offset")
-    first = findings.limit(options.most).drop("source", "keys").toArrow().to_pylist()
+    first = findings.limit(options.most).drop("keys").toArrow().to_pylist()
     audit.report.notes += [
         f"{topic}: another number of partitions in B: compared as a whole" for topic in sorted(apart)
     ]

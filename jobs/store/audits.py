@@ -187,7 +187,7 @@ def replace_results(state: State, name: str, source: str, frame: DataFrame) -> D
     uri = f"{uri_for_spark(state.root, name)}/{folder}"
     frame.write.parquet(uri, compression="zstd")
     written = list(_written(state, name, folder))
-    schema = to_arrow_schema(frame.schema)
+    schema = pa.schema([column.with_nullable(True) for column in to_arrow_schema(frame.schema)])
 
     def plan(version: Version) -> Change:
         old = [path for path in version.files() if path.startswith(f"{of_source}/")]

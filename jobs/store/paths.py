@@ -25,15 +25,13 @@ AUDIT_READS: Final = "audit_reads"
 AUDIT_RECORDS: Final = "audit_records"
 AUDIT_KEYS: Final = "audit_keys"
 AUDIT_DELIVERIES: Final = "audit_deliveries"
-AUDIT_MIRROR: Final = "audit_mirror"
-AUDIT_FAILOVER: Final = "audit_failover"
+AUDIT_PAIRS: Final = "audit_pairs"
 AUDIT_TABLES: Final = (
     AUDIT_READS,
     AUDIT_RECORDS,
     AUDIT_KEYS,
     AUDIT_DELIVERIES,
-    AUDIT_MIRROR,
-    AUDIT_FAILOVER,
+    AUDIT_PAIRS,
 )
 TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, ERASURES, TIME_INDEX, *AUDIT_TABLES)
 

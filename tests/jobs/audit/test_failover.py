@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from lastkey.jobs.audit.failover_job import run
+from lastkey.jobs.audit.mirror_job import run as run_mirror
 from lastkey.jobs.audit.offset_files import read_offsets
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.options import AuditFailoverOptions, audit_side
+from lastkey.jobs.command.options import AuditFailoverOptions, AuditMirrorOptions, audit_side
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UsageError
 from tests.builders.damage import flip
@@ -74,6 +76,16 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     assert {offset for topic, offset in lost if topic == "none"} == {5, 6, 7}
     assert report.exit_code == 3
     assert json.loads(json.dumps(report.to_json()))["summary"]["ways"] == {"identity": 4, "time": 1, "start": 0}
+    sides = {"a": audit_side(str(a)), "b": audit_side(str(b))}
+    mirror = run_mirror(AuditMirrorOptions(**sides, audits=str(tmp_path / "audits")), Silent())
+    rows = DeltaTable(str(tmp_path / "audits/state/audit_pairs")).to_pyarrow_table().to_pylist()
+    of_group = [row for row in rows if row["group"] == "g"]  # the other audit of the same pair leaves them
+    assert {(r["topic"], r["offset"], r["way"]) for r in of_group if r["kind"] == "partition"} == {
+        (r["topic"], r["offset"], r["way"]) for r in report.details["partitions"]
+    }
+    assert {(r["topic"], r["offset"]) for r in of_group if r["kind"] == "lost"} == set(lost)
+    of_mirror = [row for row in rows if row["group"] is None]
+    assert sum(row["keys"] for row in of_mirror) == sum(row["keys"] for row in mirror.details["partitions"])
 
 
 def test_groups_and_their_offsets(spark, tmp_path):

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from lastkey.jobs.audit.go_on import GroupOffsets, go_on
-from lastkey.jobs.audit.sides import two_sides
+from lastkey.jobs.audit.matches import match, two_sides
 from tests.builders.mirrored import A, B, draw, records_table, topics_of
 from tests.reference.failover import failover
 
@@ -34,10 +34,11 @@ def test_as_the_twin_finds_them(spark, drawn, ignore_timestamps):
     partitions, committed = drawn
     a, b = ([row for sides in partitions.values() for row in sides[side]] for side in (0, 1))
     rows = two_sides(spark.createDataFrame(records_table(a, b)), A, B, *topics_of(a, b))
-    answers, known = go_on(spark, rows, GroupOffsets(committed, ignore_timestamps=ignore_timestamps))
+    matches = match(rows, ignore_timestamps=ignore_timestamps)
+    answers, known = go_on(spark, matches, GroupOffsets(committed, ignore_timestamps=ignore_timestamps))
     states = defaultdict(set)
-    for row in known.where("state IN ('lost', 'superseded')").toArrow().to_pylist():
-        states[row["topic"], row["partition"], row["state"]].add(row["offset"])
+    for row in known.where("a_state IN ('lost', 'superseded')").toArrow().to_pylist():
+        states[row["topic"], row["partition"], row["a_state"]].add(row["a"]["offset"])
     known.unpersist()
     ways = Counter()
     assert {one.key for one in answers} == {key for key, sides in partitions.items() if sides[0] or key in committed}

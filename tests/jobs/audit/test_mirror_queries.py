@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from lastkey.jobs.audit.matches import match, two_sides
 from lastkey.jobs.audit.mirror import LAWFUL, compare
-from lastkey.jobs.audit.sides import two_sides
 from tests.builders.mirrored import A, B, draw, records_table, topics_of
 from tests.reference.mirror import judge, without_key
 
@@ -48,7 +48,8 @@ def found(frame):
 )  # fmt: skip
 def test_every_key_as_the_twin_judges_it(drawn, options):
     a, b, rows = drawn
-    kinds, lawful, loose = found(compare(rows, **options))
+    matches = match(rows, **{name: options[name] for name in options.keys() - {"every_version"}})
+    kinds, lawful, loose = found(compare(matches, **{name: options[name] for name in options.keys() - {"spread"}}))
     expected = judge(a, b, **options)
     assert kinds == {place: kind for place, kind in expected.items() if kind not in LAWFUL}
     assert lawful == Counter((*place[:2], kind) for place, kind in expected.items() if kind in LAWFUL)
