@@ -11,8 +11,7 @@
 
 All are Arrow UDFs over udfs/decode. They also work through Spark Connect if the server's Python finds this project and
 its packages. A malformed value becomes null, and kafka_problem says why; with errors="fail" the query fails instead.
-The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them. Those for Avro need fastavro,
-which `pip install 'lastkey[avro]'` brings.
+The functions are temporary and belong to the session. udfs/decode/DECODING.md lists them.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import from_arrow_type
 
+from lastkey.udfs.decode.avro import avro_json, avro_schema, decode_avro
 from lastkey.udfs.decode.decoders import DECODERS, Errors, decode, decoder, fail_at_first, problems_of
 from lastkey.udfs.decode.partitioner import murmur2, partition_of
 
@@ -86,10 +86,8 @@ def register_avro(
 
     writers: schema id -> schema, for values with Confluent's prefix; each value is resolved into `schema`. Without
     writers, values are bare Avro; use `name(kafka_payload(value))` if they have a prefix. Raises AvroSchemaError for an
-    invalid schema, ImportError without the extra `avro`.
+    invalid schema.
     """
-    from lastkey.udfs.decode.avro import avro_schema, decode_avro  # noqa: PLC0415 - an extra: the other functions work without it
-
     result = from_arrow_type(avro_schema(schema).result)
     for writer in (writers or {}).values():
         avro_schema(writer)  # so that an invalid schema fails here, not on a worker
@@ -124,8 +122,6 @@ def refusal(name: str) -> Any:
 
 def _avro(errors: Errors) -> Callable[[pa.Array, pa.Array], pa.Array]:
     def read(values: pa.Array, schemas: pa.Array) -> pa.Array:
-        from lastkey.udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
-
         text, reasons = avro_json(values, schemas)
         if errors == "fail":
             fail_at_first(values, reasons, "Avro of this schema")
@@ -142,8 +138,6 @@ def kafka_problem(values: pa.Array, names: pa.Array) -> pa.Array:
 
 def kafka_avro_problem(values: pa.Array, schemas: pa.Array) -> pa.Array:
     """Say what is wrong with values that should be Avro of these schemas."""
-    from lastkey.udfs.decode.avro import avro_json  # noqa: PLC0415 - an extra: the other functions work without it
-
     return avro_json(values, schemas)[1]
 
 

@@ -30,7 +30,7 @@ lock() {
 }
 
 lock requirements/dev.txt pyproject.toml --all-extras --group dev "$@"
-lock requirements/run.txt pyproject.toml --extra avro --constraint requirements/dev.txt "$@"
+lock requirements/run.txt pyproject.toml --constraint requirements/dev.txt "$@"
 lock requirements/build.txt --group build "$@"
 lock requirements/uv.txt --group lock "$@"
 lock examples/airflow/requirements.txt examples/airflow/requirements.in "$@"

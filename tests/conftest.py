@@ -91,8 +91,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the command of an environment with the wheel, and with this run's packages except those of the extras."""
-    return install(wheel, tmp_path_factory.mktemp("installed"), without=("fastavro",))
+    """Return the command of an environment with the wheel, and with this run's packages."""
+    return install(wheel, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(scope="session")

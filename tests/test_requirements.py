@@ -36,8 +36,7 @@ def _locked(path: str) -> dict[str, set[str]]:
 
 def _pins() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
-    run = [*project["project"]["dependencies"], *extras["avro"]]
+    run = project["project"]["dependencies"]
     groups = project["dependency-groups"]
     return dict(zip(LOCKS, (run, run + groups["dev"], groups["build"], groups["lock"], AIRFLOW_PINS), strict=True))
 

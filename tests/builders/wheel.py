@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +34,8 @@ def build_wheel(folder: Path) -> Path:
     return path
 
 
-def install(wheel: Path, folder: Path, without: Collection[str] = ()) -> Path:
-    """Return the command of an environment with the wheel, and with this run's packages but those named `without`."""
+def install(wheel: Path, folder: Path) -> Path:
+    """Return the command of an environment with the wheel, and with this run's packages."""
     made = run_apart(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     assert made.returncode == 0, made.stderr
     python = folder / "venv" / "bin" / "python"
@@ -45,8 +44,7 @@ def install(wheel: Path, folder: Path, without: Collection[str] = ()) -> Path:
     packages = folder / "packages"
     packages.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(tuple(without)):
-            (packages / path.name).symlink_to(path)
+        (packages / path.name).symlink_to(path)
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site / "packages.pth").write_text(f"{packages}\n")
     if (ROOT / ".numba").is_dir():  # else it would compile the same kernels for a minute

@@ -10,10 +10,8 @@ Values from Confluent's serializers have a prefix. Remove it (decode(values, "pa
 by id (`writers`), so that Avro's rules resolve values of several versions into one. A value with bytes left over is
 malformed, because it belongs to another schema.
 
-Why fastavro: it is widely used, maintained and compiled. pyarrow does not read Avro; Spark's from_avro needs its own
-jar and does not know the prefix. avro_resolve.py resolves versions. Each value costs a call. Measured on one core:
-200,000 records of three fields a second, 96,000 of six fields with an array, a map and a decimal; as JSON text 66,000
-and 20,000.
+Why fastavro: it is widely used, maintained and compiled, and resolves versions; avro_values.py lists where it is wrong.
+pyarrow does not read Avro; Spark's from_avro needs its own jar and does not know the prefix. Each value costs a call.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -29,31 +27,27 @@ from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any, Final
 
+import fastavro
 import numpy as np
 import pyarrow as pa
+from fastavro.schema import SchemaParseException, UnknownType
 
-from lastkey.udfs.decode.avro_resolve import INDEX, Convert, converter, definitions
 from lastkey.udfs.decode.avro_types import PRIMITIVES, AvroSchemaError, in_microseconds, type_of
+from lastkey.udfs.decode.avro_values import NO_BRANCH, NO_SYMBOLS, Convert, converter, definitions, refusal
 from lastkey.udfs.decode.decoders import Errors, as_binary, checked_errors, decode, fail_at_first
 
-try:
-    import fastavro
-    from fastavro.schema import SchemaParseException, UnknownType
-except ImportError as error:
-    raise ImportError("decoding Avro needs the package fastavro: pip install 'lastkey[avro]'") from error
-
-_NO_BRANCH: Final = {"type": "fixed", "name": "lastkey.none", "size": 0}
-_NO_BRANCHES: Final = 64  # all indexes below 0 that take one byte
+_NO_BRANCH: Final = {"type": "fixed", "name": NO_BRANCH, "size": 0}
 _NO_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # in JSON as text, as Spark reads them
 
 
 @dataclass(frozen=True)
 class AvroSchema:
-    """A parsed schema: `whole` for resolution; `bare` for fastavro, which then returns stored values."""
+    """A parsed schema: `whole` as it is; `bare` for fastavro, which then returns stored values."""
 
     whole: Any
-    names: dict[str, Any]  # of `whole`: avro_resolve.definitions
+    names: dict[str, Any]  # of `whole`: avro_values.definitions
     bare: Any
+    convert: Convert | None  # makes a value of what fastavro reads
     stored: Any  # Arrow type of values
     result: Any  # ... of the column
 
@@ -91,19 +85,19 @@ def read_avro(
     target = avro_schema(schema)
     values = as_binary(values)
     if writers is None:
-        change = converter(target.whole, target.whole, target.names, target.names)
-        return _column([_read(value, target.bare, change) for value in values.to_pylist()], target)
-    known = {}
-    for number, one in ((number, avro_schema(one)) for number, one in writers.items()):
-        known[number] = one.bare, converter(one.whole, target.whole, one.names, target.names)
+        read = _reader(target, target)
+        return _column([read(value) for value in values.to_pylist()], target)
+    known = {number: _reader(avro_schema(one), target) for number, one in writers.items()}
     ids, payloads = decode(values, "schema_id").to_pylist(), decode(values, "payload").to_pylist()
     rows: list[tuple[Any, str | None]] = []
     for value, number, payload in zip(values.to_pylist(), ids, payloads, strict=True):
-        if value is not None and number not in known:
+        if value is None:
+            rows.append((None, None))
+        elif number not in known:
             found = "none" if number is None else str(number)
             rows.append((None, f"expected a schema id of {', '.join(map(str, sorted(known)))}; found {found}"))
         else:
-            rows.append(_read(payload, *known.get(number, (None, None))))
+            rows.append(known[number](payload))
     return _column(rows, target)
 
 
@@ -130,21 +124,31 @@ def avro_json(values: Any, schemas: Any) -> tuple[Any, Any]:
 # -- values
 
 
-def _read(value: bytes | None, bare: Any, change: Convert | None) -> tuple[Any, str | None]:
-    """Return (datum, None), or (None, what is wrong)."""
-    if value is None:
-        return None, None
-    source = io.BytesIO(value)
-    try:
-        datum = fastavro.schemaless_reader(source, bare, None, return_record_name=True, return_named_type=True)
-        if change is not None:
-            datum = change(datum)
-    except Exception as error:  # fastavro raises whatever it stumbles on in damaged bytes
-        return None, f"expected Avro of this schema: {type(error).__name__} {error}".strip()
-    left = len(value) - source.tell()
-    if left:
-        return None, f"expected Avro of this schema, found {left} bytes after the value: another schema?"
-    return datum, None
+def _reader(writer: AvroSchema, target: AvroSchema) -> Callable[[bytes | None], tuple[Any, str | None]]:
+    """Return a function that gives (datum, None) of a value, or (None, what is wrong)."""
+    resolved = None if writer.whole == target.whole else target.bare
+    refused = None if resolved is None else refusal(writer.whole, target.whole, writer.names, target.names)
+
+    def read(value: bytes | None) -> tuple[Any, str | None]:
+        if value is None:
+            return None, None
+        if refused is not None:
+            return None, refused
+        source = io.BytesIO(value)
+        try:
+            datum = fastavro.schemaless_reader(
+                source, writer.bare, resolved, return_record_name=True, return_named_type=True
+            )
+            if target.convert is not None:
+                datum = target.convert(datum)
+        except Exception as error:  # fastavro raises whatever it stumbles on in damaged bytes
+            return None, f"expected Avro of this schema: {type(error).__name__} {error}".strip()
+        left = len(value) - source.tell()
+        if left:
+            return None, f"expected Avro of this schema, found {left} bytes after the value: another schema?"
+        return datum, None
+
+    return read
 
 
 def _column(rows: list[tuple[Any, str | None]], schema: AvroSchema) -> tuple[Any, Any]:
@@ -212,31 +216,22 @@ def _schema_of_text(text: str) -> AvroSchema:
     whole = fastavro.parse_schema(given)
     names = definitions(whole)
     stored = type_of(whole, names)
-    return AvroSchema(
-        whole,
-        names,
-        fastavro.parse_schema(_bare(given, chain([_NO_BRANCH], repeat(_NO_BRANCH["name"])))),
-        stored,
-        in_microseconds(stored),
-    )
+    bare = fastavro.parse_schema(_bare(given, chain([_NO_BRANCH], repeat(NO_BRANCH))))
+    return AvroSchema(whole, names, bare, converter(whole, names), stored, in_microseconds(stored))
 
 
 def _bare(schema: Any, no_branch: Iterator[Any]) -> Any:
-    """Return the schema that fastavro reads by: no logical types, no defaults, enums as records of their index.
-
-    Unions end with branches that nobody knows, because fastavro takes an index below 0 for one from the end. no_branch:
-    yields the definition of such a branch, then its name.
+    """Return the schema that fastavro reads by: no logical types; unions and enums end with branches and symbols that
+    nobody knows, because fastavro takes an index below 0 for one from the end. no_branch: yields the definition of such
+    a branch, then its name.
     """
     if isinstance(schema, list):
-        return [*(_bare(branch, no_branch) for branch in schema), *islice(no_branch, _NO_BRANCHES)]
+        return [*(_bare(branch, no_branch) for branch in schema), *islice(no_branch, len(NO_SYMBOLS))]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if key not in ("logicalType", "default")}
+    kept = {key: value for key, value in schema.items() if key != "logicalType"}
     if kept["type"] == "enum":
-        return {key: kept[key] for key in ("name", "namespace") if key in kept} | {
-            "type": "record",
-            "fields": [{"name": INDEX, "type": "int"}],
-        }
+        kept["symbols"] = [*kept["symbols"], *NO_SYMBOLS]
     for key in ("type", "items", "values"):
         if key in kept:
             kept[key] = _bare(kept[key], no_branch)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from lastkey.udfs.decode.avro_resolve import branches_of, defined, is_plain, kind_of
+from lastkey.udfs.decode.avro_values import branches_of, defined, is_decimal, is_plain, kind_of
 
 PRIMITIVES: Final = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
@@ -45,7 +45,7 @@ def type_of(schema: Any, names: dict[str, Any], within: tuple[str, ...] = ()) ->
         return pa.list_(type_of(schema["items"], names, within))
     if kind == "map":
         return pa.map_(pa.string(), type_of(schema["values"], names, within))
-    if logical == "decimal" and kind in ("bytes", "fixed"):
+    if is_decimal(schema):
         return _decimal(schema)
     if kind in ("enum", "fixed"):
         return pa.string() if kind == "enum" else pa.binary()
