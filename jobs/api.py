@@ -255,7 +255,7 @@ def reindex(
     topics, exclude, topics_from, config, engine, progress: as of `compact`.
 
     Wrong files are in the report, with exit code 3 if any stays wrong. Raises a JobError if the job stops
-    (LogDirectoryInUseError: a broker holds the archive), and TypeError for an argument of another type.
+    (kind LOG_DIRECTORY_IN_USE: a broker holds the archive), and TypeError for an argument of another type.
     """
     where = _location_or_none("output", output)
     asked = {"check": _flag("check", check), "output": where is not None, "in_place": _flag("in_place", in_place)}
@@ -300,8 +300,8 @@ def restore(
     full_clean: first clean what a broker would clean again, in a run of `compact`, with the settings of config or, for
     topics without any, of their last run. max_bytes_per_second, topics, exclude, topics_from, progress: of `compact`.
 
-    Raises a JobError if the job stops (MissingFileError: a file of the generation is gone; NotEmptyError;
-    NotCleanedError: full_clean found a problem), and TypeError for an argument of another type.
+    Raises a JobError if the job stops (kinds MISSING_FILE: a file of the generation is gone; NOT_EMPTY;
+    NOT_CLEANED: full_clean found a problem), and TypeError for an argument of another type.
     """
     options = RestoreOptions(
         store=check_location("store", store),
@@ -340,8 +340,8 @@ def convert(
     off, which then goes on. archive or store: one of the two; it is only read. topics, exclude, topics_from, config,
     engine, progress: as of `compact`.
 
-    Raises a JobError if the job stops (NotEmptyError; ConvertFullError: the disk is full), and TypeError for an
-    argument of another type.
+    Raises a JobError if the job stops (kinds NOT_EMPTY; CONVERT_FULL: the disk is full), and TypeError for
+    an argument of another type.
     """
     options = ConvertOptions(
         archive=_location_or_none("archive", archive),

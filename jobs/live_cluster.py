@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lastkey.jobs.command.parse import read_given
 from lastkey.jobs.command.properties import parse_properties
-from lastkey.jobs.errors import MachineError, UsageError
+from lastkey.jobs.errors import BAD_COMMAND_CONFIG, NO_CLIENT
 
 _JAAS: Final = re.compile(r"\S*(?:PlainLoginModule|ScramLoginModule)\s+required\s+(?P<options>.*);\s*", re.DOTALL)
 _OPTION: Final = re.compile(
@@ -49,32 +49,12 @@ _PEM: Final = {  # contents of PEM files, as Kafka takes them in the file itself
 }
 
 
-class NoClientError(MachineError):
-    """The optional client of live clusters, which is not installed."""
-
-    template = "--bootstrap-server needs the package confluent-kafka: {found}"
-    hint = "install it beside Lastkey: pip install 'lastkey[cluster]'"
-
-
-class ClusterError(MachineError):
-    """A cluster that cannot be asked."""
-
-    template = "{path}: expected {expected}, found {found}"
-    hint = "check --bootstrap-server, the settings of the connection, and what this user may do there"
-
-
-class CommandConfigError(UsageError):
-    """A setting of --command-config that the client cannot obey."""
-
-    template = "{path}: {setting}: expected {expected}, found {found}"
-
-
 def admin_client() -> Any:
-    """Import confluent_kafka.admin. Raise NoClientError."""
+    """Import confluent_kafka.admin. Raise NO_CLIENT."""
     try:
         return importlib.import_module("confluent_kafka.admin")
     except ImportError as error:
-        raise NoClientError(found=str(error)) from error
+        raise NO_CLIENT(found=str(error)) from error
 
 
 def words_of(client: Any, error: Exception) -> str:
@@ -85,7 +65,7 @@ def words_of(client: Any, error: Exception) -> str:
 def client_settings(bootstrap: str, path: str | None) -> dict[str, str]:
     """Return the client's settings for those of a file in Kafka's words; path None: for the address alone.
 
-    Raise ConfigFileError for a file that cannot be read, CommandConfigError for a setting that the client cannot obey.
+    Raise CONFIG_FILE for a file that cannot be read, BAD_COMMAND_CONFIG for a setting that the client cannot obey.
     """
     given = {} if path is None else parse_properties(read_given(path, "properties"), path)
     given.pop("bootstrap.servers", None)
@@ -97,9 +77,9 @@ def client_settings(bootstrap: str, path: str | None) -> dict[str, str]:
             out |= dict.fromkeys(_STORES[store, kind], location)
         elif location is not None:
             shown = expected.format(path=location)
-            raise CommandConfigError(path=path, setting=f"{store}.type", expected=shown, found=kind)
+            raise BAD_COMMAND_CONFIG(path=path, setting=f"{store}.type", expected=shown, found=kind)
         elif inline and kind != "PEM":
-            raise CommandConfigError(path=path, setting=f"{store}.type", expected="PEM", found=kind)
+            raise BAD_COMMAND_CONFIG(path=path, setting=f"{store}.type", expected="PEM", found=kind)
     for name, value in given.items():
         if name == "sasl.jaas.config":
             out |= _login(value, path)
@@ -109,7 +89,7 @@ def client_settings(bootstrap: str, path: str | None) -> dict[str, str]:
             out[_WORDS[name]] = value
         else:
             expected = f"one of {', '.join(sorted([*_WORDS, *_PEM, 'sasl.jaas.config']))}"
-            raise CommandConfigError(path=path, setting=name, expected=expected, found="a name without a counterpart")
+            raise BAD_COMMAND_CONFIG(path=path, setting=name, expected=expected, found="a name without a counterpart")
     if out.get("ssl.endpoint.identification.algorithm") == "":
         out["ssl.endpoint.identification.algorithm"] = "none"
     return out
@@ -121,7 +101,7 @@ def _login(text: str, path: str | None) -> dict[str, str]:
     options = {} if found is None else {m["name"]: _option(m) for m in _OPTION.finditer(found["options"])}
     if not {"username", "password"} <= set(options):
         expected = 'PlainLoginModule or ScramLoginModule required username="..." password="...";'
-        raise CommandConfigError(path=path, setting="sasl.jaas.config", expected=expected, found="another text")
+        raise BAD_COMMAND_CONFIG(path=path, setting="sasl.jaas.config", expected=expected, found="another text")
     return {"sasl.username": options["username"], "sasl.password": options["password"]}
 
 

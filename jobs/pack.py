@@ -40,7 +40,7 @@ from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, size
 from lastkey.jobs.command.whole_file import PACK, check_file, whole_file
-from lastkey.jobs.errors import OutputExistsError, PackageError
+from lastkey.jobs.errors import NO_PACKAGE, OUTPUT_EXISTS
 from lastkey.logformat.cache_folder import folders
 from lastkey.logformat.jit import state_of_sources
 
@@ -104,11 +104,11 @@ class PackReport(JobReport):
 
 
 def run(options: PackOptions, progress: Progress) -> PackReport:
-    """Write the pack to `options.output`, whole or not at all. Raise OutputExistsError if a file would be lost."""
+    """Write the pack to `options.output`, whole or not at all. Raise OUTPUT_EXISTS if a file would be lost."""
     began = time.monotonic()
     path = Path(options.output).absolute()
     if path.exists() and not options.replace:
-        raise OutputExistsError(path=path)
+        raise OUTPUT_EXISTS(path=path)
     check_file("OUTPUT", str(path), PACK)
     report = PackReport(path=options.output, driver=options.driver)
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def _packages(*, driver: bool) -> list[metadata.Distribution]:
         except metadata.PackageNotFoundError as error:
             if ";" in requirement:  # of an extra, or of another machine or Python
                 continue
-            raise PackageError(what=f"{by} needs {requirement}", found="no such package") from error
+            raise NO_PACKAGE(what=f"{by} needs {requirement}", found="no such package") from error
         wanted += [(one, name) for one in found[name].requires or () if not re.search(r"\bextra\b", one)]
     return [found[name] for name in sorted(found)]
 
@@ -182,7 +182,7 @@ def _files(packages: list[metadata.Distribution]) -> dict[str, Path]:
     found = {}
     for package in packages:
         if package.files is None:
-            raise PackageError(what=f"the files of {package.name} {package.version}", found="no list of them (RECORD)")
+            raise NO_PACKAGE(what=f"the files of {package.name} {package.version}", found="no list of them (RECORD)")
         for file in package.files:
             if ".." not in file.parts and not _LEFT_OUT & set(file.parts) and not _UNUSED.match(str(file)):
                 path = Path(file.locate())

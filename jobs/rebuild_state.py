@@ -24,7 +24,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
-from lastkey.jobs.errors import MissingPathError, UndecidedError, UsageError
+from lastkey.jobs.errors import UNDECIDED, MissingPathError, UsageError
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back, merged, to_text
 from lastkey.jobs.store.folders import RunFolder, run_folders
@@ -181,7 +181,7 @@ def _choices(given: Sequence[str], found: Mapping[Key, Sequence[_Candidate]]) ->
 def _commits_that_count(
     found: Mapping[Key, Sequence[_Candidate]], chosen: Mapping[Key, str], report: RebuildReport, run_id: str
 ) -> list[Commit]:
-    """Return the commit that counts for every partition. Raise UndecidedError if it is unclear for some. run_id: for
+    """Return the commit that counts for every partition. Raise UNDECIDED if it is unclear for some. run_id: for
     chosen generations that are not the highest.
     """
     decided, questions = [], []
@@ -204,7 +204,7 @@ def _commits_that_count(
         else:
             decided.append(counts)
     if questions:
-        raise UndecidedError(
+        raise UNDECIDED(
             path=f"{report.store}/{PARTITIONS}",
             expected="in each partition one complete and committed generation above all others",
             found="; ".join(questions),

@@ -18,8 +18,8 @@ from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, table
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
-from lastkey.jobs.errors import UsageError
-from lastkey.jobs.live_cluster import ClusterError, admin_client, client_settings, words_of
+from lastkey.jobs.errors import NO_CLUSTER, UsageError
+from lastkey.jobs.live_cluster import admin_client, client_settings, words_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.topics import of_users
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -160,7 +160,7 @@ def check_targets(settings: Mapping[str, str], wanted: Sequence[SourcePartition]
     except (client.KafkaException, ValueError) as error:
         said = words_of(client, error)
         expected = "a cluster that lists its topics"
-        raise ClusterError(path=settings["bootstrap.servers"], expected=expected, found=said) from error
+        raise NO_CLUSTER(path=settings["bootstrap.servers"], expected=expected, found=said) from error
 
 
 def _check_partitions(there: Mapping[str, int], wanted: Sequence[SourcePartition], targets: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from lastkey.jobs.command.options import RollbackOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
-from lastkey.jobs.errors import MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.errors import NO_GENERATION, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
@@ -171,7 +171,7 @@ def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
 
 
 def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generation: int) -> Commit:
-    """Return the commit that made generation N. Raise NoGenerationError if it cannot be current any more."""
+    """Return the commit that made generation N. Raise NO_GENERATION if it cannot be current any more."""
     found = {run.generation_after: run for run in chain}
     missing = "never committed"
     if generation in found:
@@ -180,7 +180,7 @@ def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generatio
             return commit
     others = sorted(found.keys() - {current.generation, generation})
     there = [str(number) for number in others if not _usable(store, found[number])[1]]
-    raise NoGenerationError(
+    raise NO_GENERATION(
         partition=names.partition_folder(current.topic, current.partition),
         found=generation,
         reason=missing,

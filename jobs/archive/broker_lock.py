@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from lastkey.jobs.errors import LogDirectoryInUseError
+from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE
 from lastkey.logformat import names
 
 
 @contextmanager
 def locked(directories: Iterable[Path]) -> Iterator[None]:
-    """Hold every one of these log directories, or raise LogDirectoryInUseError with none held."""
+    """Hold every one of these log directories, or raise LOG_DIRECTORY_IN_USE with none held."""
     with ExitStack() as stack:
         for directory in sorted(directories):
             _lock_folder(directory, stack)
@@ -36,7 +36,7 @@ def _lock_folder(directory: Path, stack: ExitStack) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise LogDirectoryInUseError(path=directory, found="another run that replaces files in it") from None
+        raise LOG_DIRECTORY_IN_USE(path=directory, found="another run that replaces files in it") from None
     except OSError:
         return  # this file system has no flock; Kafka's own lock still counts
 
@@ -47,12 +47,12 @@ def _lock_as_kafka(path: Path, stack: ExitStack) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise LogDirectoryInUseError(path=path, found=f"a lock that cannot be taken: {error.strerror}") from error
+        raise LOG_DIRECTORY_IN_USE(path=path, found=f"a lock that cannot be taken: {error.strerror}") from error
     stack.callback(os.close, descriptor)
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise LogDirectoryInUseError(path=path, found="a running broker that holds it") from None
+        raise LOG_DIRECTORY_IN_USE(path=path, found="a running broker that holds it") from None
 
 
 def is_locked(path: str) -> bool:

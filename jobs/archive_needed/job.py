@@ -25,7 +25,7 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.compact.needed import ANCHOR, Answer, Facts, Kept, Needed, answer, needed, not_judged
-from lastkey.jobs.errors import LostRunError, ManifestError, UsageError
+from lastkey.jobs.errors import GenerationError, UsageError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import lost_runs, older_generations, open_store
 from lastkey.jobs.store.leases import list_leases
@@ -52,7 +52,7 @@ class _Stored:
     checkpoints: Mapping[Key, Checkpoint]
     manifests: Mapping[Key, list[Segment]]
     chains: Mapping[Key, Sequence[RunRow]]  # committed runs, newest first
-    lost: Mapping[Key, LostRunError]
+    lost: Mapping[Key, GenerationError]
     states: Mapping[Key, PartitionState]
     at_work: Mapping[Key, str]  # partitions that a run works on, and which run
 
@@ -137,8 +137,8 @@ def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _
     chain = stored.chains[key]
     try:
         older = [Kept.of(one) for one in older_generations(stored.state, chain)]
-    except ManifestError as error:
-        problem = Problem("unreadable", str(error.fields["path"]), 0, "a manifest", "another", hint=error.hint)
+    except GenerationError as error:
+        problem = Problem("unreadable", str(error.fields["path"]), 0, "a manifest", "another", hint=error.advice)
         return replace(facts, problem=problem)
     return replace(facts, sealed=chain[0].sealed, older=lambda: older, rollbacks=not options.current_only)
 
@@ -152,7 +152,7 @@ def _damage(current: Kept, stored: _Stored) -> Problem | None:
     """Return what is wrong with the current generation: its run is lost, or one of its files."""
     at = current.checkpoint
     if at.key in stored.lost:
-        expected, hint = f"the run that made generation {at.generation}", stored.lost[at.key].hint
+        expected, hint = f"the run that made generation {at.generation}", stored.lost[at.key].advice
         return Problem("unreadable", table_folder(RUNS), NO_POSITION, expected, "none", hint=hint)
     commit = Commit(at, stored.manifests[at.key], stored.chains[at.key][0])
     for path, size, seen in other_files(stored.state.root, commit):

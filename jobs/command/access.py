@@ -6,16 +6,16 @@ import re
 from typing import Final
 
 from lastkey.jobs import errors
-from lastkey.jobs.errors import JobError
+from lastkey.jobs.errors import JobError, Kind
 from lastkey.logformat.errors import AccessError
 from lastkey.logformat.storage import access_error as kinds
 from lastkey.logformat.storage.access_error import in_one_line, kind_of
 
-_KINDS: Final[dict[str, type[JobError]]] = {
-    kinds.UNAVAILABLE: errors.UnavailableError,
-    kinds.NO_BUCKET: errors.MissingBucketError,
-    kinds.DENIED: errors.DeniedError,
-    kinds.EXPIRED: errors.ExpiredCredentialsError,
+_KINDS: Final[dict[str, Kind[JobError]]] = {
+    kinds.UNAVAILABLE: errors.UNAVAILABLE,
+    kinds.NO_BUCKET: errors.MISSING_BUCKET,
+    kinds.DENIED: errors.DENIED,
+    kinds.EXPIRED: errors.EXPIRED,
 }
 _IN_TEXT: Final = re.compile(rf"{AccessError.__name__}: ((?:s3|gs|az)://.*?): ({'|'.join(_KINDS)}): (.*)")
 _URL: Final = re.compile(r"https?://[^\s?]+")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lastkey.jobs.command.parse import MAX_LONG, nearest, read_given
-from lastkey.jobs.errors import BadSettingError, ConfigFileError, NowError, UnknownSettingError, UsageError
+from lastkey.jobs.errors import BAD_NOW, BAD_SETTING, CONFIG_FILE, UNKNOWN_SETTING, UsageError
 from lastkey.jobs.topics import matches
 
 MAX_INT = 2**31 - 1
@@ -214,7 +214,7 @@ class Config:
 
     def topic_settings(self, topic: str) -> TopicSettings:
         """Return the settings of one topic: defaults, then the globs that match it in the file's order, then its exact
-        name. Raises BadSettingError for settings that contradict each other.
+        name. Raises BAD_SETTING for settings that contradict each other.
         """
         values = dict(self.defaults)
         named = False
@@ -226,7 +226,7 @@ class Config:
         self._check_retention(topic, settings)
         self._check_strategy(topic, settings)
         if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
-            raise BadSettingError(
+            raise BAD_SETTING(
                 path=self.path or "settings",
                 table=f"topic {topic}",
                 setting="min.compaction.lag.ms",
@@ -236,10 +236,10 @@ class Config:
         return replace(settings, segment_index_bytes=max(settings.segment_index_bytes, LEAST_INDEX_BYTES))
 
     def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
-        """Raise BadSettingError unless a header is named if, and only if, the strategy needs one."""
+        """Raise BAD_SETTING unless a header is named if, and only if, the strategy needs one."""
         named = bool(settings.compaction_strategy_header)
         if named != (settings.compaction_strategy == "header"):
-            raise BadSettingError(
+            raise BAD_SETTING(
                 path=self.path or "settings",
                 table=f"topic {topic}",
                 setting="compaction.strategy.header",
@@ -248,9 +248,9 @@ class Config:
             )
 
     def _check_retention(self, topic: str, settings: TopicSettings) -> None:
-        """Raise BadSettingError if a table limits what its policy keeps; [defaults] may, as other topics use them."""
+        """Raise BAD_SETTING if a table limits what its policy keeps; [defaults] may, as other topics use them."""
         if settings.retention_exact and settings.expires and settings.retention_ms < 0:
-            raise BadSettingError(
+            raise BAD_SETTING(
                 path=self.path or "settings",
                 table=f"topic {topic}",
                 setting="retention.exact",
@@ -259,7 +259,7 @@ class Config:
             )
         lag = settings.min_compaction_lag_ms
         if settings.retention_exact and settings.expires and settings.compacts and lag > settings.retention_ms:
-            raise BadSettingError(
+            raise BAD_SETTING(
                 path=self.path or "settings",
                 table=f"topic {topic}",
                 setting="retention.exact",
@@ -270,7 +270,7 @@ class Config:
         for glob, table in self.topics.items():
             for name, none in (("retention_ms", -1), ("retention_bytes", -1), ("retention_exact", False)):
                 if not settings.expires and matches(glob, topic) and table.get(name, none) > none:
-                    raise BadSettingError(
+                    raise BAD_SETTING(
                         path=self.path or "settings",
                         table=f"topic {topic}",
                         setting=name.replace("_", "."),
@@ -288,7 +288,7 @@ def load_config(path: str | Path | None) -> Config:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigFileError(path=name, expected="TOML", found=_where(text, str(error))) from error
+        raise CONFIG_FILE(path=name, expected="TOML", found=_where(text, str(error))) from error
     return parse_config(tables, name)
 
 
@@ -304,13 +304,13 @@ def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
     """Check parsed TOML tables, and return them as settings."""
     for table, content in tables.items():
         if table not in TABLES:
-            raise UnknownSettingError(path=path, table="top level", found=table, near=nearest(table, TABLES))
+            raise UNKNOWN_SETTING(path=path, table="top level", found=table, near=nearest(table, TABLES))
         if not isinstance(content, dict):
-            raise BadSettingError(path=path, table="top level", setting=table, expected="a table", found=content)
+            raise BAD_SETTING(path=path, table="top level", setting=table, expected="a table", found=content)
     topics = {}
     for glob, content in tables.get("topics", {}).items():
         if not isinstance(content, dict):
-            raise BadSettingError(path=path, table="[topics]", setting=glob, expected='[topics."GLOB"]', found=content)
+            raise BAD_SETTING(path=path, table="[topics]", setting=glob, expected='[topics."GLOB"]', found=content)
         topics[glob] = _check(content, TOPIC_CHECKS, path, f'[topics."{glob}"]')
     defaults = _check(tables.get("defaults", {}), TOPIC_CHECKS, path, "[defaults]")
     job = JobSettings(**_check(tables.get("job", {}), JOB_CHECKS, path, "[job]"))
@@ -327,11 +327,11 @@ def _check(
     checked = {}
     for setting, value in _flatten(content).items():
         if setting not in checks:
-            raise UnknownSettingError(path=path, table=table, found=setting, near=nearest(setting, checks))
+            raise UNKNOWN_SETTING(path=path, table=table, found=setting, near=nearest(setting, checks))
         try:
             checked[_attribute(setting)] = checks[setting](value)
         except _BadValueError as error:
-            raise BadSettingError(path=path, table=table, setting=setting, expected=error, found=repr(value)) from None
+            raise BAD_SETTING(path=path, table=table, setting=setting, expected=error, found=repr(value)) from None
     return checked
 
 
@@ -344,13 +344,13 @@ def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 
 def check_now_ms(now_ms: int | None) -> int:
-    """Return --now in epoch milliseconds, or the clock's. Raise NowError for a value in seconds or microseconds."""
+    """Return --now in epoch milliseconds, or the clock's. Raise BAD_NOW for a value in seconds or microseconds."""
     if now_ms is None:
         return time.time_ns() // 1_000_000
     if 0 <= now_ms < 10**11:  # 10^11 ms is March 1973; 10^11 s is the year 5138
-        raise NowError(expected=_CLOCK, found=f"{now_ms}: seconds", advice=f"did you mean {now_ms * 1000}?")
+        raise BAD_NOW(expected=_CLOCK, found=f"{now_ms}: seconds", advice=f"did you mean {now_ms * 1000}?")
     if not 0 <= now_ms < 10**14:  # the year 5138
-        raise NowError(expected=_CLOCK, found=now_ms, advice="without this option the clock is the current time")
+        raise BAD_NOW(expected=_CLOCK, found=now_ms, advice="without this option the clock is the current time")
     return now_ms
 
 

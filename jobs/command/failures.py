@@ -23,20 +23,21 @@ from lastkey.jobs.command.reporting import Report, size
 from lastkey.jobs.command.spark_options import OF_SPARK
 from lastkey.jobs.command.stopping import EarlyEndError, InterruptedRunError
 from lastkey.jobs.errors import (
+    DISK_FULL,
+    JVM_ENDED,
+    NO_DRIVER_PACKAGE,
+    PROCESS_LIMIT,
+    SPARK_ENDED,
+    SPARK_LIMIT,
     UNEXPECTED,
     USAGE,
-    DiskFullError,
-    DriverPackageError,
+    WORKER_ENDED,
+    WORKER_SETUP,
     FileSystemError,
     JobError,
-    JvmEndedError,
-    ProcessLimitError,
-    SparkEndedError,
-    SparkLimitError,
+    MachineError,
     UnknownNameError,
     UsageError,
-    WorkerEndedError,
-    WorkerSetupError,
 )
 from lastkey.jobs.installation import OF_DRIVERS
 from lastkey.logformat.errors import UnsafeFolderError, is_full
@@ -209,7 +210,7 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, JobError):
         return error
     if isinstance(error, ModuleNotFoundError) and error.name in OF_DRIVERS:
-        return DriverPackageError(what=error.name)
+        return NO_DRIVER_PACKAGE(what=error.name)
     if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
         return UsageError(message=str(error))
     if isinstance(error, OSError) and is_full(error):
@@ -222,22 +223,22 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return refused
     stopped = _STOPPED.search(text)
     if full := re.search(r"java\.lang\.OutOfMemoryError[^\n]*", text):
-        return JvmEndedError(found=full[0])
+        return JVM_ENDED(found=full[0])
     session = sys.modules.get("lastkey.jobs.spark.session")
     if session is not None and session.has_lost_jvm(error, _STOP_SECONDS if stopped else 0):
-        return JvmEndedError(found="the connection to it broke")
+        return JVM_ENDED(found="the connection to it broke")
     if stopped:
-        return SparkEndedError(found=stopped[0])
+        return SPARK_ENDED(found=stopped[0])
     if not isinstance(error, ImportError) and (lacks := _LACKS.search(text)):  # a worker or daemon that ended for it
-        return WorkerSetupError(found=lacks[0])
+        return WORKER_SETUP(found=lacks[0])
     if lost := _LOST.search(text):
-        return WorkerEndedError(found=lost[0])
+        return WORKER_ENDED(found=lost[0])
     if _NO_THREAD in text or (isinstance(error, BlockingIOError) and error.filename is None):  # the second: a fork
-        return ProcessLimitError(found=_NO_THREAD if _NO_THREAD in text else text)
+        return PROCESS_LIMIT(found=_NO_THREAD if _NO_THREAD in text else text)
     if limited := re.search(r"Total size of serialized results[^\n]*", text):
-        return SparkLimitError(found=limited[0])
+        return SPARK_LIMIT(found=limited[0])
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
-        return WorkerSetupError(found=unfit[0].splitlines()[-1].strip())
+        return WORKER_SETUP(found=unfit[0].splitlines()[-1].strip())
     unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
     if unsafe:  # a folder that executors were told to use
         return UsageError(message=unsafe[1])
@@ -266,7 +267,7 @@ def _of_the_file_system(error: Exception, text: str) -> FileSystemError | None:
     return FileSystemError(path=named[1] if named else "a file", found=first)
 
 
-def _full_disk(named: object, found: str, written_to: Iterable[str]) -> DiskFullError:
+def _full_disk(named: object, found: str, written_to: Iterable[str]) -> MachineError:
     """Return the error for a full disk. It tells the free space of the disk with the named path; if no path is named,
     of the fullest disk that the job writes to.
     """
@@ -275,7 +276,7 @@ def _full_disk(named: object, found: str, written_to: Iterable[str]) -> DiskFull
     local = [place for place in places if "://" not in place]
     path = os.fsdecode(named) if isinstance(named, str | bytes) else min(local, key=_free_bytes)
     left = f"{size(_free_bytes(path))} free" if _has_inodes(path) else "no inode free"
-    return DiskFullError(path=path, found=f"{found}, {left}")
+    return DISK_FULL(path=path, found=f"{found}, {left}")
 
 
 def _free_bytes(path: str) -> int:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.errors import ConfigFileError, UnknownNameError, UsageError
+from lastkey.jobs.errors import CONFIG_FILE, UnknownNameError, UsageError
 from lastkey.jobs.topics import TopicFilter, unmatched
 from lastkey.logformat.storage.locations import refuse_secrets
 
@@ -86,15 +86,15 @@ def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int
 
 
 def read_given(path: str, kind: str) -> str:
-    """Return the text of a local file that an option names. Raise ConfigFileError if it cannot be read."""
+    """Return the text of a local file that an option names. Raise CONFIG_FILE if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigFileError(path=path, expected=kind, found="no such file") from None
+        raise CONFIG_FILE(path=path, expected=kind, found="no such file") from None
     except OSError as error:
-        raise ConfigFileError(path=path, expected=kind, found=error.strerror or error) from error
+        raise CONFIG_FILE(path=path, expected=kind, found=error.strerror or error) from error
     except UnicodeDecodeError as error:
-        raise ConfigFileError(path=path, expected=kind, found=f"bytes that are not UTF-8: {error}") from error
+        raise CONFIG_FILE(path=path, expected=kind, found=f"bytes that are not UTF-8: {error}") from error
 
 
 _SET: Final = re.compile(r"\[!?+\]?+[^\]]*\]")  # [ab], as fnmatch reads it
@@ -126,7 +126,7 @@ def parse_topics(
     """Return the topics of --topics, --exclude and --topics-from, each of which may be repeated.
 
     A file has a glob a line; # begins a comment. option: how to write an option in messages. UsageError: a value
-    without a glob; ConfigFileError: a file that cannot be read, or has no glob.
+    without a glob; CONFIG_FILE: a file that cannot be read, or has no glob.
     """
     include = list(parse_globs(option.format("topics"), topics))
     for file in files:
@@ -134,7 +134,7 @@ def parse_topics(
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
         found = parse_globs(file, filter(None, lines))
         if not found:
-            raise ConfigFileError(path=file, expected="a glob of topics in at least one line", found="none")
+            raise CONFIG_FILE(path=file, expected="a glob of topics in at least one line", found="none")
         include += found
     return TopicFilter(tuple(dict.fromkeys(include)), parse_globs(option.format("exclude"), exclude))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from lastkey.jobs.errors import ConfigFileError
+from lastkey.jobs.errors import CONFIG_FILE
 
 _KEY: Final = re.compile(r"((?:\\.|[^\\=:\s])+)[ \t\f]*(?:[=:][ \t\f]*)?(.*)", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -13,7 +13,7 @@ _LETTERS: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def parse_properties(text: str, path: str) -> dict[str, str]:
-    """Return the settings of a file. Raise ConfigFileError for a line without a name, or a malformed escape."""
+    """Return the settings of a file. Raise CONFIG_FILE for a line without a name, or a malformed escape."""
     out: dict[str, str] = {}
     lines = iter(enumerate(text.splitlines(), 1))
     for number, raw in lines:
@@ -24,7 +24,7 @@ def parse_properties(text: str, path: str) -> dict[str, str]:
             line = line[:-1] + next(lines, (0, ""))[1].lstrip(" \t\f")
         found = _KEY.fullmatch(line)
         if found is None or re.search(r"(?<!\\)(?:\\\\)*\\u(?![0-9a-fA-F]{4})", line):
-            raise ConfigFileError(path=f"{path}, line {number}", expected="NAME=VALUE", found=repr(_name(line)))
+            raise CONFIG_FILE(path=f"{path}, line {number}", expected="NAME=VALUE", found=repr(_name(line)))
         out[_unescaped(found[1])] = _unescaped(found[2])
     return out
 

@@ -21,7 +21,7 @@ from typing import IO, Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.errors import JobError, NotEmptyError, UsageError
+from lastkey.jobs.errors import NOT_EMPTY, JobError, UsageError
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.udfs.storage import Root, is_link, occupied_by, open_file, open_root
 
@@ -85,12 +85,12 @@ def check_file(
 
 
 def check_empty(root: Root) -> None:
-    """Raise NotEmptyError unless a folder to write into is empty or absent, UsageError if it lies in a store or a
+    """Raise NOT_EMPTY unless a folder to write into is empty or absent, UsageError if it lies in a store or a
     partition.
     """
     check_not_inside("--output", root)
     if found := occupied_by(root):
-        raise NotEmptyError(path=root.uri, found=found)
+        raise NOT_EMPTY(path=root.uri, found=found)
 
 
 def archives_of(store: str) -> list[Place]:

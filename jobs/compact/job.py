@@ -30,7 +30,14 @@ from lastkey.jobs.compact.plan_partitions import is_reset, plan_partitions
 from lastkey.jobs.compact.report import CompactReport, lag_of
 from lastkey.jobs.compact.start_outcome import ListedArchive, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
-from lastkey.jobs.errors import ConflictError, LostRunError, ManifestError, PolicyError, RunningError, UsageError
+from lastkey.jobs.errors import (
+    LOST_RUN,
+    POLICY_CONTRADICTED,
+    ConflictError,
+    GenerationError,
+    RunningError,
+    UsageError,
+)
 from lastkey.jobs.recorded import record_killed, recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import read_key
@@ -370,7 +377,9 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
     settings = options.config.topic_settings(topic)
     if options.cleanup_policy is not None and settings.cleanup_policy != ("compact",):
         if settings.named:
-            raise PolicyError(topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy))
+            raise POLICY_CONTRADICTED(
+                topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
+            )
         settings = replace(settings, cleanup_policy=("compact",))
     return replace(
         settings,
@@ -395,7 +404,7 @@ def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: Partitio
     """Return the kind of the first reason why a partition still needs the archive; None if there is none."""
     try:
         return next((reason.kind for reason in reasons(_facts(start, committed, r)) if reason.kind != ANCHOR), None)
-    except (LostRunError, ManifestError):  # of an older generation
+    except GenerationError:  # of an older generation
         return "not_judged"
 
 
@@ -408,7 +417,7 @@ def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult
     def older() -> Sequence[Kept]:
         chain = start.state.histories({r.topic}).get(key)
         if not chain:
-            raise LostRunError(partition=r.name())
+            raise LOST_RUN(partition=r.name())
         return [Kept.of(one) for one in older_generations(start.state, chain)]
 
     return Facts(

@@ -16,7 +16,7 @@ from lastkey.jobs.compact.plan_inputs import (
     run_context,
 )
 from lastkey.jobs.compact.start_outcome import Start, key_of
-from lastkey.jobs.store.folders import LinkedFolderError
+from lastkey.jobs.errors import LINKED_FOLDER
 from lastkey.jobs.store.paths import PARTITIONS, generation_folder
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key
@@ -251,8 +251,8 @@ def _wish(draft: Draft, io_budget: int) -> tuple[float, int]:
 
 
 def _linked(path: str) -> Problem:
-    hint = LinkedFolderError(path=path).advice
-    return Problem("unreadable", path, NO_POSITION, "a folder of the store", "a symbolic link", hint=hint)
+    found = "a symbolic link"
+    return Problem("unreadable", path, NO_POSITION, "a folder of the store", found, hint=LINKED_FOLDER.hint)
 
 
 def _held(archived: ArchivedPartition) -> Problem:

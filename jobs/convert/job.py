@@ -28,7 +28,7 @@ from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
-from lastkey.jobs.errors import ConvertFullError, NotEmptyError, UsageError
+from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY, UsageError
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
 from lastkey.jobs.restore.job import checkpoints_of, convert_settings
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -90,7 +90,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
             unmark(root)
     except OSError as error:
         if is_full(error):
-            raise ConvertFullError(path=error.filename or output, found=error.strerror or "disk full") from error
+            raise CONVERT_FULL(path=error.filename or output, found=error.strerror or "disk full") from error
         raise
     except (KeyboardInterrupt, EarlyEndError) as error:
         error.add_note("run it again to go on with what is there")
@@ -101,21 +101,21 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
 
 
 def _begin(output: Root, options: ConvertOptions, plan: _Plan) -> None:
-    """Mark the output as unfinished. Raise NotEmptyError if it holds anything but the beginning of this conversion."""
+    """Mark the output as unfinished. Raise NOT_EMPTY if it holds anything but the beginning of this conversion."""
     _check_begun(output)  # again: planning takes a while
     files = [(one.folder, one.segments, one.copies, _settings(options, one.topic)) for one in plan.partitions]
     digest = hashlib.sha256(repr((files, plan.copies, plan.files)).encode()).hexdigest()
     if not mark(output, f"{plan.source} to {options.to}, not finished; SHA-256 of what is planned: {digest}\n"):
         found = f"{MARK} of another conversion, or of this one before its source or settings changed"
-        raise NotEmptyError(path=output.uri, found=found)
+        raise NOT_EMPTY(path=output.uri, found=found)
 
 
 def _check_begun(output: Root) -> None:
-    """Raise NotEmptyError unless the output is empty, or was begun by a conversion and holds no symbolic link."""
+    """Raise NOT_EMPTY unless the output is empty, or was begun by a conversion and holds no symbolic link."""
     if file_size(output, MARK) is None:
         check_empty(output)
     elif (link := next(links_below(output), None)) is not None:
-        raise NotEmptyError(path=output.uri, found=f"{link}: a symbolic link")
+        raise NOT_EMPTY(path=output.uri, found=f"{link}: a symbolic link")
 
 
 def _of_archive(options: ConvertOptions, output: str) -> _Plan:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lastkey.jobs.data_source.read_options import ReadOptions
-from lastkey.jobs.errors import NoGenerationError, UsageError
+from lastkey.jobs.errors import NO_GENERATION, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import (
     Generation,
@@ -32,7 +32,7 @@ from lastkey.udfs.storage import Root, absent, normal_uri, same_kind
 def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     """Return the wanted partitions, each at the generation that the options name, or at its current one.
 
-    A path in the options says where the archive is now. Raise MissingPathError without a store, NoGenerationError for a
+    A path in the options says where the archive is now. Raise MissingPathError without a store, NO_GENERATION for a
     generation that no wanted partition has, or whose files are gone.
     """
     state = open_store(options.store or "")
@@ -54,12 +54,12 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
 
 
 def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
-    """Return the generation of each partition that has it. Raise NoGenerationError if none has."""
+    """Return the generation of each partition that has it. Raise NO_GENERATION if none has."""
     chains = state.histories({topic for topic, _ in wanted})
     runs = runs_at(wanted, chains, generation)
     if not runs:
         known = sorted({run.generation_after for key in wanted for run in chains[key]})
-        raise NoGenerationError(
+        raise NO_GENERATION(
             partition="every partition",
             found=generation,
             reason="never committed",
@@ -71,13 +71,13 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
 
 
 def generation_partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:
-    """Return a generation to read. Raise NoGenerationError if its files are gone. archive: where it is, if it moved."""
+    """Return a generation to read. Raise NO_GENERATION if its files are gone. archive: where it is, if it moved."""
     folder = one.folder
     beside = one.files(store)
     # after a run by yield, its logs lie in the folders of earlier generations too
     gone = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
     if gone:
-        raise NoGenerationError(
+        raise NO_GENERATION(
             partition=one.name,
             found=one.generation,
             reason=f"its files are gone ({gone[0]})",

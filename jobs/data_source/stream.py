@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from lastkey.jobs.data_source.plan_tasks import each, range_of, source_partitions
 from lastkey.jobs.data_source.read import read_task
 from lastkey.jobs.data_source.read_options import ReadOptions
-from lastkey.jobs.errors import DataLossError, UsageError
+from lastkey.jobs.errors import DATA_LOSS, DataError, UsageError
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.udfs.data_source.find_pieces import first_to_read
@@ -204,7 +204,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise _no_such_partition((topic, number), offset)
             if offset < log.first or log.ends_before(offset):
                 found = f"offsets from {log.first} to {log.log_end}"
-                raise DataLossError(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
+                raise DATA_LOSS(path=f"{topic}-{number}", expected=f"offset {offset}", found=found)
 
     def _limited(
         self, first: Mapping[Key, int], end: Mapping[Key, int], logs: Mapping[Key, _Log], limit: ReadLimit
@@ -240,8 +240,8 @@ def _without_the_log(partition: SourcePartition, start: Bound) -> int | None:
     return None
 
 
-def _no_such_partition(key: Key, offset: int) -> DataLossError:
-    return DataLossError(path=f"{key[0]}-{key[1]}", expected=f"offset {offset}", found="no such partition")
+def _no_such_partition(key: Key, offset: int) -> DataError:
+    return DATA_LOSS(path=f"{key[0]}-{key[1]}", expected=f"offset {offset}", found="no such partition")
 
 
 def _key(partition: SourcePartition) -> Key:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import locked
-from lastkey.jobs.errors import NotEmptyError
+from lastkey.jobs.errors import NOT_EMPTY
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import is_topic
@@ -45,14 +45,14 @@ class ExportFolder:
     def _check_no_links(self) -> None:
         check_not_inside("--output", self.root)
         if (link := next(links_below(self.root), None)) is not None:
-            raise NotEmptyError(path=self.root.uri, found=f"{visible(link)}: a symbolic link")
+            raise NOT_EMPTY(path=self.root.uri, found=f"{visible(link)}: a symbolic link")
 
     def begin(self, topics: Sequence[str]) -> None:
-        """Take the folder. Raise NotEmptyError if it holds anything but this export, unfinished."""
+        """Take the folder. Raise NOT_EMPTY if it holds anything but this export, unfinished."""
         self._check_no_links()
         found = self.root.filesystem.get_file_info(self.root.base)
         if found.type == pafs.FileType.File:
-            raise NotEmptyError(path=self.root.uri, found="a file")
+            raise NOT_EMPTY(path=self.root.uri, found="a file")
         old = self._left()
         for topic in old:
             if exists(self.root, topic):
@@ -60,15 +60,15 @@ class ExportFolder:
         self.mark(UNFINISHED, {topic: {} for topic in topics})
 
     def go_on(self) -> None:
-        """Take the folder of --latest, new or from an earlier run. Raise NotEmptyError if it holds anything else."""
+        """Take the folder of --latest, new or from an earlier run. Raise NOT_EMPTY if it holds anything else."""
         self._check_no_links()
         mark, there = self.read(), self.root.filesystem.get_file_info(self.root.base)
         if mark.get("state") == LATEST and mark["request"] == self.request:
             return
         if mark:
-            raise NotEmptyError(path=self.root.uri, found=f"another export: {mark['request']}")
+            raise NOT_EMPTY(path=self.root.uri, found=f"another export: {mark['request']}")
         if there.type == pafs.FileType.File:
-            raise NotEmptyError(path=self.root.uri, found="a file")
+            raise NOT_EMPTY(path=self.root.uri, found="a file")
         self._left()
         self.mark(LATEST, {})
 
@@ -86,11 +86,11 @@ class ExportFolder:
         mark = self.read()
         others = [info for info in inside if info.base_name not in (MARK, *mark.get("topics", {}))]
         if not mark or others:
-            raise NotEmptyError(path=self.root.uri, found=first_of(others or inside))
+            raise NOT_EMPTY(path=self.root.uri, found=first_of(others or inside))
         if mark["state"] != UNFINISHED:
-            raise NotEmptyError(path=self.root.uri, found="a finished export")
+            raise NOT_EMPTY(path=self.root.uri, found="a finished export")
         if mark["request"] != self.request:
-            raise NotEmptyError(path=self.root.uri, found=f"another export that did not end: {mark['request']}")
+            raise NOT_EMPTY(path=self.root.uri, found=f"another export that did not end: {mark['request']}")
         return list(mark["topics"])
 
     def read(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, labelled, table
-from lastkey.jobs.errors import MissingPathError, NotEmptyError, UsageError
+from lastkey.jobs.errors import NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.tasks import cores_of
@@ -86,7 +86,7 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
         raise MissingPathError(path=source, expected="a table of queries", found="none")
     check_not_inside("--output", open_root(target))
     if exists(open_root(target), "") or is_link(open_root(target), ""):
-        raise NotEmptyError(path=target, found="something")
+        raise NOT_EMPTY(path=target, found="something")
     place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
     report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)
     name, tables = "lookup --queries", (as_hadoop_names_it(source), as_hadoop_names_it(target))

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from lastkey.jobs.errors import BadSettingError
-from lastkey.jobs.policies.errors import DisagreeError, SourcesError
+from lastkey.jobs.errors import BAD_SETTING, BROKERS_DISAGREE, POLICY_SOURCES
 
 Value = int | float | str
 Layer = dict[str, str]
@@ -77,11 +76,11 @@ class ClusterConfigs:
     sources: dict[str, str] = field(default_factory=dict)  # what was described -> where
 
     def add(self, what: str, where: str, layer: Layer, values: Mapping[str, str]) -> None:
-        """Put values into a layer. Raise SourcesError if another source has said otherwise of what matters."""
+        """Put values into a layer. Raise POLICY_SOURCES if another source has said otherwise of what matters."""
         changed = {name for name, _ in layer.items() ^ values.items()} & SETTING_OF.keys()
         names = {name for name in changed if not _are_same(name, layer.get(name), values.get(name))}
         if what in self.sources and names:
-            raise SourcesError(
+            raise POLICY_SOURCES(
                 path=where, expected=f"{what} as in {self.sources[what]}", found=f"another {', '.join(sorted(names))}"
             )
         self.sources.setdefault(what, where)
@@ -94,7 +93,7 @@ class ClusterConfigs:
 
 def topic_values(configs: ClusterConfigs, topic: str, *, retention: bool) -> dict[str, Value]:
     """Return the value that a topic has of each setting that counts: limits of retention count with delete in its
-    policy, and not at all without `retention`. Raise DisagreeError, BadSettingError.
+    policy, and not at all without `retention`. Raise BROKERS_DISAGREE, BAD_SETTING.
     """
     policy = _value(configs, topic, POLICY)
     expires = retention and "delete" in str(policy)
@@ -134,7 +133,7 @@ def _of_brokers(configs: ClusterConfigs, topic: str, setting: str) -> Value:
         found.setdefault(value, []).append(who)
     if len(found) > 1:
         said = "; ".join(f"{value} ({', '.join(who)})" for value, who in found.items())
-        raise DisagreeError(setting=setting, topic=topic, found=said)
+        raise BROKERS_DISAGREE(setting=setting, topic=topic, found=said)
     return next(iter(found), KAFKA_DEFAULTS[setting])
 
 
@@ -157,7 +156,7 @@ def _stated(configs: ClusterConfigs, topic: str, setting: str) -> Iterator[tuple
 
 
 def _typed(setting: str, text: str, unit: int, table: str) -> Value:
-    """Return a value as our settings have it. Raise BadSettingError for text that Kafka would not take."""
+    """Return a value as our settings have it. Raise BAD_SETTING for text that Kafka would not take."""
     default = KAFKA_DEFAULTS[setting]
     if isinstance(default, str):
         names = sorted(filter(None, (name.strip() for name in text.split(","))))
@@ -169,5 +168,5 @@ def _typed(setting: str, text: str, unit: int, table: str) -> Value:
             raise ValueError(text)
         number = int(text) * unit
     except ValueError:
-        raise BadSettingError(path="policies", table=table, setting=setting, expected="a number", found=text) from None
+        raise BAD_SETTING(path="policies", table=table, setting=setting, expected="a number", found=text) from None
     return max(number, -1) if setting in LIMITS else number

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from lastkey.jobs.errors import BAD_DESCRIPTION
 from lastkey.jobs.policies.cluster_configs import ClusterConfigs
-from lastkey.jobs.policies.errors import DescribedError
 from lastkey.logformat.names import is_topic
 
 TOPIC_LAYER: Final = "DYNAMIC_TOPIC_CONFIG"
@@ -50,7 +50,7 @@ def is_described(text: str) -> bool:
 
 
 def add_described(text: str, path: str, configs: ClusterConfigs) -> None:
-    """Add what a text says to the settings of a cluster. Raise DescribedError, SourcesError."""
+    """Add what a text says to the settings of a cluster. Raise BAD_DESCRIPTION, POLICY_SOURCES."""
     for number, form, what, entries in _sections(text, path):
         kind, _, name = what.partition(" ")
         if form == "Default" and what == "brokers in the cluster":
@@ -61,7 +61,7 @@ def add_described(text: str, path: str, configs: ClusterConfigs) -> None:
         elif kind == "broker" and name.isdecimal():
             add_broker(configs, name, entries, path, complete=form == "All")
         elif form != "Default" and kind in ("topic", "broker"):
-            raise DescribedError(path=path, position=number, expected=f"the name of a {kind}", found=repr(name))
+            raise BAD_DESCRIPTION(path=path, position=number, expected=f"the name of a {kind}", found=repr(name))
         else:
             configs.notes.append(f"{path}: settings of {what} have no effect here")
 
@@ -111,9 +111,9 @@ def _sections(text: str, path: str) -> Iterator[tuple[int, str, str, list[Config
             entries.append(_entry(entry["name"], entry["value"], entry["synonyms"], path, begun_at))
             begun = ""
         elif not form or re.match(r"  [^\s=]+=", begun) is None:
-            raise DescribedError(path=path, position=begun_at, expected=_expected(form), found=repr(begun[:80]))
+            raise BAD_DESCRIPTION(path=path, position=begun_at, expected=_expected(form), found=repr(begun[:80]))
     if begun:
-        raise DescribedError(path=path, position=begun_at, expected="the end of the line", found=repr(begun[:80]))
+        raise BAD_DESCRIPTION(path=path, position=begun_at, expected="the end of the line", found=repr(begun[:80]))
     if form:
         yield number, form, what, entries
 
@@ -125,7 +125,7 @@ def _expected(form: str) -> str:
 def _entry(name: str, value: str, text: str, path: str, number: int) -> ConfigEntry:
     found = list(_SYNONYM.finditer(text))
     if text and (not found or found[0].start()):
-        raise DescribedError(path=path, position=number, expected="synonyms={LAYER:NAME=VALUE, ...}", found=repr(text))
+        raise BAD_DESCRIPTION(path=path, position=number, expected="synonyms={LAYER:NAME=VALUE, ...}", found=repr(text))
     ends = [*(one.start() for one in found[1:]), len(text)][: len(found)]
     synonyms = tuple((one["layer"], one["name"], text[one.end() : end]) for one, end in zip(found, ends, strict=True))
     return ConfigEntry(name, None if value == _NULL else value, synonyms)

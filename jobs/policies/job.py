@@ -24,14 +24,15 @@ from lastkey.jobs.command.properties import parse_properties
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
 from lastkey.jobs.command.whole_file import POLICIES, check_file, whole_file
 from lastkey.jobs.errors import (
-    ConfigFileError,
+    CONFIG_FILE,
+    DAMAGED_METADATA,
+    OUTPUT_EXISTS,
+    POLICY_SOURCES,
     MissingPathError,
-    OutputExistsError,
     UsageError,
 )
 from lastkey.jobs.policies.cluster_configs import SETTING_OF, Broker, ClusterConfigs, Layer, not_shown
 from lastkey.jobs.policies.describe_text import add_described, is_described
-from lastkey.jobs.policies.errors import DamagedMetadataError, SourcesError
 from lastkey.jobs.policies.live_cluster import add_live
 from lastkey.jobs.policies.toml_text import TopicTable, policies_text, policy
 from lastkey.logformat.errors import LogFormatError
@@ -80,11 +81,11 @@ class PoliciesReport(JobReport):
 
 
 def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
-    """Write the policies of a cluster. Raise SourcesError, DisagreeError and others; then nothing is written."""
+    """Write the policies of a cluster. Raise POLICY_SOURCES, BROKERS_DISAGREE and others; then nothing is written."""
     began = time.monotonic()
     output = None if options.output is None else Path(options.output).absolute()
     if output is not None and output.exists() and not options.replace:
-        raise OutputExistsError(path=output)
+        raise OUTPUT_EXISTS(path=output)
     if output is not None:
         check_file("--output", str(output), POLICIES, options.sources)
     if not options.sources and options.bootstrap_server is None:
@@ -96,11 +97,11 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     try:
         configs, made = _read(options)
     except LogFormatError as error:
-        raise DamagedMetadataError(message=str(error)) from error
+        raise DAMAGED_METADATA(message=str(error)) from error
     if not configs.topics:
         raise MissingPathError(path=", ".join(sources), expected="topics with their settings", found="none")
     if odd := sorted(topic for topic in configs.topics if not is_topic(topic)):
-        raise DamagedMetadataError(message=f"{', '.join(sources)}: {odd[0]!r} is no name of a topic")
+        raise DAMAGED_METADATA(message=f"{', '.join(sources)}: {odd[0]!r} is no name of a topic")
     check_topics(options.topics, configs.topics, ", ".join(sources))
     topics = [topic for topic in configs.topics if options.topics.takes(topic)]
     report = PoliciesReport(made=made, sources=sources, output=options.output)
@@ -153,7 +154,7 @@ def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, ClusterState]:
 def _properties(text: str, path: str) -> dict[str, str]:
     found = parse_properties(text, path)
     if not _OF_BROKERS & set(found):
-        raise ConfigFileError(path=path, expected=_EXPECTED, found="another text")
+        raise CONFIG_FILE(path=path, expected=_EXPECTED, found="another text")
     return found
 
 
@@ -188,7 +189,7 @@ def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfig
     for path, found in sorted(of_brokers.items()):
         name = next((found[name] for name in _IDS if name in found), "0")
         if known and name not in configs.brokers:
-            raise SourcesError(
+            raise POLICY_SOURCES(
                 path=path, expected=f"one of the brokers {', '.join(sorted(configs.brokers))}", found=name
             )
         _set_static(configs.broker(name), found)

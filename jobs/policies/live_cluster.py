@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lastkey.jobs.live_cluster import ClusterError, CommandConfigError, admin_client, client_settings, words_of
+from lastkey.jobs.errors import BAD_COMMAND_CONFIG, NO_CLUSTER
+from lastkey.jobs.live_cluster import admin_client, client_settings, words_of
 from lastkey.jobs.policies.cluster_configs import ClusterConfigs
 from lastkey.jobs.policies.describe_text import BROKER_LAYER, EVERY_LAYER, ConfigEntry, add_broker, add_topic
 
@@ -14,14 +15,14 @@ _TOPICS: Final = 200  # of one request
 
 
 def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:
-    """Ask a cluster, and add what it says. path: of --command-config. Raise NoClientError, ClusterError."""
+    """Ask a cluster, and add what it says. path: of --command-config. Raise NO_CLIENT, NO_CLUSTER."""
     settings = client_settings(bootstrap, path) | {"log_level": "0"}  # error_cb hears of all that matters
     client = admin_client()
     errors: list[str] = []
     try:
         cluster = client.AdminClient({**settings, "error_cb": lambda error: errors.append(str(error.str()))})
     except (client.KafkaException, ValueError) as error:
-        raise CommandConfigError(
+        raise BAD_COMMAND_CONFIG(
             path=path or "--bootstrap-server",
             setting="a value",
             expected="one that the client takes",
@@ -32,7 +33,7 @@ def add_live(bootstrap: str, path: str | None, configs: ClusterConfigs) -> None:
     except client.KafkaException as error:
         cluster.poll(0.1)  # calls error_cb
         found = "; ".join(dict.fromkeys([words_of(client, error), *errors[-1:]]))
-        raise ClusterError(path=bootstrap, expected="a cluster that describes its settings", found=found) from None
+        raise NO_CLUSTER(path=bootstrap, expected="a cluster that describes its settings", found=found) from None
 
 
 def _ask(client: Any, cluster: Any, bootstrap: str, configs: ClusterConfigs) -> None:

@@ -37,7 +37,7 @@ def policy(configs: ClusterConfigs, topic: str, *, retention: bool) -> TopicTabl
 def policies_text(
     policies: Mapping[str, TopicTable], made: ClusterState, sources: Iterable[str], notes: Iterable[str]
 ) -> str:
-    """Return policies as TOML. Raise BadSettingError or its like if our own parser refuses it."""
+    """Return policies as TOML. Raise BAD_SETTING or its like if our own parser refuses it."""
     topics = "1 topic" if len(policies) == 1 else f"{len(policies)} topics"
     lines = [
         f"# Policies of {topics} of a Kafka cluster, made by `policies` of Lastkey {installation.version()} from:",

@@ -24,7 +24,7 @@ from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.reporting import counted, tells_io
 from lastkey.jobs.command.stopping import EarlyEndError, result_of
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import LogDirectoryInUseError, OutputFullError, UsageError
+from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, OUTPUT_FULL, UsageError
 from lastkey.jobs.reindex.report import ReindexedPartition, ReindexReport
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
@@ -80,7 +80,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
         except OSError as error:
             if is_full(error):
                 where = error.filename or target.output_uri or uri
-                raise OutputFullError(path=where, found=error.strerror or "disk full") from error
+                raise OUTPUT_FULL(path=where, found=error.strerror or "disk full") from error
             raise
     report.seconds["total"] = time.perf_counter() - started
     return report
@@ -98,10 +98,10 @@ def _target(options: ReindexOptions, uri: str) -> Target:
 
 
 def _directories(root: Root, wanted: Sequence[ArchivedPartition]) -> set[Path]:
-    """Return the log directories to be locked. Raise LogDirectoryInUseError if a broker holds one."""
+    """Return the log directories to be locked. Raise LOG_DIRECTORY_IN_USE if a broker holds one."""
     for archived in wanted:
         if archived.held_by_broker:
-            raise LogDirectoryInUseError(path=_directory(root, archived), found="a running broker that holds it")
+            raise LOG_DIRECTORY_IN_USE(path=_directory(root, archived), found="a running broker that holds it")
     return {_directory(root, archived) for archived in wanted}
 
 

@@ -23,7 +23,7 @@ from lastkey.jobs.compact.plan_inputs import (
     run_context,
     whole_plan,
 )
-from lastkey.jobs.errors import PolicyError, UsageError
+from lastkey.jobs.errors import POLICY_CONTRADICTED, UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.formats import measure
 from lastkey.jobs.report.several import SeveralArchives, check_distinct, short_names, stores_of
@@ -197,7 +197,7 @@ def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_genera
         return settings
     if options.cleanup_policy is not None:
         if settings.named:
-            raise PolicyError(
+            raise POLICY_CONTRADICTED(
                 topic=archived.topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
             )
         return replace(settings, cleanup_policy=("compact",))

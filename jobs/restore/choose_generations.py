@@ -12,7 +12,7 @@ from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_sa
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.reporting import moment
-from lastkey.jobs.errors import MissingFileError, MissingSideFileError, NoGenerationError, UsageError
+from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE, NO_GENERATION, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import Generation, check_runs, generation_of, runs_at
 from lastkey.jobs.store.rows import Checkpoint, RunRow
@@ -35,7 +35,7 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
     runs = runs_at(current, chains, generation)
     for key in sorted(current):
         if key not in runs:
-            raise NoGenerationError(
+            raise NO_GENERATION(
                 partition=names.partition_folder(*key),
                 found=generation,
                 reason="never committed",
@@ -57,7 +57,7 @@ def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
 
 def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Generation]:
     """Return the partitions of the wanted topics, each at the generation that was current at a time; note those that
-    had none then. Raise NoGenerationError where it is gone.
+    had none then. Raise NO_GENERATION where it is gone.
     """
     current = _current(tables, topics)
     chains = tables.histories({topic for topic, _ in current})
@@ -83,7 +83,7 @@ def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str
             chosen.append(generation_of(then))
     if not chosen:
         first = min((chain[-1] for chain in chains.values()), key=lambda run: run.started_ms)
-        raise NoGenerationError(
+        raise NO_GENERATION(
             partition="every partition", found=1, reason=f"not yet committed at {at}",
             expected=f"a time from {_time(first)} on",
         )  # fmt: skip
@@ -92,10 +92,10 @@ def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str
 
 def _gone_since(
     name: str, then: RunRow | None, chain: Sequence[RunRow], left: Mapping[int, RunRow], at: str
-) -> NoGenerationError:
+) -> UsageError:
     """Return the error for a generation that is gone; then: its run, if that is still known."""
     oldest = min(left, default=0)
-    return NoGenerationError(
+    return NO_GENERATION(
         partition=name,
         found=then.generation_after if then is not None else f"before {chain[-1].generation_after}",
         reason=f"it was current at {at}, and its files are gone",
@@ -164,7 +164,7 @@ def check_files(
             if chain and chain[0].run_id == target.run_id:  # this is the current generation: its files must be there
                 missing += [f"{store.uri}/{path}" for path in gone]
                 continue
-            raise NoGenerationError(
+            raise NO_GENERATION(
                 partition=target.name,
                 found=target.generation,
                 reason=f"its files are gone ({gone[0]})",
@@ -176,7 +176,7 @@ def check_files(
         missing += [f"{archive.uri}/{path}" for path in absent(archive, _logs(manifests[target.key], "archive"))]
     if missing:
         has_log = any(path.endswith(f".{names.LOG}") for path in missing)
-        raise (MissingFileError if has_log else MissingSideFileError)(
+        raise (MISSING_FILE if has_log else MISSING_SIDE_FILE)(
             path=some_of(list(dict.fromkeys(missing))),
             expected="the files that the generation names",
             found="no such file, or another size",

@@ -13,7 +13,7 @@ from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.options import CompactOptions, RestoreOptions
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.errors import ConflictError, NotCleanedError, RunningError, RunningMeanwhileError, UsageError
+from lastkey.jobs.errors import NOT_CLEANED, RUNNING_MEANWHILE, ConflictError, RunningError, UsageError
 from lastkey.jobs.store.generations import Generation
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
@@ -34,7 +34,7 @@ def clean_first(
     progress: Progress,
 ) -> CompactReport | None:
     """Commit a new generation, with all cleaned, of each topic with a partition that is not clean as a broker means it;
-    return the report of that run. None: there is no such topic. NotCleanedError: a partition was set aside.
+    return the report of that run. None: there is no such topic. NOT_CLEANED: a partition was set aside.
     UsageError: the archive has moved.
     """
     behind = [t for t in targets if cleaner_checkpoint(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]
@@ -57,11 +57,11 @@ def clean_first(
     try:
         cleaned: CompactReport = imported("compact").run(asked, progress)
     except RunningError as error:
-        raise RunningMeanwhileError(**error.fields) from error
+        raise RUNNING_MEANWHILE(**error.fields) from error
     if cleaned.conflict:
         raise ConflictError(path=tables.root.uri, expected="no other run on these topics", found=cleaned.conflict)
     for problem in cleaned.problems:
-        raise NotCleanedError(**{name: getattr(problem, name) for name in ("path", "position", "expected", "found")})
+        raise NOT_CLEANED(**{name: getattr(problem, name) for name in ("path", "position", "expected", "found")})
     return cleaned
 
 

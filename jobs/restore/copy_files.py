@@ -14,7 +14,7 @@ from pathlib import Path
 import google_crc32c
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import MissingFileError, MissingSideFileError
+from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE
 from lastkey.logformat.storage.io_limit import paid, spend
 from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.storage import Root, flush, flush_names, make_folder, open_file, set_time
@@ -100,7 +100,7 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
             while left:
                 data = read.read(min(left, _CHUNK_BYTES))
                 if not data:
-                    raise MissingFileError(path=shown, expected=f"{size} bytes", found=f"{size - left}")
+                    raise MISSING_FILE(path=shown, expected=f"{size} bytes", found=f"{size - left}")
                 found = google_crc32c.extend(found, data)
                 spend(len(data))
                 write.write(data)
@@ -110,9 +110,9 @@ def copy_log(source: Root, path: str, target: Root, to: str, size: int, checksum
 
 
 def check_checksum(shown: str, size: int, expected: int, found: int) -> None:
-    """Raise MissingFileError unless the first `size` bytes of a file had the CRC-32C that is known."""
+    """Raise MISSING_FILE unless the first `size` bytes of a file had the CRC-32C that is known."""
     if found != expected:
-        raise MissingFileError(
+        raise MISSING_FILE(
             path=shown, expected=f"CRC-32C {expected:#010x} of its first {size} bytes", found=f"{found:#010x}"
         )
 
@@ -130,7 +130,7 @@ def copy_small(source: Root, path: str, target: Root, to: str, checksum: int | N
             size += len(data)
             found = google_crc32c.extend(found, data)
     if checksum not in (None, found):
-        raise MissingSideFileError(
+        raise MISSING_SIDE_FILE(
             path=f"{source.uri}/{path}", expected=f"CRC-32C {checksum:#010x}, as it was written", found=f"{found:#010x}"
         )
     return size

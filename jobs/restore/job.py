@@ -30,7 +30,7 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import result_of
 from lastkey.jobs.command.whole_file import check_empty
-from lastkey.jobs.errors import ConflictError, JobError, LogStartError, OtherFormatError, RestoreFullError
+from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, RESTORE_FULL, ConflictError, JobError
 from lastkey.jobs.restore.choose_generations import (
     before_resets,
     check_files,
@@ -107,7 +107,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
 
 
 def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[Generation]:
-    """Return the generations to restore. Raise LogStartError if the log of one ends below its start."""
+    """Return the generations to restore. Raise BAD_LOG_START if the log of one ends below its start."""
     if options.as_of_ms is None:
         targets = choose(tables, options.topics, options.generation)
     else:
@@ -115,7 +115,7 @@ def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[G
     for target in targets:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"
-            raise LogStartError(path=shown, expected=target.next_offset, found=target.log_start_offset)
+            raise BAD_LOG_START(path=shown, expected=target.next_offset, found=target.log_start_offset)
     return targets
 
 
@@ -164,7 +164,7 @@ def _known_failure(error: BaseException, output: Root, store: Root) -> JobError 
     """Return the error that tells users of a full disk or of files that are gone, with its notes; None: another one."""
     known: JobError
     if is_full(error):
-        known = RestoreFullError(path=output.uri, found="disk full")
+        known = RESTORE_FULL(path=output.uri, found="disk full")
     elif isinstance(error, FileNotFoundError):  # such as an older generation's, by a vacuum
         expected = "the files that it held when this run began"
         known = ConflictError(path=store.uri, expected=expected, found=in_one_line(str(error)))
@@ -297,7 +297,7 @@ def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: 
         one = convert_log(source, segment.path, size_bytes, output, to, segment.base_offset, formats)
     except LogFormatError as error:
         check_checksum(shown, size_bytes, segment.checksum, checksum_of(source, segment.path, size_bytes))
-        raise OtherFormatError(
+        raise OTHER_FORMAT(
             path=shown,
             position=error.position,
             expected=error.expected,

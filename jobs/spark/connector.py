@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 
-from lastkey.jobs.errors import ConnectorError
+from lastkey.jobs.errors import NO_CONNECTOR
 from lastkey.jobs.spark import jars
 from lastkey.jobs.spark.java import classes, java_context
 from lastkey.jobs.spark.running import context_of
@@ -37,7 +37,7 @@ _OURS: Final = "lastkey"  # source of the settings that are ours, in Hadoop's wo
 
 
 def connect(spark: SparkSession, uri: str) -> None:
-    """Let Spark's own code reach a URI, in Hadoop's spelling. ConnectorError: it has no file system for it. Of a server
+    """Let Spark's own code reach a URI, in Hadoop's spelling. NO_CONNECTOR: it has no file system for it. Of a server
     (Spark Connect) nobody knows.
     """
     context = context_of(spark)
@@ -52,7 +52,7 @@ def connect(spark: SparkSession, uri: str) -> None:
     try:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
     except Py4JJavaError as error:
-        raise ConnectorError(
+        raise NO_CONNECTOR(
             path=uri, expected=f"a connector for {scheme}://", found=of_java(error), give=_options_for(scheme)
         ) from error
 

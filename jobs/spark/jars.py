@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.errors import JarsError
+from lastkey.jobs.errors import NO_JARS, MachineError
 
 DELTA: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
 # What Delta needs and Spark lacks, by the names that Spark's resolver gives to files
@@ -72,7 +72,7 @@ def connectors_for(uris: Iterable[str], conf: Mapping[str, str]) -> list[str]:
     ]
 
 
-def unfetched(packages: str) -> JarsError:
+def unfetched(packages: str) -> MachineError:
     """Return the error of packages that the resolver could not fetch, with what to do."""
     local = Path("~/.m2/repository").expanduser()
     advice = (
@@ -81,4 +81,4 @@ def unfetched(packages: str) -> JarsError:
     )
     if local.is_dir():
         advice += f"; if {local} holds poms without jars, on which Spark's resolver fails, rename it meanwhile"
-    return JarsError(what=packages, found="its lines are above, or those of a JVM that did not start", advice=advice)
+    return NO_JARS(what=packages, found="its lines are above, or those of a JVM that did not start", advice=advice)

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from lastkey.jobs.errors import JavaError
+from lastkey.jobs.errors import NO_JAVA
 from lastkey.jobs.installation import CONF, HOME
 from lastkey.jobs.spark import jars
 from lastkey.jobs.spark.master import is_local
@@ -94,11 +94,11 @@ def executors_python(user: UserOptions) -> str | None:
 
 
 def find_java() -> Path:
-    """Return the java that Spark will take. JavaError if there is none, or it is older than 17."""
+    """Return the java that Spark will take. NO_JAVA if there is none, or it is older than 17."""
     home = os.environ.get("JAVA_HOME")
     found = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "")
     if not found.is_file():
-        raise JavaError(found=f"no {found}" if home else "no java on PATH and no JAVA_HOME")
+        raise NO_JAVA(found=f"no {found}" if home else "no java on PATH and no JAVA_HOME")
     found = found.resolve()
     release = found.parent.parent / "release"
     if release.is_file():  # this file tells the version 50 ms faster than the JVM
@@ -107,10 +107,10 @@ def find_java() -> Path:
         text = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'(?:JAVA_VERSION="|version ")(\d+)(?:\.(\d+))?', text)
     if version is None:
-        raise JavaError(found=f"{found}, which does not say its version")
+        raise NO_JAVA(found=f"{found}, which does not say its version")
     major = int(version[2] or 8) if version[1] == "1" else int(version[1])  # Java 8 calls itself 1.8
     if major < 17:
-        raise JavaError(found=f"Java {major} at {found}")
+        raise NO_JAVA(found=f"Java {major} at {found}")
     return found
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from lastkey.jobs.command.stopping import begin
-from lastkey.jobs.errors import MasterError, SparkStartError
+from lastkey.jobs.errors import BAD_MASTER, SPARK_NOT_STARTED
 from lastkey.jobs.spark.submit import UserOptions
 
 _LOCAL: Final = re.compile(r"local(?:\[(\*|0*[1-9]\d*)(?:\s*,\s*\d+)?\])?")
@@ -41,28 +41,28 @@ def local_cores_of(master: str) -> int | None:
 
 
 def check_master(user: UserOptions) -> None:
-    """Raise MasterError if Spark knows no such master or no address of a master or of Spark Connect answers,
-    SparkStartError for a mode in which no job runs.
+    """Raise BAD_MASTER if Spark knows no such master or no address of a master or of Spark Connect answers,
+    SPARK_NOT_STARTED for a mode in which no job runs.
     """
     if user.remote is not None:
         _check_remote(user, user.remote)
         return
     if (mode := user.conf.get("spark.submit.deployMode", "client")) != "client":
         found = f"--deploy-mode {mode}: only client mode returns a job's report and exit code"
-        raise SparkStartError(found=f"{found}; for YARN's give the job to Spark's own spark-submit (CLUSTER.md)")
+        raise SPARK_NOT_STARTED(found=f"{found}; for YARN's give the job to Spark's own spark-submit (CLUSTER.md)")
     master = user.master
     if master is None or local_cores_of(master) is not None or _OTHER.fullmatch(master):
         return
     if not master.startswith(_STANDALONE):
         known = "local, local[N], local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
-        raise MasterError(what="--master", expected=known, found=master)
+        raise BAD_MASTER(what="--master", expected=known, found=master)
     addresses = [_ADDRESS.fullmatch(part) for part in master.removeprefix(_STANDALONE).split(",")]
     named = [(address["host"].strip("[]"), int(address["port"])) for address in addresses if address]
     if None in addresses or any(port > 65535 for _, port in named):
-        raise MasterError(what="--master", expected="spark://HOST:PORT[,HOST:PORT...]", found=master)
+        raise BAD_MASTER(what="--master", expected="spark://HOST:PORT[,HOST:PORT...]", found=master)
     tried = _failures(named)
     if tried:
-        raise MasterError(what=f"--master {master}", expected="a Spark master that answers", found="; ".join(tried))
+        raise BAD_MASTER(what=f"--master {master}", expected="a Spark master that answers", found="; ".join(tried))
 
 
 def public_address(remote: str) -> str:
@@ -72,17 +72,17 @@ def public_address(remote: str) -> str:
 
 
 def _check_remote(user: UserOptions, remote: str) -> None:
-    """Raise MasterError if nothing answers there: Spark would try for ten minutes."""
+    """Raise BAD_MASTER if nothing answers there: Spark would try for ten minutes."""
     found = _REMOTE.fullmatch(remote)
     if found is None or int(found["port"] or 0) > 65535:
         expected = "sc://HOST:PORT[/;NAME=VALUE...] in --remote, spark.remote or SPARK_REMOTE"
-        raise MasterError(what="--remote", expected=expected, found="something else (not shown: it may hold a token)")
+        raise BAD_MASTER(what="--remote", expected=expected, found="something else (not shown: it may hold a token)")
     if user.master is not None:
-        raise MasterError(what="--remote and --master", expected="one of the two", found="both")
+        raise BAD_MASTER(what="--remote and --master", expected="one of the two", found="both")
     tried = _failures([(found["host"].strip("[]"), int(found["port"] or _CONNECT_PORT))])
     if tried:
         what = f"--remote {public_address(remote)}"
-        raise MasterError(what=what, expected="a Spark Connect server that answers", found="; ".join(tried))
+        raise BAD_MASTER(what=what, expected="a Spark Connect server that answers", found="; ".join(tried))
 
 
 def _failures(addresses: Sequence[tuple[str, int]]) -> list[str]:

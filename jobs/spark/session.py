@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.stopping import in_a_thread
-from lastkey.jobs.errors import SparkStartError
+from lastkey.jobs.errors import SPARK_NOT_STARTED
 from lastkey.jobs.installation import CONF
 from lastkey.jobs.spark import jars, jvm
 from lastkey.jobs.spark.java import classes
@@ -37,7 +37,7 @@ def start(
     brief: bool = True,
     tables: Iterable[str] = (),
 ) -> SparkSession:
-    """Make a session, or join the running one. SparkStartError: Spark cannot start, or is of another version.
+    """Make a session, or join the running one. SPARK_NOT_STARTED: Spark cannot start, or is of another version.
 
     options: the user's (default: PYSPARK_SUBMIT_ARGS), which win. conf: the caller's, which wins over the files.
     brief: the JVM has little to do (no shuffle of many rows); only used in local mode. tables: URIs, in Hadoop's
@@ -50,7 +50,9 @@ def start(
         else:
             spark = _launched(name, options or from_environment(), conf or {}, brief, tables)
     if re.match(rf"{re.escape(VERSION)}\b", spark.version) is None:
-        raise SparkStartError(found=f"this is Spark {spark.version}, expected {VERSION} (SPARK_HOME, or the server's)")
+        raise SPARK_NOT_STARTED(
+            found=f"this is Spark {spark.version}, expected {VERSION} (SPARK_HOME, or the server's)"
+        )
     return spark
 
 
@@ -72,7 +74,7 @@ def _launched(
         with _environment(launch):
             return _made(SparkSession.builder)
     except (FileNotFoundError, PermissionError) as error:  # of spark-submit
-        raise SparkStartError(found=f"{error.filename}: {error.strerror}") from error
+        raise SPARK_NOT_STARTED(found=f"{error.filename}: {error.strerror}") from error
     except (PySparkException, Py4JJavaError) as error:
         raise _start_error(error, settings, user.master) from error
 
@@ -145,10 +147,10 @@ def _connected(user: UserOptions, remote: str) -> SparkSession:
         made.client.set_retry_policies(retries)
     except ImportError as error:
         found = f"{public_address(remote)}: pyspark's packages for Spark Connect are missing ({error}); "
-        raise SparkStartError(found=f"{found}install pyspark[connect]") from None
+        raise SPARK_NOT_STARTED(found=f"{found}install pyspark[connect]") from None
     except PySparkException as error:
         found = "" if remote in str(error) or "INVALID_CONNECT_URL" in str(error) else f": {_plain(str(error))}"
-        raise SparkStartError(found=f"{public_address(remote)}{found}") from None
+        raise SPARK_NOT_STARTED(found=f"{public_address(remote)}{found}") from None
     return cast(SparkSession, made)
 
 
@@ -190,12 +192,12 @@ def _is_broken_connection(error: BaseException | None) -> bool:
 def _start_error(error: Exception, settings: Mapping[str, str], master: str | None) -> Exception:
     """Return the error for a session that could not be made. The JVM writes to our stderr, and has said more there."""
     if isinstance(error, Py4JJavaError):
-        return SparkStartError(found=of_java(error) + (f" (--master {master})" if master else ""))
+        return SPARK_NOT_STARTED(found=of_java(error) + (f" (--master {master})" if master else ""))
     if "JAVA_GATEWAY_EXITED" not in str(error):
-        return SparkStartError(found=_plain(str(error)))
+        return SPARK_NOT_STARTED(found=_plain(str(error)))
     if "spark.jars.packages" in settings:
         return jars.unfetched(settings["spark.jars.packages"])
-    return SparkStartError(found="its JVM ended; the lines above say why")
+    return SPARK_NOT_STARTED(found="its JVM ended; the lines above say why")
 
 
 def of_java(error: Py4JJavaError) -> str:

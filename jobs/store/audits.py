@@ -28,7 +28,7 @@ from deltalake.transaction import AddAction
 from pyarrow import fs as pafs
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from lastkey.jobs.errors import DamagedAuditError
+from lastkey.jobs.errors import DAMAGED_AUDIT
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, table_folder
@@ -87,7 +87,7 @@ def audit_secret(state: State) -> Secret:
         _make_secret(state)
     data = read_file(root, AUDIT_KEY)
     if len(data) != _KEY.size:
-        raise DamagedAuditError(
+        raise DAMAGED_AUDIT(
             path=f"{root.uri}/{AUDIT_KEY}", expected=f"the {_KEY.size} bytes of a secret", found=f"{len(data)}"
         )
     low, high = _KEY.unpack(data)
@@ -164,7 +164,7 @@ def lost_files(state: State, files: Collection[str]) -> set[str]:
 
 
 def check_files(state: State, files: Collection[str]) -> None:
-    """Raise DamagedAuditError for a file of `audit_records` whose pages do not fit their checksums."""
+    """Raise DAMAGED_AUDIT for a file of `audit_records` whose pages do not fit their checksums."""
     for name in sorted(files):
         path = f"{table_folder(AUDIT_RECORDS)}/{name}"
         try:
@@ -172,7 +172,7 @@ def check_files(state: State, files: Collection[str]) -> None:
                 for _ in pq.ParquetFile(file, page_checksum_verification=True).iter_batches():
                     pass
         except (pa.ArrowException, OSError) as error:
-            raise DamagedAuditError(
+            raise DAMAGED_AUDIT(
                 path=f"{state.root.uri}/{path}", expected="rows of audits", found=in_one_line(str(error))
             ) from error
 

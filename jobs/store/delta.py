@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from lastkey.jobs.errors import DamagedTableError
+from lastkey.jobs.errors import DAMAGED_TABLE
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.buckets import delta_place
 from lastkey.udfs.storage import Root
@@ -33,14 +33,14 @@ def storage_options(root: Root) -> dict[str, str] | None:
 
 
 def open_table(root: Root, name: str, version: int | None = None) -> DeltaTable:
-    """Open a table (None: its newest version) with delta-rs. Raise DamagedTableError if delta-rs panics."""
+    """Open a table (None: its newest version) with delta-rs. Raise DAMAGED_TABLE if delta-rs panics."""
     try:
         return DeltaTable(uri_of(root, name), version, storage_options=storage_options(root))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of Rust, at a damaged checkpoint; it cannot be imported
             raise
         found = in_one_line(str(error))
-        raise DamagedTableError(path=f"{root.uri}/state/{name}/_delta_log", expected=READABLE, found=found) from error
+        raise DAMAGED_TABLE(path=f"{root.uri}/state/{name}/_delta_log", expected=READABLE, found=found) from error
 
 
 def data_files(root: Root, name: str) -> set[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.errors import MissingPathError, UsageError
+from lastkey.jobs.errors import ERASED_RECORDS, MissingPathError, UsageError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.paths import ERASED_KEYS, ERASURES
 from lastkey.jobs.store.rows import Checkpoint, RunRow
@@ -59,13 +59,6 @@ class ErasureRow:
     not_read: int  # places that could not be searched
     result: str  # gone (of all of the store), older, held, or unknown
     version: str  # of Lastkey
-
-
-class ErasedError(UsageError):
-    """A generation from before an erasure, which holds records that were erased."""
-
-    template = "{partition}: generation {found} may hold records that erasure {erasure} removed"
-    hint = "nobody gets it back; vacuum --erased deletes it, with --give-up TOPIC if it alone holds other offsets"
 
 
 def read_key(path: str) -> bytes:
@@ -182,9 +175,9 @@ def brought_back(old: Checkpoint | RunRow, now: Checkpoint) -> str | None:
 
 
 def check_nothing_comes_back(old: Checkpoint | RunRow, now: Checkpoint) -> None:
-    """Raise ErasedError if a generation may hold records that were erased (`brought_back`)."""
+    """Raise ERASED_RECORDS if a generation may hold records that were erased (`brought_back`)."""
     erasure = brought_back(old, now)
     if erasure is not None:
         number = old.generation if isinstance(old, Checkpoint) else old.generation_after
         name = names.partition_folder(old.topic, old.partition)
-        raise ErasedError(partition=name, found=number, erasure=erasure)
+        raise ERASED_RECORDS(partition=name, found=number, erasure=erasure)

@@ -9,14 +9,14 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.errors import NotExclusiveError
+from lastkey.jobs.errors import NOT_EXCLUSIVE, MachineError
 from lastkey.udfs.storage import Root, make_folders
 
 _OF_TODAY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # such errors do not show that links are missing
 
 
 def check_exclusive(root: Root) -> None:
-    """Raise NotExclusiveError if the place lacks what every commit relies on. Nothing of the probe stays there."""
+    """Raise NOT_EXCLUSIVE if the place lacks what every commit relies on. Nothing of the probe stays there."""
     probe = f".probe-{uuid.uuid4().hex}"
     if root.is_local:
         _check_links(Path(root.full("state")), probe)
@@ -58,5 +58,5 @@ def _check_conditional_puts(root: Root, path: str) -> None:
             root.filesystem.delete_file(path)
 
 
-def _refused(where: Path | str, expected: str, found: str) -> NotExclusiveError:
-    return NotExclusiveError(path=where, expected=expected, found=found)
+def _refused(where: Path | str, expected: str, found: str) -> MachineError:
+    return NOT_EXCLUSIVE(path=where, expected=expected, found=found)

@@ -11,7 +11,7 @@ from typing import Final
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import UsageError
+from lastkey.jobs.errors import LINKED_FOLDER, UsageError
 from lastkey.jobs.store.paths import (
     CHECKPOINTS,
     COMMITTED,
@@ -29,13 +29,6 @@ from lastkey.udfs.storage import Root, is_link, links_in
 
 _LINK: Final = "a symbolic link; left alone, as its files may be another store's"
 Run = tuple[Key, int, str]  # partition, generation, run id
-
-
-class LinkedFolderError(UsageError):
-    """A symbolic link in place of a folder or file of a store, which a copy of the store would share."""
-
-    template = "{path}: expected a folder or file of the store, found a symbolic link"
-    hint = "nothing is written through it; move it back, or mount its disk there"
 
 
 @dataclass(frozen=True)
@@ -115,14 +108,14 @@ def _entries(store: Root, path: str, notes: list[str]) -> list[pafs.FileInfo]:
 
 
 def check_no_links(root: Root) -> None:
-    """Raise LinkedFolderError if a folder of a store or anything in its folders of tables and erasures is a symbolic
+    """Raise LINKED_FOLDER if a folder of a store or anything in its folders of tables and erasures is a symbolic
     link.
     """
     own = {name for name in links_in(root, "") if name in ("state", PARTITIONS, ERASED_KEYS)}
     for folder in ("state", *map(table_folder, TABLES), ERASED_KEYS):
         own |= {f"{folder}/{name}" for name in links_in(root, folder)}
     if own:
-        raise LinkedFolderError(path=f"{root.uri}/{min(own)}")
+        raise LINKED_FOLDER(path=f"{root.uri}/{min(own)}")
 
 
 def check_not_inside(what: str, root: Root, path: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import LostRunError, MissingPathError, NoGenerationError
+from lastkey.jobs.errors import LOST_RUN, NO_GENERATION, GenerationError, MissingPathError, UsageError
 from lastkey.jobs.store.manifests import other_files, read_manifest
 from lastkey.jobs.store.paths import CHECKPOINTS, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow
@@ -82,7 +82,7 @@ def runs_at(
 ) -> dict[Key, RunRow]:
     """Return the committed run that made a generation (None: the current one), of each partition that has it.
 
-    Raises LostRunError if a generation is given, and the runs of a partition are lost.
+    Raises LOST_RUN if a generation is given, and the runs of a partition are lost.
     """
     if generation is not None:
         check_runs(current, chains)
@@ -90,14 +90,14 @@ def runs_at(
     return {key: made[at] for key, row in current.items() if (at := (key, generation or row.generation)) in made}
 
 
-def lost_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> dict[Key, LostRunError]:
+def lost_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> dict[Key, GenerationError]:
     """Return an error for each partition that has a generation, but no run; its older generations are unknown too."""
     lost = [key for key, row in sorted(current.items()) if row.generation > 0 and not chains.get(key)]
-    return {key: LostRunError(partition=names.partition_folder(*key)) for key in lost}
+    return {key: LOST_RUN(partition=names.partition_folder(*key)) for key in lost}
 
 
 def check_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> None:
-    """Raise LostRunError if the runs of a partition, and so its older generations, are unknown."""
+    """Raise LOST_RUN if the runs of a partition, and so its older generations, are unknown."""
     for error in lost_runs(current, chains).values():
         raise error
 
@@ -107,9 +107,9 @@ def manifests_of(tables: State, generations: Iterable[Generation]) -> dict[Key, 
     return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
 
 
-def nobody_has(generation: int) -> NoGenerationError:
+def nobody_has(generation: int) -> UsageError:
     """Return the error for a generation that no partition has."""
-    return NoGenerationError(
+    return NO_GENERATION(
         partition="every partition",
         found=generation,
         reason="never committed",
@@ -119,7 +119,7 @@ def nobody_has(generation: int) -> NoGenerationError:
 
 def older_generations(state: State, chain: Sequence[RunRow]) -> Iterator[Commit]:
     """Yield the older generations whose files are still in the store. chain: the committed runs of one partition, by
-    time, the newest first. Raise ManifestError for a damaged manifest.
+    time, the newest first. Raise BAD_MANIFEST for a damaged manifest.
     """
     for folder in dict.fromkeys(run.folder for run in chain[1:]):
         try:

@@ -21,7 +21,7 @@ _MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 @contextlib.contextmanager
 def local_lock(root: Root, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold an exclusive lock on a store of a local disk; it ends with the process at the latest. Raise ConflictError if
-    another process keeps it for `seconds`, LinkedFolderError if a part of the store's state is a symbolic link. A
+    another process keeps it for `seconds`, LINKED_FOLDER if a part of the store's state is a symbolic link. A
     thread that holds the lock gets it again at once.
     """
     folder = Path(root.full("state"))

@@ -25,9 +25,8 @@ from typing import Final
 import google_crc32c
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, ManifestError
+from lastkey.jobs.errors import BAD_MANIFEST, LINKED_FOLDER, ConflictError, GenerationError
 from lastkey.jobs.store import rows
-from lastkey.jobs.store.folders import LinkedFolderError
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST, partition_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
 from lastkey.logformat import names
@@ -43,16 +42,16 @@ def to_json(commit: Commit) -> bytes:
 
 
 def from_json(data: bytes, path: str) -> Commit:
-    """Parse a manifest into the commit that it was written for. Raise ManifestError for a torn or damaged one, or
+    """Parse a manifest into the commit that it was written for. Raise BAD_MANIFEST for a torn or damaged one, or
     another format.
     """
     try:
         told = json.loads(data)
         if told["format"] != rows.FORMAT:
-            raise ManifestError(path=path, expected=f"format {rows.FORMAT}", found=told["format"])
+            raise BAD_MANIFEST(path=path, expected=f"format {rows.FORMAT}", found=told["format"])
         generation = told["generation"]
         if told["crc32c"] != _checksum(generation):
-            raise ManifestError(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
+            raise BAD_MANIFEST(path=path, expected=f"CRC-32C {told['crc32c']}", found=_checksum(generation))
         state = generation["partition_state"]
         commit = Commit(
             checkpoint=rows.row_of(Checkpoint, generation["checkpoint"]),
@@ -65,12 +64,12 @@ def from_json(data: bytes, path: str) -> Commit:
         rows.to_checkpoints([commit])
         keys = {(one["topic"], one["partition"]) for one in (generation["run"], *generation["segments"])}
         if foreign := keys - {commit.key}:
-            raise ManifestError(path=path, expected=f"rows of {commit.key}", found=f"rows of {min(foreign)}")
+            raise BAD_MANIFEST(path=path, expected=f"rows of {commit.key}", found=f"rows of {min(foreign)}")
         places = (rows.segment_places(commit.key, segment) for segment in commit.segments)
-        rows.check_places([commit.checkpoint.places, commit.run.places, *places], path, ManifestError)
+        rows.check_places([commit.checkpoint.places, commit.run.places, *places], path, BAD_MANIFEST)
         return commit
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ManifestError(path=path, expected="a manifest of a generation", found=repr(error)) from error
+        raise BAD_MANIFEST(path=path, expected="a manifest of a generation", found=repr(error)) from error
 
 
 def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
@@ -92,12 +91,12 @@ def write_manifests(store: Root, commits: Sequence[Commit]) -> None:
 
 
 def make_folders(store: Root, commits: Sequence[Commit]) -> None:
-    """Make the folders of generations that have no files of their own, and flush them. Raise LinkedFolderError before
+    """Make the folders of generations that have no files of their own, and flush them. Raise LINKED_FOLDER before
     that if a partition's folder is a symbolic link.
     """
     for folder in {partition_folder(*commit.key) for commit in commits}:
         if is_link(store, folder):
-            raise LinkedFolderError(path=f"{store.uri}/{folder}")
+            raise LINKED_FOLDER(path=f"{store.uri}/{folder}")
     for commit in commits:
         make_folder(store, commit.folder)
         flush(store, partition_folder(*commit.key))
@@ -136,7 +135,7 @@ def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:
     """Return the manifests of folders, without those that are missing or damaged."""
 
     def read(folder: str) -> tuple[str, Commit] | None:
-        with contextlib.suppress(FileNotFoundError, ManifestError):
+        with contextlib.suppress(FileNotFoundError, GenerationError):
             return folder, read_manifest(store, folder)
         return None
 
@@ -145,12 +144,12 @@ def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:
 
 
 def read_manifest(store: Root, folder: str) -> Commit:
-    """Return the manifest of a run's folder. Raise FileNotFoundError without one, ManifestError if it has changed."""
+    """Return the manifest of a run's folder. Raise FileNotFoundError without one, BAD_MANIFEST if it has changed."""
     path = f"{folder}/{MANIFEST}"
     with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
         commit = from_json(bytes(stream.read()), path)
     if commit.folder != folder:
-        raise ManifestError(path=path, expected=f"the manifest of {folder}", found=f"that of {commit.folder}")
+        raise BAD_MANIFEST(path=path, expected=f"the manifest of {folder}", found=f"that of {commit.folder}")
     return commit
 
 
@@ -160,7 +159,7 @@ def read_whole(store: Root, folder: str) -> tuple[Commit | None, str]:
         commit = read_manifest(store, folder)
     except FileNotFoundError:
         return None, f"no {MANIFEST}"
-    except ManifestError as error:
+    except GenerationError as error:
         return None, str(error)
     for path, size, seen in other_files(store, commit):
         expected, found = "some" if size is None else size, "none" if seen is None else seen

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lastkey.jobs.errors import CONFLICT, DONE, PARTIAL, PROBLEMS, DamagedTableError, ManifestError
+from lastkey.jobs.errors import CONFLICT, DONE, PARTIAL, PROBLEMS, DataError, Kind
 from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
@@ -441,13 +441,13 @@ def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segme
     return manifests
 
 
-def check_places(places: Iterable[str], path: str, error: type[DamagedTableError | ManifestError]) -> None:
+def check_places(places: Iterable[str], path: str, kind: Kind[DataError]) -> None:
     """Raise an error about a manifest or table, `path`, if a row names anything but runs and files of its partition: a
     command would serve another partition's file, or a file outside of the store and the archive. places: of each row.
     """
     for named in places:
         if _PLACES.fullmatch(named) is None:
-            raise error(path=path, expected="each row to name runs and files of its own partition", found=named)
+            raise kind(path=path, expected="each row to name runs and files of its own partition", found=named)
 
 
 def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:

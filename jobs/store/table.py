@@ -42,7 +42,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemError, UnsureCommitError, UsageError
+from lastkey.jobs.errors import DAMAGED_TABLE, UNSURE_COMMIT, ConflictError, FileSystemError, UsageError
 from lastkey.jobs.store import commit_file
 from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
 from lastkey.jobs.store.old_versions import forget
@@ -119,7 +119,7 @@ def head(root: Root, name: str) -> Version:
     """Return the newest version; on a disk, set aside first what a power cut has torn.
 
     UsageError: the table has another protocol, which we must not write; FileSystemError: a disk cannot be read;
-    DamagedTableError: delta-rs can read the files and finds no valid table.
+    DAMAGED_TABLE: delta-rs can read the files and finds no valid table.
     """
     notes = tuple(torn_set_aside(root, name)) if root.is_local else ()
     there = commit_numbers(root, name) if root.is_local else []
@@ -136,7 +136,7 @@ def head(root: Root, name: str) -> Version:
         has_gap = not there or there != list(range(there[0], there[-1] + 1))
         if _OF_THE_DISK.search(str(error)) or ("contiguous" in str(error) and not has_gap):
             raise FileSystemError(path=path, found=found) from error
-        raise DamagedTableError(path=path, expected=READABLE, found=found) from error
+        raise DAMAGED_TABLE(path=path, expected=READABLE, found=found) from error
     protocol = table.protocol()
     if (protocol.min_reader_version, protocol.min_writer_version) != (_READER, _WRITER):
         raise UsageError(
@@ -195,7 +195,7 @@ def _as_damage(root: Root, path: str, *kinds: type[Exception]) -> Iterator[None]
         yield
     except kinds as error:
         found = in_one_line(str(error))
-        raise DamagedTableError(path=f"{root.uri}/{path}", expected="the rows of a table", found=found) from error
+        raise DAMAGED_TABLE(path=f"{root.uri}/{path}", expected="the rows of a table", found=found) from error
 
 
 def _bytes_of(root: Root, path: str) -> bytes:
@@ -217,7 +217,7 @@ def swap(
     was made, or found. at: the head, as far as the caller knows.
 
     `plan` is called again whenever another writer was first, and raises if the change is impossible by then.
-    ConflictError: other writers were first every time; UnsureCommitError: the store does not answer.
+    ConflictError: other writers were first every time; UNSURE_COMMIT: the store does not answer.
     """
     tried: set[str] = set()
     unanswered = 0
@@ -232,7 +232,7 @@ def swap(
             if (found := _search(last, now, tried)) is not None:
                 return _settled(last, found)
             if now.number == last.number:
-                raise UnsureCommitError(path=f"{root.uri}/{last.folder}", found=in_one_line(str(error))) from error
+                raise UNSURE_COMMIT(path=f"{root.uri}/{last.folder}", found=in_one_line(str(error))) from error
             raise
         if change is None:
             return version.number
@@ -321,7 +321,7 @@ def before_record(version: Version) -> int:
 
 
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
-    """Return the commitInfo of a version; None if its file is gone. Raise DamagedTableError if it is not whole."""
+    """Return the commitInfo of a version; None if its file is gone. Raise DAMAGED_TABLE if it is not whole."""
     path = _commit_path(name, number)
     try:
         with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
@@ -329,7 +329,7 @@ def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if not commit_file.is_whole(commit, name, number):  # commits below a checkpoint were not checked before
-        raise DamagedTableError(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
+        raise DAMAGED_TABLE(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
     actions = [json.loads(line) for line in commit.splitlines()]
     return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
 
@@ -385,7 +385,7 @@ def _head_after(error: Exception, version: Version) -> Version:
     try:
         return head(version.root, version.name)
     except (DeltaError, OSError, FileSystemError) as unread:
-        raise UnsureCommitError(path=f"{version.root.uri}/{version.folder}", found=in_one_line(str(error))) from unread
+        raise UNSURE_COMMIT(path=f"{version.root.uri}/{version.folder}", found=in_one_line(str(error))) from unread
 
 
 def _search(version: Version, now: Version, tried: set[str]) -> int | None:

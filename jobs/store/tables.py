@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, DamagedTableError, NoGenerationError, UsageError
+from lastkey.jobs.errors import DAMAGED_TABLE, NO_GENERATION, ConflictError, UsageError
 from lastkey.jobs.store import rows, table
 from lastkey.jobs.store.exclusive import check_exclusive
 from lastkey.jobs.store.folders import Run, check_no_archive, check_no_links, check_not_inside
@@ -83,11 +83,11 @@ class State:
 
     def manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
-        NoGenerationError if those of a partition are not known any more.
+        NO_GENERATION if those of a partition are not known any more.
         """
         found = self.known_manifests(wanted)
         for key in wanted.keys() - found.keys():
-            raise NoGenerationError(
+            raise NO_GENERATION(
                 partition=names.partition_folder(*key), found=wanted[key][0],
                 reason="its segments are not in the store's tables, and its folder has no manifest",
                 expected="another generation",
@@ -128,12 +128,12 @@ class State:
         return self._with_places(rows.manifests_in(found, runs), CHECKPOINTS)
 
     def _with_places(self, manifests: dict[Run, list[Segment]], name: str) -> dict[Run, list[Segment]]:
-        """Return manifests whose rows name files of their own partition. Raise DamagedTableError for others."""
+        """Return manifests whose rows name files of their own partition. Raise DAMAGED_TABLE for others."""
         self._check_places((rows.segment_places(run[0], s) for run, held in manifests.items() for s in held), name)
         return manifests
 
     def _check_places(self, places: Iterable[str], name: str) -> None:
-        rows.check_places(places, f"{self.root.uri}/{table_folder(name)}", DamagedTableError)
+        rows.check_places(places, f"{self.root.uri}/{table_folder(name)}", DAMAGED_TABLE)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
         """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
@@ -149,7 +149,7 @@ class State:
     # -- changing
 
     def check_writable(self) -> None:
-        """Raise NotExclusiveError if the place cannot refuse a second commit, LinkedFolderError if a folder is a link,
+        """Raise NOT_EXCLUSIVE if the place cannot refuse a second commit, LINKED_FOLDER if a folder is a link,
         UsageError if a new store would begin in another one or in an archive.
         The first commit does this; so does a job before it works for one.
         """

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from lastkey.jobs.errors import ConflictError, DamagedTableError
+from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError
 from lastkey.jobs.store import commit_file, history, rows, table
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import say_committed, write_committed
@@ -228,5 +228,5 @@ def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -
                 if not state.root.is_local:
                     raise
                 path = f"{state.root.uri}/{table_folder(name)}"
-                raise DamagedTableError(path=path, expected="Delta's log", found=in_one_line(str(error))) from error
+                raise DAMAGED_TABLE(path=path, expected="Delta's log", found=in_one_line(str(error))) from error
     return found

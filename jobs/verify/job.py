@@ -16,7 +16,7 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import tells_io
-from lastkey.jobs.errors import ManifestError, MissingPathError
+from lastkey.jobs.errors import BAD_MANIFEST, MissingPathError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import generation_of, lost_runs, manifests_of, nobody_has, open_store, runs_at
 from lastkey.jobs.store.manifests import read_manifest
@@ -161,7 +161,7 @@ def _made_of(store: Root, run: RunRow) -> RunRow:
         return read_manifest(store, run.folder).run
     except FileNotFoundError:
         wanted = f"the manifest of generation {run.back_to}, which generation {run.generation_after} goes back to"
-        raise ManifestError(path=f"{run.folder}/{MANIFEST}", expected=wanted, found="no such file") from None
+        raise BAD_MANIFEST(path=f"{run.folder}/{MANIFEST}", expected=wanted, found="no such file") from None
 
 
 def _archive_of(options: VerifyOptions, run: RunRow) -> str:
@@ -197,7 +197,8 @@ def _runs(
     report.other_problems += [
         Problem(
             "unreadable", table_folder(RUNS), NO_POSITION,
-            f"the run that made generation {checkpoints[key].generation} of {key[0]}-{key[1]}", "none", hint=error.hint,
+            f"the run that made generation {checkpoints[key].generation} of {key[0]}-{key[1]}", "none",
+            hint=error.advice,
         )
         for key, error in lost.items()
     ]  # fmt: skip

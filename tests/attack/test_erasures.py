@@ -23,8 +23,7 @@ from lastkey.jobs import rebuild_state, rollback, vacuum
 from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import plan_inputs
-from lastkey.jobs.errors import JobError, NoGenerationError, UndecidedError
-from lastkey.jobs.store.erasures import ErasedError
+from lastkey.jobs.errors import ERASED_RECORDS, NO_GENERATION, JobError, UsageError
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.side_files.checkpoints import format_uuid
@@ -92,10 +91,9 @@ class World(Erasures):
         try:
             rollback.run(RollbackOptions(str(self.lab.store), self.draw.randint(1, row.generation - 1)), Silent())
             self.tally["rolled back"] += 1
-        except ErasedError:
-            self.tally["rollbacks refused"] += 1
-        except NoGenerationError:
-            pass
+        except UsageError as error:
+            assert error.kind in (ERASED_RECORDS, NO_GENERATION), error
+            self.tally["rollbacks refused"] += error.kind is ERASED_RECORDS
 
     def do_reset(self) -> None:
         rows = self.lab.state().current()[1].get(("t", 0), [])
@@ -143,7 +141,7 @@ class World(Erasures):
         try:
             rebuild_state.run(RebuildStateOptions(str(self.lab.store)), Silent())
             self.tally["rebuilt"] += 1
-        except (UndecidedError, JobError):
+        except JobError:
             shutil.rmtree(state, ignore_errors=True)
             aside.rename(state)
 

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 from deltalake.exceptions import DeltaError
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, StorageError, UnsureCommitError
+from lastkey.jobs.errors import UNSURE_COMMIT, ConflictError, MachineError, StorageError
 from lastkey.jobs.store import commit_file, table, writing
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import CHECKPOINTS, State, open_state
@@ -186,10 +186,13 @@ def write(store: str, number: int, orders: IO[str]) -> None:
                 writing.commit_wave(state, [wave], partial(_there, state, wave))
             except ConflictError:
                 said = "conflict"
-            except UnsureCommitError:
-                said = "unsure"
-            except (DeltaError, OSError, StorageError, AssertionError) as error:
-                said, text = "error", f"{type(error).__name__}: {error}"
+            except (DeltaError, OSError, MachineError, AssertionError) as error:
+                if isinstance(error, MachineError) and error.kind is UNSURE_COMMIT:
+                    said = "unsure"
+                elif isinstance(error, MachineError) and not isinstance(error, StorageError):
+                    raise
+                else:
+                    said, text = "error", f"{type(error).__name__}: {error}"
             _say({"run_id": wave.checkpoint.run_id, "said": said, "text": text})
 
 

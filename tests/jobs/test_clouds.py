@@ -268,7 +268,7 @@ def test_a_server_that_refuses_or_cuts_is_one_line(server, kind, request, capsys
         by_delta = job_error(raised.value)
     assert (code, error["kind"]) == (5, kind.split()[0])
     assert f" at {proxy.url}{at.path}: " in line
-    assert type(by_delta).__name__ == kind.split()[0]
+    assert by_delta.kind.name == kind.split()[0]
 
 
 @pytest.mark.parametrize("server", ENDPOINTS)

@@ -15,11 +15,12 @@ from deltalake.exceptions import TableNotFoundError
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import DamagedTableError, FileSystemError
+from lastkey.jobs.errors import DAMAGED_TABLE, FileSystemError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import delta, table, writing
 from lastkey.jobs.store.tables import open_state
 from tests.builders.damage import Partition, build
+from tests.builders.errors import raises_kind
 from tests.builders.faults import Fault, faults, happened
 from tests.builders.steps import at_step
 from tests.builders.stores import StoreMaker, make_commit, run_id
@@ -61,7 +62,7 @@ def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int
         file.unlink()
     else:
         os.truncate(file, size)
-    with pytest.raises(DamagedTableError, match=str(file)) as raised:
+    with raises_kind(DAMAGED_TABLE, match=str(file)) as raised:
         table.rows(table.head(state.root, name), table.pq.read_schema(_good(tmp_path, name)))
     assert "rebuild-state" in raised.value.line()
 

@@ -9,9 +9,10 @@ import pytest
 
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.whole_file import METRICS, NEW, check_file, whole_file
-from lastkey.jobs.errors import DONE, PROBLEMS, USAGE, NotEmptyError, UsageError
+from lastkey.jobs.errors import DONE, NOT_EMPTY, PROBLEMS, USAGE, UsageError
 from lastkey.jobs.export.output import LATEST, MARK, UNFINISHED, ExportFolder
 from lastkey.udfs.storage import open_root
+from tests.builders.errors import raises_kind
 from tests.builders.logs import write_partition
 from tests.builders.steps import at_step
 from tests.builders.trees import files_in, tree
@@ -222,7 +223,7 @@ def test_an_export_writes_and_deletes_nothing_behind_a_link(tmp_path: Path, name
     link.unlink(missing_ok=True) if name != "t" else link.rmdir()
     link.symlink_to(theirs / "file" if name.startswith(MARK) else theirs)
     before = tree(tmp_path)
-    with pytest.raises(NotEmptyError, match=f"{name}: a symbolic link"):
+    with raises_kind(NOT_EMPTY, match=f"{name}: a symbolic link"):
         output.go_on() if state == LATEST else output.begin(["t"])
     assert tree(tmp_path) == before
 
@@ -232,6 +233,6 @@ def test_an_export_does_not_begin_beside_a_link_to_nothing(tmp_path: Path) -> No
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / f"{MARK}.part").symlink_to(tmp_path / "nothing")
     for begin in (lambda: output.begin(["t"]), output.go_on):
-        with pytest.raises(NotEmptyError, match="a symbolic link"):
+        with raises_kind(NOT_EMPTY, match="a symbolic link"):
             begin()
     assert not (tmp_path / "nothing").exists()

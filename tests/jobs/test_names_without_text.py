@@ -24,12 +24,13 @@ from lastkey.jobs.command.options import (
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import Selection
-from lastkey.jobs.errors import NotEmptyError
+from lastkey.jobs.errors import NOT_EMPTY
 from lastkey.jobs.lookup import job as lookup
 from lastkey.jobs.reindex import job as reindex
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.restore import job as restore
 from lastkey.logformat.search.partition_log import open_partition
+from tests.builders.errors import raises_kind
 from tests.builders.stores import StoreMaker, run_id
 from tests.builders.trees import files_of
 
@@ -100,7 +101,7 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path):
         lambda: inspect_log.run(InspectOptions((str(archive),), output=out), Silent(), print),
         lambda: restore.run(RestoreOptions(str(maker.store), out), Silent()),
     ):
-        with pytest.raises(NotEmptyError, match="a name that is not UTF-8 and 0 more"):
+        with raises_kind(NOT_EMPTY, match="a name that is not UTF-8 and 0 more"):
             job()
 
 

@@ -17,10 +17,11 @@ from lastkey.jobs import rebuild_state, rollback, vacuum
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import MissingPathError, UndecidedError
+from lastkey.jobs.errors import UNDECIDED, MissingPathError
 from lastkey.jobs.store import manifests, table
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import TopicFilter
+from tests.builders.errors import raises_kind
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.stores import StoreMaker, run_id
 
@@ -127,7 +128,7 @@ def test_a_run_that_died_before_its_commit_never_becomes_current_by_itself(story
     story.generation(2, B, 200)
     story.generation(3, b"", 250 if ahead else 200, start=200, dies=True)
     dead = story.maker.run_folder("t", 0, 3).name.partition("-")[2]
-    with pytest.raises(UndecidedError, match=rf"generation 3 of run {dead} \(whole, perhaps never committed\)"):
+    with raises_kind(UNDECIDED, match=rf"generation 3 of run {dead} \(whole, perhaps never committed\)"):
         story.rebuild()
     assert story.rebuild(f"t-0={run_id(2)}") == 4, "above the one that died: it is not asked again"
     assert story.current() == (4, 2)
@@ -191,7 +192,7 @@ def test_what_a_choice_leaves_is_a_generation_still(story):
     shutil.copytree(older, story.store / "state")
     story.maker.state = open_state(str(story.store))
     story.generation(2, C, 300, run=run_id(2, 1))
-    with pytest.raises(UndecidedError, match=r"generation 2 of run .*generation 2 of run"):
+    with raises_kind(UNDECIDED, match=r"generation 2 of run .*generation 2 of run"):
         story.rebuild()
     assert story.rebuild(f"t-0={run_id(2, 1)}") == 3, "above both"
     assert _kept(story.vacuum()) == [(2, [[0, 199]])]

@@ -14,8 +14,9 @@ from lastkey.jobs.command.failures import known_error
 from lastkey.jobs.command.options import PackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.whole_file import whole_file
-from lastkey.jobs.errors import OutputExistsError, PackageError
+from lastkey.jobs.errors import NO_PACKAGE, OUTPUT_EXISTS
 from lastkey.jobs.spark.submit import user_options
+from tests.builders.errors import raises_kind
 
 
 @pytest.fixture
@@ -90,17 +91,17 @@ def test_the_packages_are_those_that_run_needs_and_no_others():
 
 def test_a_package_that_is_not_there_or_not_from_pip_is_named(monkeypatch):
     monkeypatch.setattr(installation, "requirements", lambda: ["no-such-thing>=1", 'nor-this; extra == "x"'])
-    with pytest.raises(PackageError, match="lastkey needs no-such-thing>=1: expected it in this environment"):
+    with raises_kind(NO_PACKAGE, match="lastkey needs no-such-thing>=1: expected it in this environment"):
         pack._packages(driver=False)
     by_apt = SimpleNamespace(name="a", version="1", files=None)
-    with pytest.raises(PackageError, match="the files of a 1"):
+    with raises_kind(NO_PACKAGE, match="the files of a 1"):
         pack._files([by_apt])  # type: ignore[list-item]
 
 
 def test_a_file_of_that_name_is_not_lost(tmp_path):
     path = tmp_path / "p.tar.gz"
     path.write_bytes(b"mine")
-    with pytest.raises(OutputExistsError, match=str(path)):
+    with raises_kind(OUTPUT_EXISTS, match=str(path)):
         pack.run(PackOptions(str(path)), Silent())
     with pytest.raises(ZeroDivisionError), whole_file(path) as part:
         part.write(b"half")

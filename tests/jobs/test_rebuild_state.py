@@ -18,7 +18,7 @@ from lastkey.jobs.command.options import (
     VerifyOptions,
 )
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import ConflictError, MissingPathError, UndecidedError, UsageError
+from lastkey.jobs.errors import UNDECIDED, ConflictError, MissingPathError, UsageError
 from lastkey.jobs.rebuild_state import RebuildReport
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import manifests
@@ -28,6 +28,7 @@ from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
 from lastkey.logformat.listing import Segment
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.errors import raises_kind
 from tests.builders.steps import at_step, interrupt
 from tests.builders.stores import manifest_of
 from tests.builders.trees import files_of, tree
@@ -126,7 +127,7 @@ def test_two_of_one_number_that_were_committed_are_a_question(lab: Lab) -> None:
     mine, second = lab.folder(), _second(lab)
     want = lab.state().current()
     _lose(lab)
-    with pytest.raises(UndecidedError) as raised:
+    with raises_kind(UNDECIDED) as raised:
         _rebuild(lab)
     assert raised.value.exit_code == 2
     assert all(folder.name.partition("-")[2] in str(raised.value) for folder in (mine, second))
@@ -154,7 +155,7 @@ def test_one_that_is_not_whole_is_a_question(lab: Lab, damage: str) -> None:
     if damage == "cut":
         path.write_bytes(b"x")
     _lose(lab)
-    with pytest.raises(UndecidedError, match=r"generation 1 of run .*whole"):
+    with raises_kind(UNDECIDED, match=r"generation 1 of run .*whole"):
         _rebuild(lab)
     _rebuild(lab, f"t-0={first.run_id}")
     assert _at(lab) == (3, 1, first.run_id), "above the one that is not whole"
@@ -164,7 +165,7 @@ def test_a_generation_without_a_manifest_is_listed(lab: Lab) -> None:
     for path in (lab.store / "segments" / "t-0").rglob("manifest.json"):
         path.unlink()
     _lose(lab)
-    with pytest.raises(UndecidedError, match=r"t-0: generation 2 of run \w+ \(no manifest\.json\), generation 1 "):
+    with raises_kind(UNDECIDED, match=r"t-0: generation 2 of run \w+ \(no manifest\.json\), generation 1 "):
         _rebuild(lab)
     (lab.folder_of(1) / "committed").unlink()
     report = _rebuild(lab, "t-0=none")
@@ -227,7 +228,8 @@ def _decided(lab: Lab) -> int | None:
     """Return the partition's generation after a rebuild; None if it asks, and nothing is written."""
     try:
         return _rebuild(lab).decided[0].checkpoint.generation
-    except UndecidedError:
+    except UsageError as error:
+        assert error.kind is UNDECIDED
         return None
 
 

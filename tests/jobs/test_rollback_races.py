@@ -10,10 +10,11 @@ import pytest
 from lastkey.jobs import rebuild_state, rollback
 from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import ConflictError, UndecidedError
+from lastkey.jobs.errors import UNDECIDED, ConflictError
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.manifests import read_manifest, say_committed
 from lastkey.jobs.store.tables import open_state
+from tests.builders.errors import raises_kind
 from tests.builders.stores import StoreMaker, run_id
 
 A, B, C = b"a" * 1000, b"b" * 2000, b"c" * 3000
@@ -66,7 +67,7 @@ def test_a_run_that_died_above_a_rollback_is_a_question(store):
     folder = store.maker.run_folder("t", 0, 3)
     store.maker.generation("t", 0, 4, {0: C}, end=300, dies=True)
     assert folder.exists()
-    with pytest.raises(UndecidedError, match=r"\(whole, perhaps never committed\), generation 3 of run \w+ \(whole\)"):
+    with raises_kind(UNDECIDED, match=r"\(whole, perhaps never committed\), generation 3 of run \w+ \(whole\)"):
         store.rebuild()
     assert store.rebuild(f"t-0={run_id(4)}") == 300
     assert store.rebuild() == 300, "asked once"

@@ -19,7 +19,7 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.errors import DamagedTableError, UsageError
+from lastkey.jobs.errors import DAMAGED_TABLE, UsageError
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import open_state
@@ -29,6 +29,7 @@ from lastkey.logformat.storage.access_error import kind_of
 from lastkey.logformat.storage.locations import file_system
 from lastkey.udfs.storage import cached_root, open_root
 from tests.bench.race_commits import losing, race
+from tests.builders.errors import raises_kind
 from tests.builders.logs import write_partition
 from tests.builders.one_line import SECONDS, said_by
 from tests.builders.s3_proxy import COMMITS, CUT, SLOW_DOWN, Decide, Fault, each, every, s3_proxy
@@ -108,7 +109,7 @@ def test_delta_says_the_same(port, name, monkeypatch):
             table.head(open_root(f"{BUCKET}/a"), "t")
         error = job_error(raised.value)
         assert time.monotonic() - started < SECONDS
-    assert type(error).__name__ == kind
+    assert error.kind.name == kind
     assert error is not None and str(error).startswith(f"the bucket at {proxy.url}/logs")
     assert len(error.line().splitlines()) == 1
 
@@ -134,7 +135,7 @@ def test_a_bucket_that_is_not_there(port, words, capsys):
     assert re.match("error: s3://nobody at http://127.0.0.1:[0-9]+: there is no such bucket; ", line)
     with pytest.raises(OSError, match="NoSuchBucket") as raised:
         table.head(open_root("s3://nobody/a"), "t")
-    assert type(job_error(raised.value)).__name__ == "MissingBucketError"
+    assert job_error(raised.value).kind.name == "MissingBucketError"
 
 
 def test_without_credentials(port, tmp_path, capsys):
@@ -149,7 +150,7 @@ def test_without_credentials(port, tmp_path, capsys):
             with pytest.raises(OSError, match=r"credential|token") as raised:
                 table.head(open_root(f"{BUCKET}/a"), "t")
             found = job_error(raised.value)
-            assert type(found).__name__ == "DeniedError"
+            assert found.kind.name == "DeniedError"
             assert found is not None and len(found.line().splitlines()) == 1
 
 
@@ -340,7 +341,7 @@ def test_a_damaged_newest_commit_is_told(port: int) -> None:
     at = data.index(b".parquet", data.index(b'"remove"')) - 1
     with state.root.filesystem.open_output_stream(path, compression=None) as stream:
         stream.write(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    with pytest.raises(DamagedTableError, match=f"{2:020}.json"):
+    with raises_kind(DAMAGED_TABLE, match=f"{2:020}.json"):
         open_state(uri).checkpoints()
 
 
@@ -355,7 +356,7 @@ def test_a_damaged_file_of_a_table_is_told_as_on_a_disk(port: int, data: bytes |
     else:
         with state.root.filesystem.open_output_stream(full, compression=None) as stream:
             stream.write(data)
-    with pytest.raises(DamagedTableError, match=f"{path}: expected the rows of a table, found "):
+    with raises_kind(DAMAGED_TABLE, match=f"{path}: expected the rows of a table, found "):
         open_state(state.root.uri).checkpoints()
 
 
@@ -433,7 +434,7 @@ def test_a_commit_that_cannot_be_made(port, fault, kind):
         with pytest.raises(OSError, match="PUT") as raised:
             change(uri, b=2)
         assert time.monotonic() - started < 2 * SECONDS
-        assert type(job_error(raised.value)).__name__ == kind
+        assert job_error(raised.value).kind.name == kind
         assert len(proxy.happened) >= 5
     assert content(uri) == {"a": 1}
     assert change(uri, b=2) == 1

@@ -20,12 +20,12 @@ from lastkey.jobs import replay
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import ReplayOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import UsageError
-from lastkey.jobs.live_cluster import ClusterError
+from lastkey.jobs.errors import NO_CLUSTER, UsageError
 from lastkey.jobs.replay import ReplayReport
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.decode.partitioner import partition_of
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.logs import Row, arrow_records, write_partition
 from tests.builders.trees import files_in
 from tests.kafka_lab import Broker, consume, create_topics
@@ -249,5 +249,5 @@ def test_what_is_refused_before_anything_is_written(broker, tmp_path, monkeypatc
     with pytest.raises(UsageError, match="both become one"):
         run(broker, archive, renames=(".*=one",))
     monkeypatch.setattr(replay, "_SECONDS", 1.0)
-    with pytest.raises(ClusterError):
+    with raises_kind(NO_CLUSTER):
         replay.run(ReplayOptions(str(archive), "127.0.0.1:1", engine="threads"), Silent())

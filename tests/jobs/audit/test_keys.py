@@ -15,11 +15,12 @@ from lastkey.jobs.audit.keys import run
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import DamagedAuditError, UsageError
+from lastkey.jobs.errors import DAMAGED_AUDIT, UsageError
 from lastkey.jobs.store.audits import audit_reads
 from lastkey.jobs.store.tables import open_state
 from tests.builders.archives import Lab, borders, put
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.steps import at_step, interrupt
 from tests.reference.audit import keys_of, visible_records
@@ -173,11 +174,11 @@ def test_a_damaged_table_never_counts_as_less(spark, tmp_path):
         assert audit(archive, audits).summary == summary
     (file,) = open_state(str(audits)).head("audit_records").files()
     flip(audits / "state" / "audit_records" / file, 3000)
-    with pytest.raises(DamagedAuditError, match=file):
+    with raises_kind(DAMAGED_AUDIT, match=file):
         audit(archive, audits)
     (audits / "state" / "audit_records" / file).unlink()
     (audits / "state" / "audit.key").write_bytes(b"short")
-    with pytest.raises(DamagedAuditError, match=r"audit\.key: expected the 16 bytes"):
+    with raises_kind(DAMAGED_AUDIT, match=r"audit\.key: expected the 16 bytes"):
         audit(archive, audits)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import MAX_LONG, JobSettings, TopicSettings, check_now_ms, load_config, parse_config
-from lastkey.jobs.errors import DONE, BadSettingError, ConfigFileError, NowError, UnknownSettingError
+from lastkey.jobs.errors import BAD_NOW, BAD_SETTING, CONFIG_FILE, DONE, UNKNOWN_SETTING
+from tests.builders.errors import raises_kind
 from tests.builders.logs import write_partition
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -85,7 +86,7 @@ def test_unquoted_dotted_keys_mean_the_same():
     ],
 )
 def test_an_unknown_name_brings_the_nearest(tables, near):
-    with pytest.raises(UnknownSettingError, match=f"did you mean {near}") as raised:
+    with raises_kind(UNKNOWN_SETTING, match=f"did you mean {near}") as raised:
         parse_config(tables, "my.toml")
     assert raised.value.exit_code == 2
     assert str(raised.value).startswith("my.toml: ")
@@ -106,13 +107,13 @@ def test_an_unknown_name_brings_the_nearest(tables, near):
     ],
 )
 def test_a_bad_value_brings_what_is_allowed(table, setting, value, allowed):
-    with pytest.raises(BadSettingError, match=allowed) as raised:
+    with raises_kind(BAD_SETTING, match=allowed) as raised:
         parse_config({table: {setting: value}})
     assert repr(value) in str(raised.value)
 
 
 def test_lags_that_contradict_each_other_are_refused_at_once():
-    with pytest.raises(BadSettingError, match=r"at most max\.compaction\.lag\.ms"):
+    with raises_kind(BAD_SETTING, match=r"at most max\.compaction\.lag\.ms"):
         parse_config({"topics": {"a*": {"min.compaction.lag.ms": 2, "max.compaction.lag.ms": 1}}})
 
 
@@ -125,26 +126,26 @@ def test_lags_that_contradict_each_other_are_refused_at_once():
 )  # fmt: skip
 def test_what_is_no_toml_is_said_with_line_and_column(tmp_path, text, where):
     (tmp_path / "bad.toml").write_text(text)
-    with pytest.raises(ConfigFileError, match=where):
+    with raises_kind(CONFIG_FILE, match=where):
         load_config(tmp_path / "bad.toml")
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(ConfigFileError, match="no such file"):
+    with raises_kind(CONFIG_FILE, match="no such file"):
         load_config(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("[defaults\n")
-    with pytest.raises(ConfigFileError, match="expected TOML"):
+    with raises_kind(CONFIG_FILE, match="expected TOML"):
         load_config(tmp_path / "bad.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigFileError, match="found bytes that are not UTF-8"):
+    with raises_kind(CONFIG_FILE, match="found bytes that are not UTF-8"):
         load_config(tmp_path / "bytes.toml")
 
 
 def test_now_is_epoch_milliseconds_and_seconds_are_refused():
     assert check_now_ms(1_700_000_000_000) == 1_700_000_000_000
     assert check_now_ms(None) > 1_700_000_000_000
-    with pytest.raises(NowError, match="did you mean 1700000000000"):
+    with raises_kind(BAD_NOW, match="did you mean 1700000000000"):
         check_now_ms(1_700_000_000)
     for wrong in (-1, 1_700_000_000_000_000):
-        with pytest.raises(NowError):
+        with raises_kind(BAD_NOW):
             check_now_ms(wrong)

@@ -15,8 +15,9 @@ from lastkey.jobs.command.parse import (
     parse_time,
     parse_topics,
 )
-from lastkey.jobs.errors import ConfigFileError, UsageError
+from lastkey.jobs.errors import CONFIG_FILE, UsageError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from tests.builders.errors import raises_kind
 
 
 @pytest.mark.parametrize(
@@ -133,10 +134,10 @@ def test_a_file_that_names_no_topic(tmp_path, content, found):
     path = tmp_path / "list"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigFileError, match=f"^{path}: expected .*, {found}") as error:
+    with raises_kind(CONFIG_FILE, match=f"^{path}: expected .*, {found}") as error:
         parse_topics([], files=[str(path)])
     assert error.value.exit_code == 2
-    with pytest.raises(ConfigFileError, match="found Is a directory"):
+    with raises_kind(CONFIG_FILE, match="found Is a directory"):
         parse_topics([], files=[str(tmp_path)])
 
 

@@ -11,9 +11,10 @@ import pytest
 from lastkey.jobs.command import cli
 from lastkey.jobs.compact.needed import Needed
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.errors import PolicyError, UsageError
+from lastkey.jobs.errors import POLICY_CONTRADICTED, UsageError
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.archives import COMPACT, HOUR, Lab, by_topic, offset_checkpoint, only_input, put
+from tests.builders.errors import raises_kind
 from tests.builders.trees import files_in, tree
 from tests.reference.log import data_batch, decode_log
 
@@ -272,7 +273,7 @@ def test_policy_by_option(cases, now_ms, lab, capsys, tmp_path):
     plain = {"topics": {"own": {"cleanup.policy": "delete"}}}
     with pytest.raises(UsageError, match=r"no partition of a compacted topic in the archive.*there are a, b, own"):
         lab.run(now_ms, settings=plain)
-    with pytest.raises(PolicyError, match=r"own table says cleanup\.policy = delete") as refused:
+    with raises_kind(POLICY_CONTRADICTED, match=r"own table says cleanup\.policy = delete") as refused:
         lab.run(now_ms, settings=plain, topics=TopicFilter(("*",)), cleanup_policy="compact")
     assert refused.value.exit_code == 2
     with pytest.raises(UsageError, match="--topics"):

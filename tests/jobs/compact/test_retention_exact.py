@@ -15,13 +15,14 @@ from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.errors import BadSettingError
+from lastkey.jobs.errors import BAD_SETTING
 from lastkey.jobs.verify import job as verify
 from lastkey.jobs.verify.plan_checks import plan_generation
 from lastkey.udfs.compact.output import segment_output
 from lastkey.udfs.compact.verdicts import UNKNOWN_TIMESTAMP
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import COMPACT, Lab, by_topic, only_input, put
+from tests.builders.errors import raises_kind
 from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, tree
 from tests.reference.log import Record, data_batch, decode_log
@@ -165,14 +166,14 @@ def test_a_store_of_an_older_version_goes_on(spark, cases, now_ms, tmp_path):
 
 
 def test_settings_that_contradict_each_other():
-    with pytest.raises(BadSettingError, match=r"retention\.exact: expected a retention\.ms of 0 or more"):
+    with raises_kind(BAD_SETTING, match=r"retention\.exact: expected a retention\.ms of 0 or more"):
         parse_config({"topics": {"users": {"cleanup.policy": "delete", "retention.exact": True}}})
-    with pytest.raises(BadSettingError, match=r"retention\.exact: expected delete in cleanup.policy"):
+    with raises_kind(BAD_SETTING, match=r"retention\.exact: expected delete in cleanup.policy"):
         parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.exact": True}}})
     lag = {"cleanup.policy": "compact,delete", "retention.ms": 5, "min.compaction.lag.ms": 6, "retention.exact": True}
-    with pytest.raises(BadSettingError, match=r"retention\.exact: expected min\.compaction\.lag\.ms of at most"):
+    with raises_kind(BAD_SETTING, match=r"retention\.exact: expected min\.compaction\.lag\.ms of at most"):
         parse_config({"topics": {"users": lag}})
-    with pytest.raises(BadSettingError, match=r"retention\.exact: expected true or false"):
+    with raises_kind(BAD_SETTING, match=r"retention\.exact: expected true or false"):
         parse_config({"defaults": {"retention.exact": 1}})
     parse_config({"defaults": {"cleanup.policy": "delete", "retention.ms": 5, "retention.exact": True}})
 

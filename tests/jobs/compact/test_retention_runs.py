@@ -16,12 +16,13 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact.plan_inputs import input_from_generation
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.errors import BadSettingError, UsageError
+from lastkey.jobs.errors import BAD_SETTING, UsageError
 from lastkey.jobs.verify import job as verify
 from lastkey.jobs.verify.plan_checks import plan_generation
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, only_input, put
+from tests.builders.errors import raises_kind
 from tests.builders.plans import changed
 from tests.builders.stores import manifest_of
 from tests.builders.trees import files_in, tree
@@ -158,7 +159,7 @@ def test_verify_sees_what_should_not_have_gone(runs, topic):
 
 
 def test_settings_that_contradict_each_other(runs):
-    with pytest.raises(BadSettingError, match=r"retention\.ms: expected delete in cleanup.policy"):
+    with raises_kind(BAD_SETTING, match=r"retention\.ms: expected delete in cleanup.policy"):
         parse_config({"topics": {"users": {"cleanup.policy": "compact", "retention.ms": 5}}})
     parse_config({"defaults": {"retention.ms": 5}, "topics": {"users": {"cleanup.policy": "compact"}}})
     with pytest.raises(UsageError, match="no partition of a compacted topic"):  # delete alone takes nothing

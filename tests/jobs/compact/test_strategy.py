@@ -13,13 +13,14 @@ from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.command.config import parse_config
 from lastkey.jobs.command.options import ReportOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import BadSettingError
+from lastkey.jobs.errors import BAD_SETTING
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.verify import job as verify
 from lastkey.jobs.verify.plan_checks import plan_generation
 from lastkey.udfs.verify.blocks import Order
 from lastkey.udfs.verify.generation import check_generation
 from tests.builders.archives import Lab, by_topic
+from tests.builders.errors import raises_kind
 from tests.builders.stores import manifest_of
 from tests.builders.versions import NAME, drawn, twin
 from tests.reference.log import Batch, Record, with_timestamps
@@ -125,5 +126,5 @@ def test_settings_that_contradict_each_other() -> None:
         ({"compaction.strategy": "newest"}, r"compaction\.strategy: expected one of"),
         ({"compaction.strategy": "header", "compaction.strategy.header": 5}, "expected text"),
     ):
-        with pytest.raises(BadSettingError, match=expected):
+        with raises_kind(BAD_SETTING, match=expected):
             parse_config({"topics": {"users": {"cleanup.policy": "compact", **table}}})

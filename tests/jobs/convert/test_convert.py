@@ -16,11 +16,12 @@ from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.convert.report import ConvertReport
-from lastkey.jobs.errors import NotEmptyError, UsageError
+from lastkey.jobs.errors import NOT_EMPTY, UsageError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.verify import job as verify
 from tests.builders.archives import log_directory
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.trees import files_in, files_of
 from tests.golden import Case
 from tests.reference.log import decode_log
@@ -138,7 +139,7 @@ def test_what_would_be_overwritten_or_lies_inside_is_refused(archive: Path, tmp_
         run(archive, archive / "inside", "v3")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(NotEmptyError):
+    with raises_kind(NOT_EMPTY):
         run(archive, tmp_path / "full", "v3")
     with pytest.raises(UsageError, match="either ARCHIVE or --store"):
         convert.run(ConvertOptions(None, str(tmp_path / "new"), "v3", config=CONFIG), Silent())

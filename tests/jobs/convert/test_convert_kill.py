@@ -13,9 +13,10 @@ import pytest
 from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.convert import job as convert
-from lastkey.jobs.errors import LogDirectoryInUseError, NotEmptyError
+from lastkey.jobs.errors import LOG_DIRECTORY_IN_USE, NOT_EMPTY
 from tests.builders.archives import log_directory
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.killed_conversions import CONFIG, in_child, run
 from tests.builders.steps import at_step, interrupt
 from tests.builders.trees import files_in, files_of
@@ -55,12 +56,12 @@ def test_another_conversion_or_a_changed_archive_is_not_gone_on_with(archive: Pa
     output = tmp_path / "out"
     assert in_child(archive, output, 60) == -1
     before = files_of(output)
-    with pytest.raises(NotEmptyError, match=r"convert\.part of another conversion"):
+    with raises_kind(NOT_EMPTY, match=r"convert\.part of another conversion"):
         convert.run(ConvertOptions(str(archive), str(output), "v2", config=CONFIG), Silent())
     log = files_in(archive, "**/none-tomb-0/*.log")[-1]
     times = log.stat()
     os.utime(log, ns=(times.st_mtime_ns + 10**9,) * 2)
-    with pytest.raises(NotEmptyError, match="changed"):
+    with raises_kind(NOT_EMPTY, match="changed"):
         run(archive, output)
     assert files_of(output) == before
     os.utime(log, ns=(times.st_mtime_ns,) * 2)
@@ -83,7 +84,7 @@ def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(archive: Path, 
 
 def test_two_runs_do_not_write_to_one_folder(archive: Path, tmp_path: Path) -> None:
     def twice() -> None:
-        with pytest.raises(LogDirectoryInUseError):
+        with raises_kind(LOG_DIRECTORY_IN_USE):
             run(archive, tmp_path / "out")
 
     with at_step("archive converted", twice):

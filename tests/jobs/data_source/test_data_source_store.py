@@ -10,12 +10,13 @@ from chispa import assert_df_equality
 
 from lastkey.jobs.data_source.read import read_task
 from lastkey.jobs.data_source.source import columns_of
-from lastkey.jobs.errors import ConflictError, LostRunError, MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.errors import LOST_RUN, NO_GENERATION, ConflictError, MissingPathError, UsageError
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.listing import Segment
 from tests.builders.archives import HOUR, Lab, only_input, put
+from tests.builders.errors import raises_kind
 from tests.builders.logs import log_text, write_partition, write_segment
 from tests.builders.nights import run_nights
 from tests.builders.sources import BY_NAME, _Partition, options_of, read, tasks_of
@@ -112,13 +113,13 @@ def test_a_partition_whose_runs_are_lost_is_not_left_out(made, tmp_path):
     """A query would read generation 1 of the others, and nothing of this one."""
     store = Path(shutil.copytree(made.store, tmp_path / "copied"))
     max((store / "state" / "cleaner_runs" / "_delta_log").glob("*.json")).unlink()
-    with pytest.raises(LostRunError, match="t-0: the run that made its generation is not in the table cleaner_runs"):
+    with raises_kind(LOST_RUN, match="t-0: the run that made its generation is not in the table cleaner_runs"):
         read("kafka_log", None, store=str(store), generation="1")
     assert keys(store=str(store)) == keys(store=str(made.store))
 
 
 def test_a_missing_generation_store_or_topic_is_refused(made, tmp_path):
-    with pytest.raises(NoGenerationError, match="generation 3: never committed; expected one of 1, 2"):
+    with raises_kind(NO_GENERATION, match="generation 3: never committed; expected one of 1, 2"):
         read("kafka_log", None, store=str(made.store), generation="3")
     with pytest.raises(MissingPathError, match="expected a store, with state/compaction_checkpoints, found none"):
         read("kafka_log", None, store=str(tmp_path))
@@ -128,7 +129,7 @@ def test_a_missing_generation_store_or_topic_is_refused(made, tmp_path):
         read("kafka_log", ["a", "b"], store=str(made.store))
     vacuumed = Path(shutil.copytree(made.store, tmp_path / "vacuumed"))
     shutil.rmtree(vacuumed / "segments" / "t-0" / f"1-{run_id(1)}")
-    with pytest.raises(NoGenerationError, match="its files are gone"):
+    with raises_kind(NO_GENERATION, match="its files are gone"):
         read("kafka_log", None, store=str(vacuumed), generation="1")
     assert len(keys(store=str(vacuumed), topics="t")) == 3
 
@@ -143,7 +144,7 @@ def test_a_generation_by_yield_whose_logs_lie_in_folders_of_earlier_ones(tmp_pat
     assert keys(store=str(lab.store)) == [("t", r.offset, r.key) for r in records]
     log = lab.path(segments[0])
     log.write_bytes(log.read_bytes()[:-1])
-    with pytest.raises(NoGenerationError, match=log.name):
+    with raises_kind(NO_GENERATION, match=log.name):
         read("kafka_log", None, store=str(lab.store))
 
 

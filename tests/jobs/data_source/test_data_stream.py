@@ -13,9 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from lastkey.jobs.data_source.source import KafkaLog, columns_of
 from lastkey.jobs.data_source.stream import StreamReader
-from lastkey.jobs.errors import DataLossError, UsageError
+from lastkey.jobs.errors import DATA_LOSS, UsageError
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.schemas import RECORDS
+from tests.builders.errors import raises_kind
 from tests.builders.logs import TextWriter, parse, write_partition
 from tests.builders.trees import files_in
 
@@ -181,17 +182,13 @@ def test_what_is_lost_is_told(tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "t-0", "a=1 | b=2 || c=3 || d=4")
     stream = reader(archive)
-    with pytest.raises(
-        DataLossError, match="t-0: expected offset 9, where the stream continues, found offsets from 0 to 4"
-    ):
+    with raises_kind(DATA_LOSS, match="t-0: expected offset 9, where the stream continues, found offsets from 0 to 4"):
         stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
-    with pytest.raises(
-        DataLossError, match="u-0: expected offset 3, where the stream continues, found no such partition"
-    ):
+    with raises_kind(DATA_LOSS, match="u-0: expected offset 3, where the stream continues, found no such partition"):
         stream.latestOffset({"t": {"0": 4}, "u": {"0": 3}}, ReadAllAvailable())
     for path in files_in(archive / "t-0", "00000000000000000000.*"):
         path.unlink()
-    with pytest.raises(DataLossError, match="expected offset 1"):
+    with raises_kind(DATA_LOSS, match="expected offset 1"):
         stream.latestOffset({"t": {"0": 1}}, ReadAllAvailable())
     lenient = reader(archive, failOnDataLoss="false")
     end = lenient.latestOffset({"t": {"0": 1}, "u": {"0": 3}}, ReadAllAvailable())
@@ -208,9 +205,7 @@ def test_a_restart_passes_nothing_over(tmp_path):
     start, end = {"t": {"0": 0, "1": 0}}, {"t": {"0": 2, "1": 1}}
     assert rows(reader(archive), start, end) == ["1", "2", "3"]
     (archive / "t-1").rename(tmp_path / "t-1")  # as a disk that is not there for a while
-    with pytest.raises(
-        DataLossError, match="t-1: expected offset 0, where the stream continues, found no such partition"
-    ):
+    with raises_kind(DATA_LOSS, match="t-1: expected offset 0, where the stream continues, found no such partition"):
         rows(reader(archive), start, end)
     assert rows(reader(archive, failOnDataLoss="false"), start, end) == ["1", "2"]
     (tmp_path / "t-1").rename(archive / "t-1")
@@ -235,7 +230,7 @@ def test_a_new_partition_that_loses_its_begin_before_a_restart(tmp_path):
     for planned in ((start, begun), (begun, end)):
         with pytest.raises(UsageError, match=r"t-1: .*expected an offset from 2 to 3, found 0"):
             rows(reader(archive), *planned)
-    with pytest.raises(DataLossError, match=r"t-1: expected offset 0, .* found offsets from 2 to 3"):
+    with raises_kind(DATA_LOSS, match=r"t-1: expected offset 0, .* found offsets from 2 to 3"):
         reader(archive).latestOffset(begun, ReadAllAvailable())
     lenient = reader(archive, failOnDataLoss="false")
     assert (rows(lenient, start, begun), rows(lenient, begun, end)) == ([], ["3"])
@@ -273,7 +268,7 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
 def test_a_partition_that_is_gone_is_told_beside_damage_that_is_set_aside(tmp_path):
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
-    with pytest.raises(DataLossError, match="t-1: expected offset 1, where the stream continues, found no such"):
+    with raises_kind(DATA_LOSS, match="t-1: expected offset 1, where the stream continues, found no such"):
         reader(archive, badRecords="set_aside").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
 
 
@@ -284,7 +279,7 @@ def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_set_asi
     for options in ({}, {"isolationLevel": "read_committed"}):
         stream = reader(archive, badRecords="set_aside", **options)
         assert stream.latestOffset({"t": {"0": 2}}, ReadAllAvailable()) == {"t": {"0": 2}}
-        with pytest.raises(DataLossError, match=r"t-0: expected offset 9, .* found offsets from 0 to 2"):
+        with raises_kind(DATA_LOSS, match=r"t-0: expected offset 9, .* found offsets from 0 to 2"):
             stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
     path = archive / "t-0" / "00000000000000000000.log"
     path.write_bytes(path.read_bytes()[:78] + b"\xff" * 4 + path.read_bytes()[82:])  # the second batch's length
@@ -325,7 +320,7 @@ def test_what_may_be_read_falls_while_the_log_is_there(tmp_path, monkeypatch, op
     for text in ("0\n1\nt 0 2\n", "torn"):
         watermark.write_text(text)
         assert stream.latestOffset(at, ReadAllAvailable()) == at
-        with pytest.raises(DataLossError, match=r"t-0: expected offset 4, .* found offsets from 0 to 3"):
+        with raises_kind(DATA_LOSS, match=r"t-0: expected offset 4, .* found offsets from 0 to 3"):
             stream.latestOffset({"t": {"0": 4}}, ReadAllAvailable())
     log.add("d=4")
     watermark.write_text("0\n1\nt 0 4\n")
@@ -363,7 +358,7 @@ def test_damage_that_hides_the_end(tmp_path):
     log.add("d=4", roll=True)
     last = stream.latestOffset(end, ReadAllAvailable())
     assert (last, found(end, last)) == ({"t": {"0": 4}}, [70, b"4"])
-    with pytest.raises(DataLossError, match="expected offset 0"):  # set aside is damage, not what is gone
+    with raises_kind(DATA_LOSS, match="expected offset 0"):  # set aside is damage, not what is gone
         path.unlink()
         stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
 

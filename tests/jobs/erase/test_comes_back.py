@@ -16,12 +16,12 @@ from lastkey.jobs import rebuild_state, rollback
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import RunningError
+from lastkey.jobs.errors import ERASED_RECORDS, RunningError
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.store.erasures import ErasedError
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
 from tests.builders.erasures import NOW, Erasures, made, places_of, records_of, table_of, vacuumed, verified
+from tests.builders.errors import raises_kind
 from tests.builders.logs import write_partition
 from tests.builders.stopping import start
 
@@ -101,7 +101,7 @@ def test_a_log_loses_a_key_that_was_erased_from_another_one_after_it(tmp_path: P
     world.write()
     assert world.compact(reset=T).exit_code == 0
     assert world.erase("ann").exit_code == 0
-    with pytest.raises(ErasedError, match="generation 1 may hold records"):
+    with raises_kind(ERASED_RECORDS, match="generation 1 may hold records"):
         rollback.run(RollbackOptions(str(world.lab.store), 1), Silent())
     world.topic_id = first
     world.write()
@@ -212,7 +212,7 @@ def test_an_erasure_made_once_more_takes_what_came_to_a_log_that_is_away(tmp_pat
     first = world.topic_id, tuple(world.segments)
     put_log(world, UUID(int=5), "bob=8 ann=8", "cem=8")
     assert world.erase("ann").exit_code == 0  # nothing new goes from this log
-    with pytest.raises(ErasedError):
+    with raises_kind(ERASED_RECORDS):
         restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out"), generation=3), Silent())
     vacuumed(world, give_up=T)
     assert world.erase("ann", check=True).result == "gone"
@@ -252,7 +252,7 @@ def test_an_erasure_while_the_log_is_empty(tmp_path: Path) -> None:
     assert world.erase("ann").result == "older"
     assert world.lab.state().checkpoints()["t", 0].generation == generation
     world.write()
-    with pytest.raises(ErasedError):
+    with raises_kind(ERASED_RECORDS):
         rollback.run(RollbackOptions(str(world.lab.store), 1), Silent())
     vacuumed(world, give_up=T)
     assert places_of([b"ann"], world.lab.store) == []
@@ -363,7 +363,7 @@ def test_logs_that_take_turns(tmp_path: Path) -> None:
     world.write()
     assert world.compact(reset=T, hmac_key=world.hmac_key).exit_code == 0
     for refused in (1, 3):
-        with pytest.raises(ErasedError):
+        with raises_kind(ERASED_RECORDS):
             restore.run(RestoreOptions(str(world.lab.store), str(tmp_path / "out"), generation=refused), Silent())
     third = UUID(int=6), ["y=1", *["ann=9 | z=1"] * 9]
     for world.topic_id, world.segments in (first, third, first):

@@ -27,9 +27,9 @@ from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact import waves
 from lastkey.jobs.compact.commit_rows import commit_of
 from lastkey.jobs.erase import job as erase
-from lastkey.jobs.errors import UsageError
+from lastkey.jobs.errors import ERASED_RECORDS, UsageError
 from lastkey.jobs.restore import job as restore
-from lastkey.jobs.store.erasures import ErasedError, bounds_of, secret_of
+from lastkey.jobs.store.erasures import bounds_of, secret_of
 from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.side_files import checkpoints
@@ -37,6 +37,7 @@ from lastkey.udfs.compact.clean.key_kernels import mark_others
 from lastkey.udfs.storage import open_root, write_file
 from tests.builders.archives import COMPACT, offset_checkpoint
 from tests.builders.erasures import NOW, SECRET, Erasures, made, places_of, records_of, table_of, vacuumed, verified
+from tests.builders.errors import raises_kind
 from tests.builders.formats import as_v3
 from tests.builders.logs import START_MS, log_text, write_partition
 from tests.builders.s3_server import BUCKET, put, s3_server
@@ -163,7 +164,7 @@ def test_nothing_from_before_is_brought_back(tmp_path: Path) -> None:
         lambda: restore.run(RestoreOptions(store, str(tmp_path / "out"), generation=1), Silent()),
         lambda: restore.run(RestoreOptions(store, str(tmp_path / "out"), as_of_ms=_began(world, 1)), Silent()),
     ):
-        with pytest.raises(ErasedError, match=erasure):
+        with raises_kind(ERASED_RECORDS, match=erasure):
             refused()
     assert (
         main(["export", "--store", store, "--generation", "1", "--format", "ndjson", "--output", str(tmp_path / "x")])

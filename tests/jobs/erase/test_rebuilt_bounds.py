@@ -12,10 +12,11 @@ import pytest
 from lastkey.jobs import rebuild_state
 from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import UndecidedError, UsageError
+from lastkey.jobs.errors import UNDECIDED, UsageError
 from lastkey.jobs.store.erasures import bounds_of
 from lastkey.jobs.topics import TopicFilter
 from tests.builders.erasures import Erasures, made, places_of
+from tests.builders.errors import raises_kind
 from tests.builders.logs import TOPIC_ID, write_partition
 from tests.builders.steps import at_step, interrupt
 
@@ -71,7 +72,7 @@ def test_no_partition_is_left_out_whose_manifest_may_tell_of_an_erasure(tmp_path
     world.erase("ann")
     damage_manifest(world)
     lose_tables(world, tmp_path)
-    with pytest.raises(UndecidedError):
+    with raises_kind(UNDECIDED):
         rebuild(world)
     with pytest.raises(UsageError, match="t-0=none: records of it were erased, or may have been"):
         rebuild(world, "t-0=none")
@@ -105,7 +106,7 @@ def test_an_unreadable_generation_beside_the_parent_of_the_chosen_one_is_refused
     chosen = run_id(world.lab.folder())
     shutil.copytree(tmp_path / "other" / erased, world.lab.store / erased)
     lose_tables(world, tmp_path)
-    with pytest.raises(UndecidedError):
+    with raises_kind(UNDECIDED):
         rebuild(world)
     with pytest.raises(UsageError, match="may have erased records"):
         rebuild(world, f"t-0={chosen}")
@@ -117,7 +118,7 @@ def test_bounds_of_a_log_before_a_topic_was_made_again_do_not_bound_the_new_one(
     world.grow("dan=8", roll=True)
     die_before_the_commit(world)
     lose_tables(world, tmp_path)
-    with pytest.raises(UndecidedError):
+    with raises_kind(UNDECIDED):
         rebuild(world)
     rebuild(world, f"t-0={run_id(current)}")
     assert bounds_of(world.lab.state().checkpoints()["t", 0]) == bounds

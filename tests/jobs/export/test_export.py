@@ -12,13 +12,14 @@ import pytest
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import NotEmptyError, UsageError
+from lastkey.jobs.errors import NOT_EMPTY, UsageError
 from lastkey.jobs.export import job
 from lastkey.jobs.export.output import MARK, ExportFolder
 from lastkey.logformat.writing.segment_writer import SegmentWriter
 from lastkey.udfs.storage import open_root
 from tests.builders.archives import COMPACT, Lab
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition
 from tests.builders.trees import files_in
 from tests.reference.log import decode_log
@@ -174,15 +175,15 @@ def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tm
         with pytest.raises(KeyboardInterrupt):
             export(archive, out)
     assert [path.name for path in out.iterdir() if path.is_dir()] == ["orders"]
-    with pytest.raises(NotEmptyError, match="another export that did not end"):
+    with raises_kind(NOT_EMPTY, match="another export that did not end"):
         export(archive, out, "delta")
     (out / "mine").touch()
-    with pytest.raises(NotEmptyError, match="mine"):
+    with raises_kind(NOT_EMPTY, match="mine"):
         export(archive, out)
     (out / "mine").unlink()
     export(archive, out)
     assert rows(spark, out / "orders", "parquet") == records(archive / "orders")
-    with pytest.raises(NotEmptyError, match="a finished export"):
+    with raises_kind(NOT_EMPTY, match="a finished export"):
         export(archive, out)
 
 
@@ -194,7 +195,7 @@ def test_a_mark_that_names_other_folders_is_not_followed(archive, tmp_path):
     (other / "mine").touch()
     (out / MARK).write_text(json.dumps({"state": "unfinished", "request": {}, "topics": {"../other": {}}}))
     root = open_root(str(out))
-    with pytest.raises(NotEmptyError):
+    with raises_kind(NOT_EMPTY):
         ExportFolder(root, {}).begin(["t"])
     assert (other / "mine").exists()
 

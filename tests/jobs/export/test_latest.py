@@ -15,12 +15,13 @@ import pytest
 
 from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
-from lastkey.jobs.errors import ConflictError, NotEmptyError, UsageError
+from lastkey.jobs.errors import NOT_EMPTY, ConflictError, UsageError
 from lastkey.jobs.export import job, latest
 from lastkey.jobs.export.report import ExportReport
 from lastkey.logformat.names import segment_file
 from tests.builders.archives import borders, offset_checkpoint
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.latest_tables import OTHER_ID, Log, Place, each_drawn, grow
 from tests.reference.log import ABORT, COMMIT
 
@@ -228,7 +229,7 @@ def test_a_table_that_others_changed_is_left_alone(spark, tmp_path):
     spark.sql(f"DELETE FROM delta.`{uri}`")
     report = place.run(3)
     assert "found DELETE in version" in str(report.problems[0])
-    with pytest.raises(NotEmptyError, match="another export"):
+    with raises_kind(NOT_EMPTY, match="another export"):
         place.run(value_decoder="long")
 
 

@@ -20,7 +20,7 @@ import pytest
 from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.errors import CONFLICT, DONE, ENVIRONMENT, PROBLEMS, USAGE, LogDirectoryInUseError, UsageError
+from lastkey.jobs.errors import CONFLICT, DONE, ENVIRONMENT, LOG_DIRECTORY_IN_USE, PROBLEMS, USAGE, UsageError
 from lastkey.jobs.reindex import job as reindex
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.names import segment_file
@@ -29,6 +29,7 @@ from lastkey.udfs.reindex import side_files as reindex_side_files
 from lastkey.udfs.reindex import write as reindex_write
 from tests.builders.archives import borders
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 from tests.builders.faults import Fault, faults
 from tests.builders.logs import START_MS, write_partition, write_segment
 from tests.builders.reindexed import BASES, END, TEXT, not_same, run
@@ -567,7 +568,7 @@ def test_while_files_are_replaced_no_broker_can_start_and_no_second_run(root):
     lock.write_bytes(b"")
     with locked([root]):
         assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 7
-        with pytest.raises(LogDirectoryInUseError, match="another run"), locked([root]):
+        with raises_kind(LOG_DIRECTORY_IN_USE, match="another run"), locked([root]):
             pass
         assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 7
     assert subprocess.run([sys.executable, "-c", _TRY, str(lock)], check=False).returncode == 0

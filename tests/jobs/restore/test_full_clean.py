@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import lastkey
-from lastkey.jobs.errors import NotCleanedError, RunningError, UsageError
+from lastkey.jobs.errors import NOT_CLEANED, RunningError, UsageError
 from lastkey.jobs.store.leases import hold_lease
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from tests.builders.archives import Lab
+from tests.builders.errors import raises_kind
 from tests.builders.nights import BY_YIELD, NIGHTS, run_nights
 from tests.builders.trees import files_of
 
@@ -87,7 +88,7 @@ def test_nothing_is_restored_if_a_partition_cannot_be_cleaned(lab: Lab) -> None:
     row = next(row for row in _rows(lab) if row.root == "store" and row.records)
     data = lab.path(row).read_bytes()
     lab.path(row).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(NotCleanedError, match=row.path) as raised:
+    with raises_kind(NOT_CLEANED, match=row.path) as raised:
         lastkey.restore(lab.store, lab.root / "out", full_clean=True, config=THREADS)
     assert raised.value.exit_code == 3
     assert not (lab.root / "out").exists()

@@ -13,7 +13,7 @@ from lastkey.jobs.command.options import CompactOptions, ConvertOptions, Restore
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
-from lastkey.jobs.errors import OtherFormatError
+from lastkey.jobs.errors import OTHER_FORMAT
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.restore.choose_generations import choose
 from lastkey.jobs.restore.report import RestoreReport
@@ -24,6 +24,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.udfs.convert.convert_log import holds_magic_3
 from lastkey.udfs.storage import Root
 from tests.builders.archives import put
+from tests.builders.errors import raises_kind
 from tests.builders.formats import as_v3
 from tests.builders.trees import files_in, files_of
 from tests.golden import Case
@@ -143,7 +144,7 @@ def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -
     assert compact.run(made, Silent()).exit_code == 0
     small = replace(CONFIG, topics={"t": {"max_decompressed_batch_bytes": 1 << 20}})
     options = RestoreOptions(str(tmp_path / "store"), str(tmp_path / "out"), config=small)
-    with pytest.raises(OtherFormatError, match=r"00001\.log at byte 0.*max\.decompressed\.batch\.bytes"):
+    with raises_kind(OTHER_FORMAT, match=r"00001\.log at byte 0.*max\.decompressed\.batch\.bytes"):
         restore.run(options, Silent())
     assert not (tmp_path / "out").exists()
     report = convert.run(ConvertOptions(str(newer), str(tmp_path / "v2"), "v2", config=small), Silent())

@@ -12,17 +12,17 @@ from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import (
+    BAD_LOG_START,
     DONE,
+    LOG_DIRECTORY_IN_USE,
+    MISSING_FILE,
+    MISSING_SIDE_FILE,
+    NO_GENERATION,
+    NOT_EMPTY,
     PROBLEMS,
     USAGE,
     ConflictError,
-    LogDirectoryInUseError,
-    LogStartError,
-    MissingFileError,
     MissingPathError,
-    MissingSideFileError,
-    NoGenerationError,
-    NotEmptyError,
     UsageError,
 )
 from lastkey.jobs.restore import copy_files
@@ -31,6 +31,7 @@ from lastkey.jobs.restore.copy_files import CreatedFiles
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat.side_files.checkpoints import read_offset_checkpoint
 from lastkey.udfs.storage import open_root
+from tests.builders.errors import raises_kind
 from tests.builders.stores import MTIME_MS, StoreMaker
 from tests.builders.trees import files_of
 
@@ -161,10 +162,10 @@ def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
         "t-0: generation 1: it was current at 2023-11-16 12:00:00.000Z, and its files are gone; expected a time from "
         "2023-11-17 12:00:00.000Z on, when generation 2 was made, the oldest that is left"
     )
-    with pytest.raises(NoGenerationError) as raised:
+    with raises_kind(NO_GENERATION) as raised:
         _restore(three_days, as_of_ms=NOON + DAY, topics=TopicFilter(("t",)))
     assert said in raised.value.line()
-    with pytest.raises(NoGenerationError, match=r"not yet committed at 2023-11-15 .*expected a time from 2023-11-16"):
+    with raises_kind(NO_GENERATION, match=r"not yet committed at 2023-11-15 .*expected a time from 2023-11-16"):
         _restore(three_days, as_of_ms=NOON)
     assert not (three_days.folder / "out").exists()
 
@@ -200,7 +201,7 @@ def test_a_generation_of_before_a_reset(two_generations):
 def test_a_log_start_above_the_end(two_generations):
     """An older version committed it; a broker that finds it deletes the log."""
     two_generations.generation("t", 0, 3, {0: A}, start=1_000_000, end=300)
-    with pytest.raises(LogStartError, match="t-0, generation 3: expected a log start of at most 300") as raised:
+    with raises_kind(BAD_LOG_START, match="t-0, generation 3: expected a log start of at most 300") as raised:
         _restore(two_generations, topics=TopicFilter(("t",)))
     assert raised.value.exit_code == 3
     assert not (two_generations.folder / "out").exists()
@@ -209,7 +210,7 @@ def test_a_log_start_above_the_end(two_generations):
 def test_an_archive_that_has_moved(two_generations):
     moved = two_generations.folder / "elsewhere"
     two_generations.archive.rename(moved)
-    with pytest.raises(MissingFileError, match=r"t-0/00000000000000000200\.log"):
+    with raises_kind(MISSING_FILE, match=r"t-0/00000000000000000200\.log"):
         _restore(two_generations)
     assert not (two_generations.folder / "out").exists()
     assert len(_restore(two_generations, archive=str(moved)).partitions) == 2
@@ -230,10 +231,10 @@ def test_an_output_that_holds_something_is_refused(two_generations):
     out = two_generations.folder / "out"
     out.mkdir()
     (out / "mine").write_text("x")
-    with pytest.raises(NotEmptyError, match="mine"):
+    with raises_kind(NOT_EMPTY, match="mine"):
         _restore(two_generations)
     assert files_of(out) == {"mine": b"x"}
-    with pytest.raises(NotEmptyError, match="a file"):
+    with raises_kind(NOT_EMPTY, match="a file"):
         _restore(two_generations, output=str(out / "mine"))
 
 
@@ -246,7 +247,7 @@ def test_a_store_that_is_none(tmp_path):
 def test_a_damaged_file_leaves_no_half_output(two_generations, cut):
     path = two_generations.run_folder("t", 0, 2) / "00000000000000000000.log"
     path.write_bytes(B[:-1] if cut else B[:-1] + b"?")
-    with pytest.raises(MissingFileError, match=r"00000000000000000000\.log") as raised:
+    with raises_kind(MISSING_FILE, match=r"00000000000000000000\.log") as raised:
         _restore(two_generations)
     assert raised.value.exit_code == 3
     assert ("CRC-32C" in str(raised.value)) is not cut
@@ -274,7 +275,7 @@ def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
         out.mkdir(parents=True)
     path = two_generations.run_folder("t", 0, 1) / "00000000000000000100.log"  # the second segment of t-0
     path.write_bytes(B[:-1] + b"?")
-    with pytest.raises(MissingFileError, match="CRC-32C") as raised:
+    with raises_kind(MISSING_FILE, match="CRC-32C") as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Neighbour(out))
     assert files_of(out) == {"t-0/mine": b"x", "new/mine too": b"y"}
     assert sorted(p.name for p in out.iterdir()) == ["new", "t-0"]
@@ -284,7 +285,7 @@ def test_only_what_a_failed_restore_wrote_goes(two_generations, is_there):
     clean = two_generations.folder / "no" / "neighbour"
     if is_there:
         clean.mkdir(parents=True)
-    with pytest.raises(MissingFileError) as raised:
+    with raises_kind(MISSING_FILE) as raised:
         _restore(two_generations, output=str(clean))
     assert clean.exists() is clean.parent.exists() is is_there  # and the folders above that it made
     assert "left in" not in raised.value.line()
@@ -306,7 +307,7 @@ def test_files_that_go_while_a_restore_copies_are_a_conflict(two_generations):
     with pytest.raises(ConflictError, match=r"when this run began, found .*No such file"):
         restore.run(options, _Vacuum(two_generations.run_folder("t", 0, 1)))
     assert not out.exists()
-    with pytest.raises(NoGenerationError, match="its files are gone"):
+    with raises_kind(NO_GENERATION, match="its files are gone"):
         restore.run(options, Silent())
 
 
@@ -348,24 +349,24 @@ def test_nothing_more_is_written_once_a_restore_is_given_up(tmp_path):
 def test_a_generation_whose_files_are_gone_names_those_still_there(two_generations):
     first = two_generations.run_folder("t", 0, 1)
     (first / "00000000000000000000.log").unlink()  # vacuum keeps the .log that generation 2 names
-    with pytest.raises(NoGenerationError, match=r"t-0: generation 1: its files are gone .*one of: 2"):
+    with raises_kind(NO_GENERATION, match=r"t-0: generation 1: its files are gone .*one of: 2"):
         _restore(two_generations, generation=1, topics=TopicFilter(("t",)))
-    with pytest.raises(NoGenerationError, match="generation 7: never committed"):
+    with raises_kind(NO_GENERATION, match="generation 7: never committed"):
         _restore(two_generations, generation=7, topics=TopicFilter(("t",)))
 
 
 def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_generations):
     (two_generations.run_folder("t", 0, 2) / "00000000000000000200.index").unlink()
-    with pytest.raises(MissingFileError, match=r"00000000000000000200\.index"):
+    with raises_kind(MISSING_SIDE_FILE, match=r"00000000000000000200\.index"):
         _restore(two_generations)
 
 
 @pytest.mark.parametrize(
     ("lost", "kind", "helps"),
     [
-        ("store/segments/prices-0/*/*.log", MissingFileError, "--force --reset prices"),
-        ("archive/prices-0/*6632.log", MissingFileError, "--force --reset prices --gaps accept"),
-        ("store/segments/prices-0/*/*0.index", MissingSideFileError, "--force"),
+        ("store/segments/prices-0/*/*.log", MISSING_FILE, "--force --reset prices"),
+        ("archive/prices-0/*6632.log", MISSING_FILE, "--force --reset prices --gaps accept"),
+        ("store/segments/prices-0/*/*0.index", MISSING_SIDE_FILE, "--force"),
     ],
 )
 def test_a_lost_file_is_told_with_what_brings_back_the_rest(lost, kind, helps, tmp_path, capsys):
@@ -376,12 +377,11 @@ def test_a_lost_file_is_told_with_what_brings_back_the_rest(lost, kind, helps, t
     words += ["--engine", "threads"]
     assert main(words) == DONE
     next(tmp_path.glob(lost)).unlink()
-    with pytest.raises(MissingFileError) as raised:
+    with raises_kind(kind) as raised:
         restore.run(RestoreOptions(store, out), Silent())
-    assert type(raised.value) is kind
     said = raised.value.line().replace("TOPIC,", "prices").replace(" with --gaps", " --gaps")
     assert f"compact {helps}" in said
-    if kind is MissingFileError:
+    if kind is MISSING_FILE:
         assert main([*words, "--force"]) == PROBLEMS
     assert main([*words, *helps.split()]) == DONE
     assert restore.run(RestoreOptions(store, out), Silent()).exit_code == DONE
@@ -394,7 +394,7 @@ def test_an_index_that_is_cut_short_is_an_error_before_anything_is_written(two_g
     """A broker believes an index that is empty beside a clean shutdown."""
     for path in two_generations.run_folder("t", 0, generation or 2).glob(f"*.{kind}"):
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(NoGenerationError if generation else MissingFileError, match=rf"\d{{20}}\.{kind}"):
+    with raises_kind(NO_GENERATION if generation else MISSING_SIDE_FILE, match=rf"\d{{20}}\.{kind}"):
         _restore(two_generations, generation=generation)
     assert not (two_generations.folder / "out").exists()
 
@@ -425,7 +425,7 @@ def test_of_two_restores_into_one_folder_one_goes_on(two_generations, monkeypatc
     def meanwhile(*given):
         monkeypatch.setattr(restore, real.__name__, real)
         if other == "at work":  # this one holds the folder
-            with pytest.raises(LogDirectoryInUseError, match="another run"):
+            with raises_kind(LOG_DIRECTORY_IN_USE, match="another run"):
                 restore.run(options, Silent())
         else:  # this one has still to begin
             restore.run(options, Silent())
@@ -436,7 +436,7 @@ def test_of_two_restores_into_one_folder_one_goes_on(two_generations, monkeypatc
         monkeypatch.setattr(restore, "check_empty", lambda root: None)  # it was empty when the other one looked
         assert len(restore.run(options, Silent()).partitions) == 2
     else:
-        with pytest.raises(NotEmptyError):
+        with raises_kind(NOT_EMPTY):
             restore.run(options, Silent())
     assert restore.names.CLEAN_SHUTDOWN in files_of(out)
     assert files_of(out)["u-3/00000000000000000050.log"] == A

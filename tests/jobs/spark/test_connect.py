@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import lastkey
-from lastkey.jobs.errors import ENVIRONMENT, MasterError
+from lastkey.jobs.errors import BAD_MASTER, ENVIRONMENT
 from lastkey.jobs.spark import master
 from lastkey.jobs.spark.submit import user_options
 from lastkey.jobs.store.paths import COMMITTED, MANIFEST
+from tests.builders.errors import raises_kind
 
 ROOT = Path(__file__).resolve().parents[3]
 TOPICS = ROOT / "examples" / "topics.toml"
@@ -134,7 +135,7 @@ def _hang_up(server: socket.socket) -> None:
     ],
 )
 def test_a_remote_that_cannot_be_is_named_without_its_token(given, said):
-    with pytest.raises(MasterError) as raised:
+    with raises_kind(BAD_MASTER) as raised:
         master.check_master(user_options(given, {}))
     assert raised.value.exit_code == ENVIRONMENT
     assert said in str(raised.value)

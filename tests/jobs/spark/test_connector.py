@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.errors import ENVIRONMENT, ConnectorError
+from lastkey.jobs.errors import ENVIRONMENT, NO_CONNECTOR
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.java import classes, java_context
 from lastkey.logformat.storage.hadoop import hadoop_settings
 from tests.builders.cloud_servers import KEY, azure_server, gcs_server
+from tests.builders.errors import raises_kind
 from tests.builders.s3_proxy import S3Proxy, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, put, s3_server
 
@@ -111,7 +112,7 @@ def test_a_session_without_the_connector_is_told_how_to_get_it_in_one_line(spark
     for here in ("/a/path", "file:///a/path"):
         connector.connect(spark, here)
     scheme = uri.partition(":")[0]
-    with pytest.raises(ConnectorError, match=rf"^{uri}: .* a connector for {scheme}://: ") as raised:
+    with raises_kind(NO_CONNECTOR, match=rf"^{uri}: .* a connector for {scheme}://: ") as raised:
         connector.connect(spark, uri)
     assert option in raised.value.advice
     assert "\n" not in str(raised.value)

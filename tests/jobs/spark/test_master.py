@@ -5,13 +5,14 @@ import threading
 
 import pytest
 
-from lastkey.jobs.errors import ENVIRONMENT, MasterError, SparkStartError
+from lastkey.jobs.errors import BAD_MASTER, ENVIRONMENT, SPARK_NOT_STARTED
 from lastkey.jobs.spark import master, session
 from lastkey.jobs.spark.submit import UserOptions, user_options
+from tests.builders.errors import raises_kind
 
 
-def _said(*arguments, kind=MasterError):
-    with pytest.raises(kind) as raised:
+def _said(*arguments, kind=BAD_MASTER):
+    with raises_kind(kind) as raised:
         master.check_master(user_options(arguments, {}))
     assert raised.value.exit_code == ENVIRONMENT
     return str(raised.value)
@@ -52,14 +53,14 @@ def test_a_standalone_master_without_host_or_port(name):
 
 
 def test_what_no_job_can_use():
-    assert "only client mode" in _said("--deploy-mode", "cluster", kind=SparkStartError)
+    assert "only client mode" in _said("--deploy-mode", "cluster", kind=SPARK_NOT_STARTED)
 
 
 def test_the_master_is_judged_before_anything_is_started(monkeypatch, tmp_path):
     monkeypatch.setattr(session.SparkContext, "_active_spark_context", None)
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # there is none
-    with pytest.raises(MasterError):
+    with raises_kind(BAD_MASTER):
         session.start(options=UserOptions(conf={"spark.master": "local[x]"}))
 
 

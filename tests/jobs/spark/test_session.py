@@ -16,9 +16,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 
 from lastkey.jobs import prepare
-from lastkey.jobs.errors import ENVIRONMENT, JarsError, JavaError, SparkStartError
+from lastkey.jobs.errors import ENVIRONMENT, NO_JARS, NO_JAVA, SPARK_NOT_STARTED
 from lastkey.jobs.spark import engine, jars, jvm, session
 from lastkey.jobs.spark.submit import UserOptions
+from tests.builders.errors import raises_kind
 from tests.builders.stopping import descendants, start, tracebacks
 from tests.kafka_lab.waiting import wait_until
 
@@ -136,7 +137,7 @@ def test_java_versions(tmp_path, monkeypatch, version, good):
     if good:
         assert jvm.find_java() == tmp_path / "bin" / "java"
     else:
-        with pytest.raises(JavaError, match="found Java"):
+        with raises_kind(NO_JAVA, match="found Java"):
             jvm.find_java()
 
 
@@ -147,7 +148,7 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     packages = {"spark.jars.packages": "io.delta:delta"}
     found = session._start_error(_GATEWAY, packages, None)
-    assert isinstance(found, JarsError)
+    assert found.kind is NO_JARS
     assert "io.delta:delta" in str(found)
     assert "network" in found.advice
     (tmp_path / ".m2" / "repository").mkdir(parents=True)
@@ -157,7 +158,7 @@ def test_failed_downloads_say_what_to_do(tmp_path, monkeypatch):
 
 def test_a_jvm_that_ended_has_said_why():
     said = session._start_error(_GATEWAY, {}, None)
-    assert isinstance(said, SparkStartError)
+    assert said.kind is SPARK_NOT_STARTED
     assert str(said) == "Spark did not start: its JVM ended; the lines above say why"
 
 
@@ -303,7 +304,7 @@ def test_another_spark_is_one_line(spark, monkeypatch, version, good):
     if good:
         assert session.start() is spark
     else:
-        with pytest.raises(SparkStartError, match=r"this is Spark 4\.2\.1, expected 4\.2\.0") as raised:
+        with raises_kind(SPARK_NOT_STARTED, match=r"this is Spark 4\.2\.1, expected 4\.2\.0") as raised:
             session.start()
         assert raised.value.exit_code == ENVIRONMENT
 

@@ -11,11 +11,12 @@ import pytest
 from pyarrow import fs as pafs
 
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.errors import NotExclusiveError
+from lastkey.jobs.errors import NOT_EXCLUSIVE
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.exclusive import check_exclusive
 from lastkey.jobs.store.tables import open_state
 from lastkey.udfs.storage import open_root
+from tests.builders.errors import raises_kind
 from tests.builders.s3_proxy import UNCONDITIONAL, s3_proxy
 from tests.builders.s3_server import BUCKET, environment, s3_server
 from tests.builders.stores import make_commit, run_id
@@ -65,7 +66,7 @@ def test_a_disk_without_room_for_a_name_is_full(tmp_path, monkeypatch, capsys, n
 
 def test_a_disk_where_links_replace(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", lambda first, second: None)
-    with pytest.raises(NotExclusiveError, match="a hard link that replaces no file"):
+    with raises_kind(NOT_EXCLUSIVE, match="a hard link that replaces no file"):
         check_exclusive(open_root(str(tmp_path)))
 
 
@@ -93,5 +94,5 @@ def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
     ignored = lambda method, path: UNCONDITIONAL if method == "PUT" else None  # noqa: E731
     with s3_proxy(port, ignored) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
         moved = open_state(uri)
-        with pytest.raises(NotExclusiveError):
+        with raises_kind(NOT_EXCLUSIVE):
             moved.check_writable()

@@ -9,12 +9,13 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from lastkey.jobs.errors import ManifestError
+from lastkey.jobs.errors import BAD_MANIFEST, GenerationError
 from lastkey.jobs.store import manifests
 from lastkey.jobs.store.manifests import from_json, to_json
 from lastkey.jobs.store.rows import Commit, PartitionState, RunRow, segments_to_arrow, to_arrow, to_checkpoints
 from lastkey.logformat import names
 from lastkey.udfs.storage import Root, open_root
+from tests.builders.errors import raises_kind
 from tests.builders.stores import make_commit, row, run_id
 
 
@@ -55,7 +56,7 @@ def test_every_flipped_byte_and_every_cut_is_found() -> None:
         for damaged in (data[:at], data[:at] + bytes([data[at] ^ 0x01]) + data[at + 1 :]):
             try:
                 found = from_json(damaged, "m")
-            except ManifestError as error:
+            except GenerationError as error:
                 assert "m: expected" in str(error)
             else:
                 assert found == _commit()  # a bit of what is not looked at, as of the format's number
@@ -65,7 +66,7 @@ def test_every_flipped_byte_and_every_cut_is_found() -> None:
 def test_another_format_is_refused_and_a_newer_column_passed_over() -> None:
     told = json.loads(to_json(_commit()))
     for other in (2, 4):
-        with pytest.raises(ManifestError, match=f"expected format 3, found {other}"):
+        with raises_kind(BAD_MANIFEST, match=f"expected format 3, found {other}"):
             from_json(json.dumps(told | {"format": other}).encode(), "m")
     told["generation"]["checkpoint"] |= {"of_tomorrow": 1}
     told["crc32c"] = checksum(told["generation"])
@@ -92,7 +93,7 @@ def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str,
         data = json.dumps(told).encode()
         try:
             found = from_json(data, "m")
-        except ManifestError as error:
+        except GenerationError as error:
             assert "m: expected" in str(error)
         else:
             to_arrow(RunRow, [found.run])
@@ -106,7 +107,7 @@ def test_the_manifest_of_another_folder_is_refused(store: Root) -> None:
     path = _write(store, _commit())
     other = path.parent.with_name(f"3-{run_id(3)}")
     path.parent.rename(other)
-    with pytest.raises(ManifestError, match="expected the manifest of"):
+    with raises_kind(BAD_MANIFEST, match="expected the manifest of"):
         manifests.read_manifest(store, f"segments/t-0/{other.name}")
 
 
@@ -153,5 +154,5 @@ def test_a_manifest_that_names_files_of_others_is_refused(row_of: str, values: d
     of = told["generation"][row_of]
     (of[0] if row_of == "segments" else of).update(values)
     told["crc32c"] = checksum(told["generation"])
-    with pytest.raises(ManifestError, match="m: expected"):
+    with raises_kind(BAD_MANIFEST, match="m: expected"):
         from_json(json.dumps(told).encode(), "m")

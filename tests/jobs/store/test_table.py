@@ -16,12 +16,13 @@ import pytest
 from deltalake import write_deltalake
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import ConflictError, DamagedTableError, FileSystemError, UsageError
+from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError, FileSystemError, UsageError
 from lastkey.jobs.store import table, torn
 from lastkey.jobs.store.commit_file import CHECKSUM, MARK, check_name, commit_metadata, is_whole
 from lastkey.jobs.store.table import Change, Version
 from lastkey.udfs.storage import Root, open_root
 from tests.builders.damage import flip
+from tests.builders.errors import raises_kind
 
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64())])
 
@@ -61,7 +62,7 @@ def test_any_other_byte_in_a_data_file_is_told(tmp_path: Path) -> None:
             check_name(file.name, other)
         if at % 50 == 0:  # whole reads
             file.write_bytes(other)
-            with pytest.raises(DamagedTableError, match=file.name):
+            with raises_kind(DAMAGED_TABLE, match=file.name):
                 content(tmp_path)
     file.write_bytes(data)
     assert content(tmp_path) == {"a": 1, "b": 2}
@@ -73,7 +74,7 @@ def test_a_data_file_in_the_place_of_another_is_told(tmp_path: Path) -> None:
     change(tmp_path, a=2)
     (new,) = set((tmp_path / "state" / "t").glob("*.parquet")) - {old}
     new.write_bytes(old.read_bytes())
-    with pytest.raises(DamagedTableError, match=new.name):
+    with raises_kind(DAMAGED_TABLE, match=new.name):
         content(tmp_path)
 
 
@@ -197,7 +198,7 @@ def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path
         change(tmp_path, k=i)
     commit = tmp_path / f"state/t/_delta_log/{20:020}.json"
     commit.write_bytes(commit.read_bytes()[:365])
-    with pytest.raises(DamagedTableError, match=commit.name):
+    with raises_kind(DAMAGED_TABLE, match=commit.name):
         table.commit_info(open_root(str(tmp_path)), "t", 20)
 
 
@@ -261,7 +262,7 @@ def test_a_checkpoint_at_which_delta_rs_panics_is_told(tmp_path: Path) -> None:
     columns = [group.column(number) for number in range(group.num_columns)]
     [column] = [c for c in columns if c.path_in_schema == "add.partitionValues.key_value.key"]
     flip(path, (column.dictionary_page_offset or column.data_page_offset) + 5, 1)
-    with pytest.raises(DamagedTableError, match="_delta_log: expected commits and checkpoints that delta-rs can read"):
+    with raises_kind(DAMAGED_TABLE, match="_delta_log: expected commits and checkpoints that delta-rs can read"):
         content(tmp_path)
 
 
@@ -316,7 +317,7 @@ def test_a_commit_that_may_not_be_looked_at_is_not_called_lost(tmp_path: Path, m
     log = tmp_path / "state" / "t" / "_delta_log"
     for path in log.glob(f"{1:020}.*"):
         path.rename(tmp_path / path.name)
-    with pytest.raises(DamagedTableError, match="contiguous"):
+    with raises_kind(DAMAGED_TABLE, match="contiguous"):
         content(tmp_path)
     real = os.scandir
     seen = [SimpleNamespace(name=f"{i:020}.json") for i in range(3)]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
-from lastkey.jobs.errors import ConflictError, DamagedTableError, MissingPathError, NoGenerationError, UsageError
+from lastkey.jobs.errors import DAMAGED_TABLE, NO_GENERATION, ConflictError, MissingPathError, UsageError
 from lastkey.jobs.store import rows as store_rows
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.generations import open_store
@@ -34,6 +34,7 @@ from lastkey.jobs.store.rows import (
     to_arrow,
 )
 from lastkey.jobs.store.tables import open_state
+from tests.builders.errors import raises_kind
 from tests.builders.limits import within
 from tests.builders.stores import make_commit, manifest_of, partition_state_of, row, run_id
 
@@ -118,15 +119,15 @@ def test_rows_that_name_files_of_others_are_refused(state, kind, values):
         "run": (state.histories,),
     }
     for read in reads[kind]:
-        with pytest.raises(DamagedTableError, match="runs and files of its own partition, found"):
+        with raises_kind(DAMAGED_TABLE, match="runs and files of its own partition, found"):
             read()
 
 
 @pytest.mark.parametrize("topic", ["../t", ".", "..", "", "t t", "t" * 250])
 def test_rows_of_topics_that_cannot_be_are_refused(topic):
     checkpoint = dataclasses.replace(make_commit(0, 1, R1).checkpoint, topic=topic)
-    with pytest.raises(DamagedTableError, match="runs and files of its own partition, found"):
-        store_rows.check_places([checkpoint.places], "table", DamagedTableError)
+    with raises_kind(DAMAGED_TABLE, match="runs and files of its own partition, found"):
+        store_rows.check_places([checkpoint.places], "table", DAMAGED_TABLE)
 
 
 def test_rows_of_the_history_that_name_files_of_others_are_refused(state):
@@ -135,7 +136,7 @@ def test_rows_of_the_history_that_name_files_of_others_are_refused(state):
     other = dataclasses.replace(made.segments[0], path=f"u-0/{LOG}")
     writing.commit_wave(state, [dataclasses.replace(made, segments=[other])])
     writing.commit_wave(state, [make_commit(0, 2, R2, R1)])
-    with pytest.raises(DamagedTableError, match="log_segments: expected"):
+    with raises_kind(DAMAGED_TABLE, match="log_segments: expected"):
         state.manifests({made.key: (1, R1)})
 
 
@@ -172,7 +173,7 @@ def test_commits_are_read_back(state):
     assert [run.generation_after for run in state.histories()["t", 0]] == [2, 1]
     assert state.histories()["t", 0][0] == second.run
     assert state.histories(["other"]) == {}
-    with pytest.raises(NoGenerationError, match="its folder has no manifest"):
+    with raises_kind(NO_GENERATION, match="its folder has no manifest"):
         state.manifests({("t", 0): (3, R3)})
 
 
