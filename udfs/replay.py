@@ -76,30 +76,26 @@ class Replayed:
     problem: Problem | None = field(default=None)
 
 
-class ClientMissingError(Exception):
-    """The package of the client cannot be imported."""
-
-
 def client() -> Any:
-    """Import confluent_kafka. Raise ClientMissingError."""
-    try:
-        return importlib.import_module("confluent_kafka")
-    except ImportError as error:
-        raise ClientMissingError(str(error)) from error
+    """Import confluent_kafka. Raise ImportError."""
+    return importlib.import_module("confluent_kafka")
 
 
 def replay_partition(task: ReplayTask) -> Replayed:
     """Write what a partition holds from the group's offset on. What stops it is in the result."""
     done = Replayed(str(task.source.topic), task.source.partition or 0, task.topic)
+    place = f"{task.topic}-{done.partition}"
     with timed(task.source.name):
         try:
-            _replay(task, done)
-        except ClientMissingError as error:
+            kafka = client()
+        except ImportError as error:
             hint = "install confluent-kafka where Spark's tasks run"
-            place = f"{task.topic}-{done.partition}"
             done.problem = Problem("unwritable", place, NO_POSITION, "the client", str(error), hint=hint)
-        except client().KafkaException as error:
-            place, said = f"{task.topic}-{done.partition}", error.args[0].str()
+            return done
+        try:
+            _replay(kafka, task, done)
+        except kafka.KafkaException as error:
+            said = error.args[0].str()
             hint = "what was committed stays; run again"
             done.problem = Problem("unwritable", place, NO_POSITION, "a commit of the cluster", said, hint=hint)
         except Exception as error:  # of whatever kind: the other partitions go on
@@ -107,8 +103,7 @@ def replay_partition(task: ReplayTask) -> Replayed:
     return done
 
 
-def _replay(task: ReplayTask, done: Replayed) -> None:
-    kafka = client()
+def _replay(kafka: Any, task: ReplayTask, done: Replayed) -> None:
     name = f"{task.group}-{task.topic}-{done.partition}"
     given = {"log_level": 2, **task.client, "error_cb": lambda _: None}  # calls raise: nothing is for stderr
     with _Consumer(kafka, {**given, "group.id": task.group}) as consumer:

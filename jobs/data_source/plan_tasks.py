@@ -10,7 +10,7 @@ from typing import Final
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import UsageError
-from lastkey.udfs.data_source.find_pieces import NoSuchTimeError, OutOfRangeError, find_pieces
+from lastkey.udfs.data_source.find_pieces import OutOfRangeError, find_pieces
 from lastkey.udfs.data_source.index_entries import index_pieces
 from lastkey.udfs.data_source.pieces import EARLIEST, Piece, Range, SourcePartition, Task, pack
 
@@ -49,7 +49,7 @@ def each(partitions: Sequence[SourcePartition], ranges: Sequence[Range]) -> list
     try:
         with ThreadPoolExecutor(workers) as pool:
             return [piece for pieces in pool.map(find_pieces, partitions, ranges) for piece in pieces]
-    except (OutOfRangeError, NoSuchTimeError) as error:
+    except OutOfRangeError as error:
         raise UsageError(message=str(error)) from error
 
 

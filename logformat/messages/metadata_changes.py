@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.messages.coordinator_records import METADATA_RECORDS, framed_message
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.table import versions_of
@@ -39,35 +40,34 @@ class MetadataChange:
     fields: dict[str, Any] = field(hash=False)
 
 
-class ChangeError(ValueError):
-    """A record that cannot be taken for what it is; `offset` is the record's."""
-
-    def __init__(self, offset: int, expected: str, found: str) -> None:
-        self.offset, self.expected, self.found = offset, expected, found
-        super().__init__(offset, expected, found)
+def bad_record(path: str, offset: int, expected: str, found: str) -> LogFormatError:
+    """Return the error for a record, in the file at `path`, that cannot be taken for what it is."""
+    return LogFormatError("record", path, NO_POSITION, expected, f"{found} (record at offset {offset})")
 
 
-def metadata_changes(values: Any, offsets: Any, timestamps_ms: Any, unknown: Counter[int]) -> list[MetadataChange]:
+def metadata_changes(
+    path: str, values: Any, offsets: Any, timestamps_ms: Any, unknown: Counter[int]
+) -> list[MetadataChange]:
     """Return the decoded CHANGES of data records, in their order; count record types that are not known in `unknown`.
 
     values: pa.BinaryArray; offsets, timestamps_ms: int64[n]. Types are found on columns; a Python loop decodes the
-    changes alone, of which a cluster has few. Raise ChangeError.
+    changes alone, of which a cluster has few. Raise LogFormatError.
     """
     offsets = np.asarray(offsets)
-    types = _types(values, offsets)
+    types = _types(path, values, offsets)
     known = np.isin(types, list(METADATA_RECORDS))
     for kind, n in zip(*np.unique(types[~known], return_counts=True), strict=True):
         unknown[int(kind)] += int(n)
     rows = np.flatnonzero(np.isin(types, list(_TYPES)))
     times = np.asarray(timestamps_ms)
     return [
-        _change(value, int(offsets[row]), int(times[row]))
+        _change(path, value, int(offsets[row]), int(times[row]))
         for row, value in zip(rows.tolist(), values.take(rows).to_pylist(), strict=True)
     ]
 
 
-def _types(values: Any, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the record type of each value. Raise ChangeError for the first value that has no frame of this log."""
+def _types(path: str, values: Any, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the record type of each value. Raise LogFormatError for the first value that has no frame of this log."""
     data, at = spans_of(values)
     starts, sizes = at[:-1].astype(np.int64), np.diff(at)
     framed = (sizes >= 3) & np.asarray(values.is_valid())
@@ -75,21 +75,20 @@ def _types(values: Any, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     framed[framed] &= data[starts[framed] + 1] < _ONE_BYTE
     if not framed.all():
         row = int(np.argmin(framed))
-        raise ChangeError(
-            int(offsets[row]), f"a record of __cluster_metadata, in frame version {_FRAME}", _bytes(values[row].as_py())
-        )
+        expected = f"a record of __cluster_metadata, in frame version {_FRAME}"
+        raise bad_record(path, int(offsets[row]), expected, _bytes(values[row].as_py()))
     return data[starts + 1].astype(np.int64)
 
 
-def _change(value: bytes, offset: int, timestamp_ms: int) -> MetadataChange:
+def _change(path: str, value: bytes, offset: int, timestamp_ms: int) -> MetadataChange:
     try:
         kind, version, text = framed_message(value, _TYPES)
     except MessageError as error:
-        raise ChangeError(offset, "a record of __cluster_metadata", str(error)) from None
+        raise bad_record(path, offset, "a record of __cluster_metadata", str(error)) from None
     versions = versions_of(f"{_TYPES[kind]}Record")
     if version not in versions:
         expected = f"a {_TYPES[kind]}Record of version {versions.low} to {versions.high}"
-        raise ChangeError(offset, expected, f"version {version}, of a newer Kafka than this Lastkey knows")
+        raise bad_record(path, offset, expected, f"version {version}, of a newer Kafka than this Lastkey knows")
     return MetadataChange(_TYPES[kind], offset, timestamp_ms, json.loads(text))
 
 

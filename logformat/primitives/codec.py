@@ -79,16 +79,12 @@ class Scratch:
             self.array, self.view = grown, grown.data
 
 
-class _BrokenError(Exception):
-    """A stream that cannot be read; the text says why."""
-
-
 class BombError(Exception):
     """A stream that decompresses to more than the limit."""
 
 
 _GzipError: Final = cast("type[Exception]", isal_zlib.error)  # its stubs say an instance
-UNREADABLE: Final = (_BrokenError, _GzipError, cramjam.DecompressionError, struct.error)
+UNREADABLE: Final = (_GzipError, cramjam.DecompressionError, struct.error)
 
 
 def decompress_into(
@@ -171,7 +167,7 @@ def _read_gzip(view: memoryview, out: Scratch, at: int, limit: int) -> int:
             chunk = member.decompress(rest, min(GZIP_STEP, limit - written + 1))
             rest = member.unconsumed_tail
             if not chunk and not rest and not member.eof and ended:
-                raise _BrokenError("its end is missing")
+                raise cramjam.DecompressionError("its end is missing")
             written = _append(chunk, out, at, written, limit)
         pos -= len(member.unused_data)
         if pos == end:
@@ -191,7 +187,7 @@ def _read_snappy(view: memoryview, out: Scratch, at: int, limit: int) -> int:
             continue
         pos += 4
         if not 0 < size <= end - pos:
-            raise _BrokenError(f"a block of {size} bytes where {end - pos} are left")
+            raise cramjam.DecompressionError(f"a block of {size} bytes where {end - pos} are left")
         written = _read_snappy_block(view[pos : pos + size], out, at, written, limit)
         pos += size
     return written
@@ -202,20 +198,20 @@ def _is_xerial_header(view: memoryview, pos: int) -> bool:
     if magic != XERIAL_MAGIC:
         return False
     if version < 1:
-        raise _BrokenError(f"version {version} of the block stream")
+        raise cramjam.DecompressionError(f"version {version} of the block stream")
     return True
 
 
 def _read_snappy_block(block: memoryview, out: Scratch, at: int, written: int, limit: int) -> int:
     size = cramjam.snappy.decompress_raw_len(block)
     if size > 32 * len(block):  # three bytes decompress to 64 at most
-        raise _BrokenError(f"a block of {len(block)} bytes that says it holds {size}")
+        raise cramjam.DecompressionError(f"a block of {len(block)} bytes that says it holds {size}")
     after = written + size
     if after > limit:
         raise BombError
     out.reserve(at + after)
     if cramjam.snappy.decompress_raw_into(block, out.view[at + written : at + after]) != size:
-        raise _BrokenError("a block of another size than it says")
+        raise cramjam.DecompressionError("a block of another size than it says")
     return after
 
 
@@ -227,7 +223,7 @@ def _read_frames(codec: int, view: memoryview, out: Scratch, at: int, limit: int
     if status == zstd.TOO_LARGE:
         raise BombError
     if status == zstd.BROKEN:
-        raise _BrokenError(zstd.error_text(error) if codec == CODEC_ZSTD else lz4.error_text(error))
+        raise cramjam.DecompressionError(zstd.error_text(error) if codec == CODEC_ZSTD else lz4.error_text(error))
     return end - at
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from lastkey.logformat.messages.metadata_changes import ChangeError, MetadataChange
+from lastkey.logformat.messages.metadata_changes import MetadataChange, bad_record
 
 TOPIC: Final = 2  # types of what a ConfigRecord is about (ConfigResource.Type)
 BROKER: Final = 4
@@ -27,21 +27,23 @@ class Image:
     names: dict[str, str] = field(default_factory=dict)  # id of each topic -> name
     _pending: list[MetadataChange] | None = None  # of the transaction that is open
 
-    def apply(self, changes: Iterable[MetadataChange]) -> None:
-        """Take records in, in the log's order. Raise ChangeError for one that contradicts those before it."""
+    def apply(self, path: str, changes: Iterable[MetadataChange]) -> None:
+        """Take the records of a file in, in the log's order. Raise LogFormatError for one that contradicts those
+        before it.
+        """
         for change in changes:
             if change.kind == "BeginTransaction":
-                self._check(self._pending is None, change, "no transaction within another one", "its begin")
+                self._check(path, self._pending is None, change, "no transaction within another one", "its begin")
                 self._pending = []
             elif change.kind in ("EndTransaction", "AbortTransaction"):
-                self._check(self._pending is not None, change, "an open transaction", "none to end")
+                self._check(path, self._pending is not None, change, "an open transaction", "none to end")
                 pending, self._pending = self._pending or [], None
                 if change.kind == "EndTransaction":
-                    self.apply(pending)
+                    self.apply(path, pending)
             elif self._pending is not None:
                 self._pending.append(change)
             else:
-                self._take(change)
+                self._take(path, change)
 
     @property
     def open_records(self) -> int:
@@ -52,15 +54,15 @@ class Image:
         """Return the settings of a topic or a broker."""
         return self.configs.get((kind, name), {})
 
-    def _take(self, change: MetadataChange) -> None:
+    def _take(self, path: str, change: MetadataChange) -> None:
         fields = change.fields
         if change.kind == "Topic":
             name, topic_id = fields["name"], fields["topicId"]
-            self._check(name not in self.topics, change, f"no topic {name} yet", f"id {self.topics.get(name)}")
+            self._check(path, name not in self.topics, change, f"no topic {name} yet", f"id {self.topics.get(name)}")
             self.topics[name], self.names[topic_id] = topic_id, name
         elif change.kind == "RemoveTopic":
             topic_id = fields["topicId"]
-            self._check(topic_id in self.names, change, "the id of a topic", f"{topic_id}, which no topic has")
+            self._check(path, topic_id in self.names, change, "the id of a topic", f"{topic_id}, which no topic has")
             name = self.names.pop(topic_id)
             del self.topics[name]
             self.configs.pop((TOPIC, name), None)
@@ -76,6 +78,6 @@ class Image:
             self.brokers.discard(str(fields["brokerId"]))
 
     @staticmethod
-    def _check(holds: bool, change: MetadataChange, expected: str, found: str) -> None:
+    def _check(path: str, holds: bool, change: MetadataChange, expected: str, found: str) -> None:
         if not holds:
-            raise ChangeError(change.offset, expected, found)
+            raise bad_record(path, change.offset, expected, found)

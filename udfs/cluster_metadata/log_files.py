@@ -28,7 +28,7 @@ from lastkey.logformat import names
 from lastkey.logformat.batches.segment import SegmentReader, open_segment
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
 from lastkey.logformat.messages.integers import MessageError
-from lastkey.logformat.messages.metadata_changes import ChangeError, MetadataChange, metadata_changes
+from lastkey.logformat.messages.metadata_changes import MetadataChange, metadata_changes
 from lastkey.logformat.messages.reader import reader
 from lastkey.udfs.cluster_metadata.image import Image
 
@@ -93,11 +93,11 @@ def read_metadata(files: Sequence[MetadataFile]) -> Metadata:
     segments = sorted((file for file in files if not file.is_snapshot), key=lambda file: file.base)
     if snapshots:
         newest = snapshots[-1]
-        _apply(out, newest, _snapshot_changes(newest, out, unknown))
+        out.image.apply(newest.path, _snapshot_changes(newest, out, unknown))
         out.end_offset = newest.base
     start = max(out.end_offset, 0)
     for file, next_base in _behind(segments, start):
-        _apply(out, file, _segment_changes(file, out, unknown, start, next_base))
+        out.image.apply(file.path, _segment_changes(file, out, unknown, start, next_base))
     if out.image.open_records:
         out.notes.append(f"{out.image.open_records} records of a transaction that has not ended do not count")
     out.notes += [
@@ -194,20 +194,5 @@ def _last_time(records: Any) -> int:
 def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[MetadataChange]:
     rows = np.flatnonzero(~np.asarray(records.column("control").to_numpy(zero_copy_only=False)))
     data = records.take(rows)
-    try:
-        return metadata_changes(data.column("value"), data.column("offset"), data.column("timestamp_ms"), unknown)
-    except ChangeError as error:
-        raise _at(file, error) from None
-
-
-def _apply(out: Metadata, file: MetadataFile, changes: Iterable[MetadataChange]) -> None:
-    try:
-        out.image.apply(changes)
-    except ChangeError as error:
-        raise _at(file, error) from None
-
-
-def _at(file: MetadataFile, error: ChangeError) -> LogFormatError:
-    return LogFormatError(
-        "record", file.path, NO_POSITION, error.expected, f"{error.found} (record at offset {error.offset})"
-    )
+    values, offsets, times = (data.column(name) for name in ("value", "offset", "timestamp_ms"))
+    return metadata_changes(file.path, values, offsets, times, unknown)

@@ -44,17 +44,13 @@ _LATER: Final = 8  # segments that a piece names: transactions seldom span more,
 
 
 class OutOfRangeError(ValueError):
-    """An offset that was asked for and that the log does not have."""
-
-
-class NoSuchTimeError(ValueError):
-    """A starting timestamp that no record reaches, if `Range.need_start_time`."""
+    """A start or end that was asked for and that the log does not have: an offset, or a time that no record reaches."""
 
 
 def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
     """Return the stretches to read, in the order of the log.
 
-    Raises LogFormatError, OutOfRangeError and NoSuchTimeError as `asked` says.
+    Raises LogFormatError, and OutOfRangeError as `asked` says.
     """
     try:
         if partition.problem is not None:
@@ -62,7 +58,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
         opened = open_log(partition, asked)
         with opened.log:
             return _pieces(partition, opened, asked)
-    except (OutOfRangeError, NoSuchTimeError):
+    except OutOfRangeError:
         raise
     except Exception as found:  # of whatever kind: the problem names the partition
         error = stopped(found, partition.name)
@@ -72,7 +68,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
 
 
 def first_to_read(partition: SourcePartition, asked: Range) -> int:
-    """Return the offset at which reading begins. Raises OutOfRangeError and NoSuchTimeError as `asked` says.
+    """Return the offset at which reading begins. Raises OutOfRangeError as `asked` says.
 
     Raises LogFormatError "gap" if the offset is the first one only because a file is missing in front of it.
     """
@@ -239,7 +235,7 @@ def _start(partition: SourcePartition, log: PartitionLog, asked: Range) -> int:
     if start.kind == "timestamp":
         found = int(log.offsets_for_times([start.value])["offset"][0])
         if found < 0 and asked.need_start_time:
-            raise NoSuchTimeError(
+            raise OutOfRangeError(
                 f"{partition.name}: no record with a timestamp of {start.value} ms or later;"
                 " startingOffsetsByTimestampStrategy=latest skips such partitions"
             )

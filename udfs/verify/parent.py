@@ -106,18 +106,18 @@ def compare(
     while True:
         found = Differences()
         _compare_transactions(parent_transactions, before, child_transactions, after, child, found)
-        try:
-            for part in range(parts):
-                table = _Table(slots)
-                differences = found if part == 0 else Differences()
-                walk = _Walk(parent, child, rules, aborted, undecided, secret, max_batch_bytes, soft, differences)
-                walk.run(table, part, parts)
-                table.report(found, child, rules)
+        for part in range(parts):
+            table = _Table(slots)
+            differences = found if part == 0 else Differences()
+            walk = _Walk(parent, child, rules, aborted, undecided, secret, max_batch_bytes, soft, differences)
+            if not walk.run(table, part, parts):
+                break
+            table.report(found, child, rules)
+        else:
             if rules.erased >= 0:
                 _check_erased(found, child, rules, secret, max_batch_bytes, soft)
             return found
-        except _TableFullError:  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
-            parts *= 2
+        parts *= 2  # there are more keys than the headers say: magic 0 and 1 do not count what they wrap
 
 
 def _check_erased(
@@ -150,17 +150,13 @@ def _begin_at(batches: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return found
 
 
-class _TableFullError(Exception):
-    """More keys than the table was made for."""
-
-
 class _Table:
     def __init__(self, slots: int) -> None:
         self.low, self.high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         self.offset, self.ok = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
         self.version = np.zeros(slots, np.int64)
         self.gone, self.left = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
-        self.used = 0
+        self.used = 0  # slots; below 0: there are more keys than fit
 
     def enter(
         self, block: Block, rows: np.ndarray, ok: np.ndarray, survived: np.ndarray, part: int, parts: int
@@ -183,8 +179,6 @@ class _Table:
             self.left,
             self.used,
         )
-        if self.used < 0:
-            raise _TableFullError
 
     def report(self, found: Differences, child: Side, rules: AllowedDrops) -> None:
         """Report the keys that lost their last record, and those of which only an older one is left. By version, a
@@ -242,8 +236,8 @@ class _Walk:
     soft_bytes: int
     found: Differences
 
-    def run(self, table: _Table, part: int, parts: int) -> None:
-        """Walk both sides once, side by side."""
+    def run(self, table: _Table, part: int, parts: int) -> bool:
+        """Walk both sides once, side by side. Return whether the table had room for the keys; else it ends early."""
         children = blocks(self.child, self.secret, self.max_batch_bytes, self.soft_bytes)
         waiting: list[Block] = []
         for block in blocks(self.parent, self.secret, self.max_batch_bytes, self.soft_bytes, self.rules.by):
@@ -258,8 +252,11 @@ class _Walk:
                 self._match(block, held, end, survived)
             waiting = [w for w in (held.after(end) for held in waiting) if len(w.batches)]
             self._enter(block, survived, table, part, parts)
+            if table.used < 0:
+                return False
         for held in [*waiting, *children]:
             self._report_added(held, np.ones(len(held.offset), np.bool_), np.ones(len(held.batches), np.bool_))
+        return True
 
     def _match(self, block: Block, held: Block, end: int, survived: np.ndarray) -> None:
         """Compare the child's batches and records up to offset `end` with the parent's run that covers them."""
