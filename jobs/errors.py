@@ -142,7 +142,7 @@ USAGE_ERROR: Final = Kind("UsageError", UsageError,
     cause="An invalid option, or options that contradict each other.")
 UNKNOWN_NAME: Final = Kind("UnknownNameError", UnknownNameError,
     "{message}",
-    cause="An unknown name or value; `near`: known ones.",
+    cause="A name or value that is not known here.",
     hint="{near}")
 UNKNOWN_SETTING: Final = Kind("UnknownSettingError", UnknownNameError,
     "{path}: {table}: unknown setting {found!r}",
@@ -155,14 +155,14 @@ CONFIG_FILE: Final = Kind("ConfigFileError", UsageError,
     cause="A settings file that cannot be read or parsed.")
 BAD_NOW: Final = Kind("NowError", UsageError,
     "--now: expected {expected}, found {found}",
-    cause="A --now that is no epoch time in milliseconds.",
+    cause="A `--now` that is no epoch time in milliseconds.",
     hint="{advice}")
 POLICY_CONTRADICTED: Final = Kind("PolicyError", UsageError,
     "topic {topic}: --cleanup-policy {found}, but its own table says cleanup.policy = {expected}",
-    cause="--cleanup-policy against a topic's own table.",
+    cause="`--cleanup-policy` contradicts a topic's own table in the settings file.",
     hint="change that table, or leave the topic out with --exclude")
 MISSING_PATH: Final = Kind("MissingPathError", MissingPathError,
-    cause="An archive or store that does not exist.")
+    cause="An archive, store or file that does not exist.")
 OUTPUT_EXISTS: Final = Kind("OutputExistsError", UsageError,
     "{path}: expected no such file yet",
     cause="A file where a new one should be written.",
@@ -180,7 +180,9 @@ NO_GENERATION: Final = Kind("NoGenerationError", UsageError,
     cause="A generation that the store does not hold, or whose files are gone.",
     hint="vacuum deletes a generation's files after its grace period")
 UNDECIDED: Final = Kind("UndecidedError", UsageError,
-    cause="Folders of generations that do not tell which one counts.",
+    cause="Folders of generations do not tell which one counts. `perhaps never committed`: its run died before its "
+          "commit, or between the commit and the file `committed`. If you know that it died before, choose the "
+          "generation below it; else look at the report of that run.",
     hint="nothing was written; for each of them give --choose TOPIC-N=RUN_ID, or TOPIC-N=none to leave it out")
 DATA_LOSS: Final = Kind("DataLossError", DataError,
     "{path}: expected {expected}, where the stream continues, found {found}",
@@ -188,7 +190,7 @@ DATA_LOSS: Final = Kind("DataLossError", DataError,
     hint="to continue with what is left, set failOnDataLoss=false")
 LOST_RUN: Final = Kind("LostRunError", GenerationError,
     "{partition}: the run that made its generation is not in the table cleaner_runs",
-    cause="A partition whose newest run the table of runs lacks, so that nobody knows which runs made its generations.",
+    cause="The table of runs lacks a partition's newest run, so that nobody knows which runs made its generations.",
     hint="rebuild-state brings it back")
 MISSING_FILE: Final = Kind("MissingFileError", DataError,
     cause="A `.log` that a generation names, or files with one among them, missing or changed.",
@@ -206,7 +208,7 @@ BAD_MANIFEST: Final = Kind("ManifestError", GenerationError,
     cause="A manifest in a generation's folder that differs from the one that was written.",
     hint="restore this file from a copy")
 DAMAGED_TABLE: Final = Kind("DamagedTableError", DataError,
-    cause="A file of the store's tables that is missing or changed.",
+    cause="A file of the folder `state` is damaged or gone.",
     hint="restore this file from a copy, or move the folder state away and run rebuild-state")
 DAMAGED_AUDIT: Final = Kind("DamagedAuditError", DataError,
     cause="A file of the tables of audits that is damaged.",
@@ -219,19 +221,20 @@ NOT_CLEANED: Final = Kind("NotCleanedError", DataError,
     cause="A partition that --full-clean could not clean.",
     hint="nothing was restored; without --full-clean restore copies the generation that is there")
 COMMITTED_BEFORE: Final = Kind("ConflictError", ConflictError,
-    cause="Another run committed first, or still writes.",
+    cause="Another run committed first; or a `vacuum` or `lookup --at` works on this store, whose lock ends with its "
+          "process.",
     hint="what the other run committed stays; run again")
 RUNNING: Final = Kind("RunningError", RunningError,
-    cause="Another run has a valid lease on the same partitions.",
+    cause="Another run works on one of these partitions; the message names its host, process id and start.",
     hint="nothing was done; --wait waits for that run, and other --topics may run beside it. If that run was killed, "
-         "its lease expires {reason} after the last renewal: run again then")
+         "its lease expires {expiry} after the last renewal: run again then")
 RUNNING_MEANWHILE: Final = Kind("RunningMeanwhileError", RunningError,
-    cause="Another run works on partitions that a job wants to compact first, and that job has no --wait.",
-    hint="nothing was done; run again when that run has ended. If that run was killed, its lease expires {reason} "
+    cause="Another run works on partitions that a job wants to compact first, and that job has no `--wait`.",
+    hint="nothing was done; run again when that run has ended. If that run was killed, its lease expires {expiry} "
          "after the last renewal")
 LOG_DIRECTORY_IN_USE: Final = Kind("LogDirectoryInUseError", ConflictError,
     "{path}: expected a log directory that nobody uses, found {found}",
-    cause="A log directory with files to replace that somebody else holds.",
+    cause="A broker, or another run, holds the log directory whose files are to be replaced.",
     hint="nothing was written; stop the broker, or work on a copy, or give --output DIR")
 NO_JAVA: Final = Kind("JavaError", MachineError,
     "Spark needs Java 17 or newer, found {found}",
@@ -243,7 +246,8 @@ NO_JARS: Final = Kind("JarsError", MachineError,
     hint="{advice}")
 SPARK_NOT_STARTED: Final = Kind("SparkStartError", MachineError,
     "Spark did not start: {found}",
-    cause="Spark's JVM ended before it answered, or it made no session.",
+    cause="Spark's JVM ended before it answered, or it made no session: this line, or those of the JVM above it, say "
+          "what Spark rejected.",
     hint="check the options before the job's name, the settings that SPARK_CONF_DIR and the environment bring, and "
          "the limits of this shell (ulimit -n, -u, -v)")
 NO_PACKAGE: Final = Kind("PackageError", MachineError,
@@ -256,20 +260,23 @@ NO_DRIVER_PACKAGE: Final = Kind("DriverPackageError", MachineError,
     hint="a driver that runs by a pack needs one that `pack --driver` made")
 BAD_MASTER: Final = Kind("MasterError", MachineError,
     "{what}: expected {expected}, found {found}",
-    cause="An impossible master, or one that does not answer.",
+    cause="An impossible master; or no address in it took a connection within 5 s, for which the line gives the "
+          "reason: check name, port and firewall, and that the master runs.",
     hint="--master local[N] runs on N cores of this machine and needs no cluster")
 NO_CONNECTOR: Final = Kind("ConnectorError", MachineError,
     "{path}: Spark itself keeps a table there, and needs {expected}: {found}",
-    cause="A file system that Spark's own code needs and has no jar for.",
+    cause="`lookup --at` and `--queries` read and write through Spark, which needs a connector for the bucket.",
     hint="before the job's name give {give}, and, but for S3 and Azure, how to reach it: --conf spark.hadoop.fs...=")
 WORKER_SETUP: Final = Kind("WorkerSetupError", MachineError,
     "Spark's Python workers cannot run Lastkey: {found}",
-    cause="A Python in which Spark's tasks cannot run.",
+    cause="A node of the cluster lacks the Python, the packages or the checkout that its tasks need; on one machine "
+          "`PYSPARK_PYTHON` names a Python without them.",
     hint="every node needs this version of Lastkey with its packages, and the same Python: send a pack (--archives "
          "lastkey.tar.gz#lastkey before the job's name; the job pack makes it), or name theirs with PYSPARK_PYTHON")
 JVM_ENDED: Final = Kind("JvmEndedError", MachineError,
     "Spark's JVM ended in the middle of the job: {found}",
-    cause="Spark's JVM ended while a job worked.",
+    cause="Usually memory. `unable to create native thread` or `Failed to create local dir` in the lines above say "
+          "another reason.",
     hint="what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
          "(--master local[2]); if its heap was full, give it more (--driver-memory); if it could start no thread, "
          "allow more (ulimit -u, a container's limit of pids); if it could not make a folder, free space there or "
@@ -280,12 +287,13 @@ PROCESS_LIMIT: Final = Kind("ProcessLimitError", MachineError,
     hint="allow more (ulimit -u, a container's limit of pids) and run again; what was committed stays")
 SPARK_ENDED: Final = Kind("SparkEndedError", MachineError,
     "Spark ended in the middle of the job: {found}",
-    cause="Somebody other than the job ended Spark while it worked: a cluster its application, a program its session.",
+    cause="Somebody other than the job ended Spark: a cluster its application, a program its session.",
     hint="what was committed stays; run again. Spark's lines above, or the cluster's logs (yarn logs -applicationId "
          "ID), say who ended it: a person, a limit of the queue, too many executors that failed")
 WORKER_ENDED: Final = Kind("WorkerEndedError", MachineError,
     "a worker of Spark ended in the middle of the job: {found}",
-    cause="Python workers, or executors with all of theirs, that were killed or crashed until Spark gave up.",
+    cause="A Python worker, or an executor, died so often that Spark gave up; usually memory. Python's memory is not "
+          "in the JVM's heap (`spark.executor.memoryOverhead`).",
     hint="what was committed stays; run again. If the kernel killed it for memory (see dmesg), use fewer cores "
          "(--master local[2]) or give executors more memory; if it crashes again, please report it")
 SPARK_LIMIT: Final = Kind("SparkLimitError", MachineError,
@@ -294,15 +302,16 @@ SPARK_LIMIT: Final = Kind("SparkLimitError", MachineError,
     hint="raise that setting (--conf spark.driver.maxResultSize=2g before the job's name) and run again")
 UNSURE_COMMIT: Final = Kind("UnsureCommitError", MachineError,
     "{path}: the commit was sent, but the store did not confirm it: {found}",
-    cause="A commit that was sent, to a store that does not say whether it was made.",
+    cause="The store went away during a commit.",
     hint="nothing is half done: once the store can be reached, run again; what was committed stays")
 NOT_EXCLUSIVE: Final = Kind("NotExclusiveError", MachineError,
     "{path}: a store cannot be kept there: expected {expected}, found {found}",
-    cause="A place where nothing decides which of two commits was first.",
+    cause="Two runs at once could both believe that they committed. A store needs a disk with hard links (not exFAT, "
+          "FUSE or some network shares), or a server that honours `If-None-Match`.",
     hint="nothing was written; choose another --store")
 UNAVAILABLE: Final = Kind("UnavailableError", StorageError,
     "{path}: {reason}: {found}",
-    cause="A server of a bucket that cannot be reached, does not answer in time, or refuses for a while.",
+    cause="The server of a bucket cannot be reached, does not answer in time, or refuses for a while (503, 429).",
     hint="check the endpoint (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT, STORAGE_EMULATOR_HOST, or the profile's "
          "endpoint_url), the network and certificates (AWS_CA_BUNDLE); what was committed stays: run again")
 DENIED: Final = Kind("DeniedError", StorageError,
@@ -318,12 +327,13 @@ EXPIRED: Final = Kind("ExpiredCredentialsError", StorageError,
     hint="log in again, or renew AWS_SESSION_TOKEN or AZURE_STORAGE_SAS_TOKEN; what was committed stays: run again")
 DISK_FULL: Final = Kind("DiskFullError", MachineError,
     "{path}: no space left: {found}",
-    cause="No space left.",
+    cause="The disk of the store, or of the temporary folder (`TMPDIR`; `spark.local.dir`), is full.",
     hint="free space on this disk and run again; what was committed stays. If the store has a generation, vacuum "
          "deletes what no generation needs and, after the next commit, what this run left")
 FILE_SYSTEM: Final = Kind("FileSystemError", FileSystemError,
     "{path}: {found}",
-    cause="A file or folder of this machine that could not be read or written, through no fault of its contents.",
+    cause="The machine refused a file of the store, of an output or of the archive, with an errno such as EACCES, "
+          "EIO or EMFILE.",
     hint="check the disk, the permissions and ulimit -n (open files), and run again; what was committed stays")
 RESTORE_FULL: Final = Kind("RestoreFullError", MachineError,
     "{path}: no space left: {found}",

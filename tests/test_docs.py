@@ -17,7 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from docs import worked_example
+from docs import troubleshooting, worked_example
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import JOB_CHECKS, TOPIC_CHECKS, JobSettings, TopicSettings
@@ -26,6 +26,7 @@ from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store import rows as state_rows
 from lastkey.jobs.store.paths import TABLES
+from lastkey.logformat.errors import KINDS
 from lastkey.udfs.compact.plan import PartitionResult, Work
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.storage import open_root
@@ -481,6 +482,12 @@ def test_the_worked_example_is_what_the_code_makes(passes):
     page = (ROOT / "udfs/compact/COMPACTION.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- made by docs/worked_example\.py -->\n\n(.*?)\n<!-- until here -->", page, re.DOTALL)[1]
     assert shown == worked_example.example(passes)
+
+
+def test_the_tables_of_errors_are_what_the_code_has():
+    assert troubleshooting.filled(TROUBLESHOOTING) == TROUBLESHOOTING, "python -m docs.troubleshooting"
+    listed = {kind for kinds in troubleshooting.REMEDIES for kind in kinds} - troubleshooting.STATES.keys()
+    assert listed == KINDS.keys() - troubleshooting.NOT_UNCLEANABLE
 
 
 def test_drawings_are_what_the_code_draws(passes):

@@ -153,7 +153,7 @@ def _claim(root: Root, run_id: str, keys: Collection[Key], leases: list[Lease], 
 
 def _refused(root: Root, other: Lease, keys: Collection[Key]) -> RunningError:
     expected, expiry = f"no other run at {_named(other.common(keys))}", f"{other.expiry_seconds} seconds"
-    return RunningError(path=root.uri, expected=expected, found=other.label(), run_id=other.run_id, reason=expiry)
+    return RunningError(path=root.uri, expected=expected, found=other.label(), run_id=other.run_id, expiry=expiry)
 
 
 def _write(root: Root, lease: Lease, notes: list[str]) -> int:

@@ -242,7 +242,7 @@ def test_a_value_that_click_would_refuse_is_a_usage_error(given, said):
     [
         (OSError(errno.ENOSPC, "No space left on device"), DISK_FULL),
         (AccessError(DENIED, "s3://b", "403"), JobError),
-        (RunningError(path="S", expected="x", found="y", reason="z"), RunningError),
+        (RunningError(path="S", expected="x", found="y", expiry="z"), RunningError),
         (ValueError("of ours"), ValueError),
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,19 +9,16 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.store.tables import open_state
-from lastkey.logformat.errors import KINDS
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import transaction_index
 from tests.builders.place import Place
 from tests.builders.trees import files_in
-from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
 LOG = "a=1 b=2 | a=3 || a=4 c=5 || d=1 e=2"
 OTHER = "x=1 y=2 z=3 | z=1 | x=3 y=1 d=6 f=9 g=3 || h=1"  # a batch lies across offset 7, where LOG ends
 DOUBTFUL = "{pid=1 txn} a=1 | {pid=1 txn} b=1@2 | {pid=1 abort} | c=1 || d=1 || e=1"  # what was at 1 is gone
-NOT_ASIDE = {"index", "huge", "keys", "no_generation"}  # notes; of `inspect`; another try in several tasks; `restore`
 
 
 def recreate(place: Place, text: str) -> None:
@@ -225,9 +221,3 @@ def test_the_way_out_frees_the_partition(
     code, said = place.run("verify", "--store", str(place.store))
     assert code == 0, said
     assert place.compact(*options[2 * (options[:1] == ["--reset"]) :])[0] == 0  # and stays free
-
-
-def test_the_page_names_every_state_and_reason() -> None:
-    page = (ROOT / "jobs" / "TROUBLESHOOTING.md").read_text()
-    said = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in page.splitlines() if "|" in line)))
-    assert KINDS.keys() - NOT_ASIDE | {"gap", "diverged"} <= said
