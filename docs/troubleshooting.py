@@ -14,9 +14,7 @@ from lastkey.logformat import errors as log_errors
 
 PAGE = Path(__file__).parents[1] / "jobs" / "TROUBLESHOOTING.md"
 NOT_UNCLEANABLE = {"index", "huge", "keys", "no_generation"}  # of `verify`, `inspect`, a task's memory, `restore`
-STATES = {
-    "diverged": "the archive holds another log under this name"
-}  # of `cleaner_state`
+STATES = {"diverged": "the archive holds another log under this name"}  # of `cleaner_state`
 # Kinds of a problem, or a state of a partition -> what to do
 REMEDIES = {
     ("length", "magic", "crc", "codec", "compressed", "varint", "record", "count", "offsets", "name", "overlap"): (

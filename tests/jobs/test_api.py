@@ -21,7 +21,7 @@ import lastkey
 from lastkey.jobs import api, api_audit
 from lastkey.jobs.command import cli, stopping
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.errors import DISK_FULL, JobError, MissingPathError, RunningError, UsageError
+from lastkey.jobs.errors import JobError, MachineError, MissingPathError, RunningError, UsageError
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.errors import AccessError, LogFormatError
 from lastkey.logformat.storage.access_error import DENIED
@@ -240,7 +240,7 @@ def test_a_value_that_click_would_refuse_is_a_usage_error(given, said):
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), DISK_FULL),
+        (OSError(errno.ENOSPC, "No space left on device"), MachineError),
         (AccessError(DENIED, "s3://b", "403"), JobError),
         (RunningError(path="S", expected="x", found="y", expiry="z"), RunningError),
         (ValueError("of ours"), ValueError),
