@@ -15,7 +15,8 @@ from html import escape
 from pathlib import Path
 
 from docs.worked_example import Passes, batches, run, text
-from lastkey.jobs.command.options import ReportOptions, VacuumOptions
+from lastkey.jobs.command.read_options import ReportOptions
+from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.logformat.layout import BATCH_HEADER, CRC_START, field_offset
 from tests.builders.folders import Outcome
 from tests.reference.log import Batch
@@ -248,7 +249,7 @@ def screenshots(folder: Path) -> None:
     from tests.browser.chromium import chromium, look
 
     config = load_config(str(EXAMPLES / "topics.toml"))
-    given = ReportOptions(str(EXAMPLES / "archive"), "", REPORT_NOW_MS, config)
+    given = ReportOptions(str(EXAMPLES / "archive"), "", now_ms=REPORT_NOW_MS, config=config)
     report = profile_archive(given, Silent())
     report.archive = "examples/archive"  # the picture names no folder of the machine that made it
     page = folder / "report.html"

@@ -1,4 +1,4 @@
-"""`lastkey.audit(kind, ...)`: the commands of `audit` as one function, by their own parser.
+"""`lastkey.audit(kind, ...)`: the commands of `audit` as one function.
 
 import lastkey
 
@@ -8,25 +8,47 @@ report = lastkey.audit("keys", "archive", audits="work/audits", topics="orders")
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, cast
 
-from lastkey.jobs.api import Settings, settings_of
-from lastkey.jobs.command.audit_commands import audit_call
-from lastkey.jobs.command.failures import raises_job_errors
-from lastkey.jobs.command.parse import check_location, wrong_type
-from lastkey.jobs.command.progress import Bar, Progress, Silent
+from lastkey.jobs.command.audit_options import (
+    AuditDeliveryOptions,
+    AuditFailoverOptions,
+    AuditKeysOptions,
+    AuditMirrorOptions,
+)
+from lastkey.jobs.command.functions import COMMANDS, command
+from lastkey.jobs.command.kinds import Settings
+from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import UsageError
 
 if TYPE_CHECKING:
     from lastkey.jobs.audit.report import AuditReport
 
-# Without a value these change nothing; others then take all
-_ADD: Final = ("--exclude", "--partition-count", "--rename")
+
+@command(AuditKeysOptions)
+def audit_keys() -> AuditReport:
+    """Show what ARCHIVE, or a generation of STORE, holds of each key."""
+    raise NotImplementedError
 
 
-@raises_job_errors
+@command(AuditDeliveryOptions)
+def audit_delivery() -> AuditReport:
+    """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag."""
+    raise NotImplementedError
+
+
+@command(AuditMirrorOptions)
+def audit_mirror() -> AuditReport:
+    """Compare B with A, whose copy it is, key by key."""
+    raise NotImplementedError
+
+
+@command(AuditFailoverOptions)
+def audit_failover() -> AuditReport:
+    """Find the offsets of B at which a group that read A loses nothing."""
+    raise NotImplementedError
+
+
 def audit(
     kind: str,
     *places: str | os.PathLike[str],
@@ -36,34 +58,16 @@ def audit(
 ) -> AuditReport:
     """Run an audit and return its report, which displays itself in a notebook.
 
-    kind: "keys", "delivery", "mirror" or "failover". places: the command's
-    arguments, such as the archive. options: the command's long options with underscores; one that may be repeated takes
-    several values, a switch True; None leaves it out, an empty list is refused. config: settings, as of `compact`;
-    progress: True shows a bar on stderr.
+    kind: "keys", "delivery", "mirror" or "failover". places: the command's arguments, such as the archive. options: the
+    command's long options with underscores; one that may be repeated takes several values, a switch True; None leaves
+    it out. config: settings, as of `compact`; progress: True shows a bar on stderr.
 
     Raises a JobError if the job stops, and TypeError for an argument of another type. What is found is in the report.
     """
-    argv = [kind, *(check_location("places", place) for place in places)]
-    for name, value in options.items():
-        argv += _words(f"--{name.replace('_', '-')}", value)
-    call = audit_call(argv, settings_of(config))
-    if not isinstance(progress, bool):
-        return call(progress)  # type: ignore[no-any-return]
-    with closing(Bar() if progress else Silent()) as shown:
-        return call(shown)  # type: ignore[no-any-return]
-
-
-def _words(option: str, value: object) -> list[str]:
-    """Return an option as the command line has it."""
-    if value is None or value is False:
-        return []
-    if value is True:
-        return [option]
-    if isinstance(value, str | int | float | os.PathLike):
-        return [option, os.fspath(value) if isinstance(value, os.PathLike) else str(value)]
-    if isinstance(value, Iterable) and not isinstance(value, bytes):
-        words = [word for one in value for word in _words(option, one)]
-        if not words and option not in _ADD:
-            raise UsageError(message=f"{option}: expected at least one value, found none; leave it out to take all")
-        return words
-    raise wrong_type(option, "text, a number, True, or several of them", value)
+    kinds = {name.removeprefix("audit "): found for name, found in COMMANDS.items() if name.startswith("audit ")}
+    if kind not in kinds:
+        raise UsageError(message=f"audit: expected {' or '.join(kinds)}, found {kind!r}")
+    names = {value.flag[2:].replace("-", "_"): value.name for value in kinds[kind].values if not value.argument}
+    given = {names.get(name, name): value for name, value in options.items() if value is not None}
+    report = kinds[kind].function(*places, config=config, progress=progress, **given)
+    return cast("AuditReport", report)

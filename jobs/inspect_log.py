@@ -16,9 +16,9 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import list_folder
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.command.options import InspectOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.read_options import InspectOptions
 from lastkey.jobs.command.reporting import JobReport, counted, size
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
@@ -226,7 +226,7 @@ def _into_files(
 
 
 def _spec(options: InspectOptions) -> DumpSpec:
-    wanted = wanted_of(options.start_offset, options.end_offset, options.start_ms, options.end_ms, options.key)
+    wanted = wanted_of(*options.offsets, *options.times, options.key)
     decoders = (options.key_decoder or "string", options.value_decoder or "string")
     spec = DumpSpec(
         deep=options.deep_iteration,

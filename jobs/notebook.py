@@ -24,9 +24,9 @@ import pandas as pd
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.command.config import Config, load_config
 from lastkey.jobs.command.failures import raises_job_errors
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.parse import check_location, parse_topics
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.job import is_compacted, profile_archive
@@ -107,7 +107,7 @@ class OpenedArchive(Mapping[str, "OpenedPartition"]):
         return ProfiledArchive(**vars(profile_archive(self._options(wanted), Silent())))
 
     def _options(self, topics: TopicFilter) -> ReportOptions:
-        return ReportOptions(self.uri, "", self.now_ms, self.config, topics)
+        return ReportOptions(self.uri, "", now_ms=self.now_ms, config=self.config, topics=topics)
 
     def __repr__(self) -> str:
         return f"OpenedArchive({self.uri!r}: {counted(len(self), 'partition')})"

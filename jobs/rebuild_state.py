@@ -21,9 +21,9 @@ from typing import Any
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
+from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, MissingPathError, UsageError
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.erasures import bounds_of, check_nothing_comes_back, merged, to_text

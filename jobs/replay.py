@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from lastkey.jobs.command.options import ReplayOptions
 from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.read_options import ReplayOptions
 from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, table
 from lastkey.jobs.data_source.plan_tasks import source_partitions
@@ -87,7 +87,7 @@ class ReplayReport(JobReport):
 def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     """Replay every partition that the options name."""
     began = time.monotonic()
-    paths = () if options.archive is None else (options.archive,)
+    paths = () if options.archive_place is None else (options.archive_place,)
     selection = Selection(topics=of_users(options.topics))
     asked = ReadOptions("kafka_log", paths, store=options.store, generation=options.generation, selection=selection)
     partitions = source_partitions(asked)
@@ -137,7 +137,7 @@ def targets_of(topics: Sequence[str], renames: Sequence[str]) -> dict[str, str]:
 
 def group_of(options: ReplayOptions) -> str:
     """Return the group that keeps the progress of this source, if the user names none."""
-    source = [None if place is None else normal_uri(place) for place in (options.archive, options.store)]
+    source = [None if place is None else normal_uri(place) for place in (options.archive_place, options.store)]
     digest = hashlib.sha256(repr((*source, options.generation, options.isolation)).encode()).hexdigest()
     return f"lastkey-replay-{digest[:16]}"
 

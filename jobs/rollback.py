@@ -20,10 +20,10 @@ from functools import cache, partial
 from typing import Any
 
 from lastkey.jobs.archive.listing import Archive, list_archive
-from lastkey.jobs.command.options import RollbackOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
+from lastkey.jobs.command.store_options import RollbackOptions
 from lastkey.jobs.errors import NO_GENERATION, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lastkey.jobs.command.openmetrics import RunMetrics, openmetrics
-from lastkey.jobs.command.options import RunsOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.command.store_options import RunsOptions
 from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.generations import lost_runs, open_store
 from lastkey.jobs.store.job_rows import job_rows, killed_row

@@ -22,7 +22,6 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.places import Place, check_apart, shared_mounts
-from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.parse import check_globs, check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import (
@@ -37,6 +36,7 @@ from lastkey.jobs.command.reporting import (
     table,
     tells_io,
 )
+from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import writing

@@ -47,7 +47,6 @@ COMMANDS = {
     for name, command in commands.items()
     if name != "audit"
 }
-AUDITS = {n for n in COMMANDS if n.startswith("audit ")}  # that have the options of every audit
 CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {
@@ -81,26 +80,6 @@ def test_every_command_and_option_has_help(name):
     assert COMMANDS[name].help
     for option in _options(COMMANDS[name]):
         assert option.help, option.opts
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_has_its_row_and_every_row_its_option(name):
-    common, own = _section(COMMANDS_PAGE, "## Options of every job"), _section(COMMANDS_PAGE, f"## {name}")
-    if name in AUDITS:
-        common += _section(COMMANDS_PAGE, "## audit")
-    options = {opt for option in _options(COMMANDS[name]) for opt in (*option.opts, *option.secondary_opts)}
-    if name == "pack":  # as the page says
-        options |= {"--config", "--topics", "--topics-from", "--exclude"}
-    described, shared = (
-        {
-            option
-            for cell in re.findall(r"^\| (`--.*?`) \|", text, re.MULTILINE)
-            for option in re.findall(r"--[a-z-]+", cell)
-        }
-        for text in (own, common)
-    )
-    assert options - described - shared == set()
-    assert (described | shared) - options == {"--help"}
 
 
 def test_every_command_has_an_example_and_a_line_in_readme():

@@ -150,8 +150,10 @@ FLOORS: dict[str, set[str]] = {
     "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL
-    | {"jobs.compact", "jobs.convert", "jobs.erase", "jobs.reindex", "jobs.restore", "jobs.verify"},  # reports
-    "jobs.api_audit": _SHELL | {"jobs.api", "jobs.audit"},
+    | {"jobs.archive_needed", "jobs.compact", "jobs.convert", "jobs.erase", "jobs.export", "jobs.pack", "jobs.policies"}
+    | {"jobs.rebuild_state", "jobs.reindex", "jobs.replay", "jobs.restore", "jobs.rollback", "jobs.runs", "jobs.vacuum"}
+    | {"jobs.verify"},  # reports
+    "jobs.api_audit": _SHELL | {"jobs.audit"},
     "jobs.warm_up": _JOB
     | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}
     | {"logformat.cache_folder", "logformat.jit"},  # where kernels are

@@ -11,7 +11,8 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather, records_of
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
-from lastkey.jobs.command.options import AuditOptions, AuditSource, check_audits
+from lastkey.jobs.command.audit_options import AuditOptions
+from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.recorded import recorded
@@ -52,7 +53,6 @@ def run_audit(
     listed_by: lists what is read for the sources; None: themselves. tables: URIs of others that Spark reads, in
     Hadoop's spelling.
     """
-    check_audits(options.audits, *sources)
     store = options.audits or next(one.store for one in sources if one.store is not None)
 
     def work() -> AuditReport:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from lastkey.jobs.audit.lags import POSITIONS
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
-from lastkey.jobs.command.options import AuditSource
+from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.tasks import run_tasks
 from lastkey.jobs.topics import KAFKAS_OWN, TopicFilter

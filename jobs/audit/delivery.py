@@ -31,7 +31,7 @@ from lastkey.jobs.audit.lags import (
 )
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.command.options import AuditDeliveryOptions
+from lastkey.jobs.command.audit_options import AuditDeliveryOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError

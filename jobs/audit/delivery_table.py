@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegralType, StringType
 
-from lastkey.jobs.command.options import KeyFormat
+from lastkey.jobs.command.option_groups import KeyFormat
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.store.audits import delta_table

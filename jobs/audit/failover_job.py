@@ -19,7 +19,7 @@ from lastkey.jobs.audit.pairs import TABLE, Pair, first_unread, matches_of, repl
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sources import Source
-from lastkey.jobs.command.options import AuditFailoverOptions
+from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
 from lastkey.jobs.command.whole_file import PLAN

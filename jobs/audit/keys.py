@@ -19,7 +19,7 @@ from lastkey.jobs.audit.audit import Audit, run_audit, source_of
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sources import Source
-from lastkey.jobs.command.options import AuditKeysOptions
+from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
 from lastkey.jobs.report.parts import Card, Table

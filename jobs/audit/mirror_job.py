@@ -15,7 +15,7 @@ from lastkey.jobs.audit.mirror import COUNTS, DELETED, EQUAL, LAWFUL, UNKNOWN, c
 from lastkey.jobs.audit.pairs import Pair, matches_of, replace_pair_results, run_pair, spread, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.command.options import AuditMirrorOptions
+from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
 from lastkey.jobs.report.parts import Card, Table

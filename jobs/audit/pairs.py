@@ -17,7 +17,8 @@ from lastkey.jobs.audit.matches import match, two_sides
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
-from lastkey.jobs.command.options import AuditPairOptions, AuditSource
+from lastkey.jobs.command.audit_options import AuditPairOptions
+from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.errors import UsageError

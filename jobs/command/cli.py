@@ -15,45 +15,26 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, TextIO
+from dataclasses import replace
+from typing import Any, NoReturn, TextIO
 
 import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command import failures
-from lastkey.jobs.command.audit_commands import audit_group, made_options
-from lastkey.jobs.command.config import load_config
-from lastkey.jobs.command.ending import Ending, monitoring_options
-from lastkey.jobs.command.erase_commands import add_erase
-from lastkey.jobs.command.export_commands import add_export
+from lastkey.jobs.command.click_commands import CONTEXT, JobCommand, Jobs
+from lastkey.jobs.command.declare import values_of
+from lastkey.jobs.command.ending import Ending
 from lastkey.jobs.command.failures import Failure
-from lastkey.jobs.command.format_commands import add_convert
+from lastkey.jobs.command.functions import COMMANDS, Command
 from lastkey.jobs.command.job_modules import imported
-from lastkey.jobs.command.keep_commands import add_keeping
-from lastkey.jobs.command.options import (
-    InspectOptions,
-    PackOptions,
-    RebuildStateOptions,
-    RollbackOptions,
-    RunsOptions,
-)
-from lastkey.jobs.command.parse import check_text, parse_filter, parse_span, parse_time, parse_topics
-from lastkey.jobs.command.policy_commands import add_policies
+from lastkey.jobs.command.parse import check_text
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
-from lastkey.jobs.command.read_commands import add_reading
+from lastkey.jobs.command.read_options import InspectOptions
 from lastkey.jobs.command.reporting import Report
-from lastkey.jobs.command.shared_options import (
-    Jobs,
-    compaction_options,
-    engine_option,
-    gaps_option,
-    sealed_option,
-    shared,
-    talking,
-)
 from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
-from lastkey.jobs.errors import DONE, JobError, UsageError
+from lastkey.jobs.errors import DONE, JobError
 from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.storage.locations import refuse_secrets
 
@@ -76,9 +57,7 @@ def _version(context: click.Context, option: click.Parameter, asked: bool) -> No
         context.exit()
 
 
-@click.group(
-    cls=Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}, epilog=EXIT_CODES
-)
+@click.group(cls=Jobs, context_settings=CONTEXT, epilog=EXIT_CODES)
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
@@ -88,210 +67,6 @@ def lastkey() -> None:
     Options of Spark (--master, --conf, --driver-memory, ...) go before the job's name. ARCHIVE, STORE and DIR are
     paths or URIs.
     """
-
-
-limit_option = click.option(
-    "--max-bytes-per-second",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="Read and write at most so much, all tasks together.",
-)
-
-
-@lastkey.command()
-@click.argument("archive")
-@click.option("--store", metavar="STORE", required=True, help="Where state and new segments go.")
-@compaction_options
-@click.option("--force", is_flag=True, help="Compact every partition from its log start, due or not.")
-@click.option(
-    "--reset",
-    metavar="GLOB",
-    multiple=True,
-    help="Start these topics over where a partition diverged or has a gap. Repeatable.",
-)
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
-@click.option("--wait", is_flag=True, help="Wait for another run that works on the same partitions.")
-@click.option("--max-runtime", metavar="DURATION", help="Then stop, and commit what is finished: 90s, 30m, 1h30m.")
-@limit_option
-@click.option("--hmac-key", metavar="FILE", help="With --reset, after an erasure: the file that erase was given.")
-@click.option("--all", "show_all", is_flag=True, help="Also list partitions that are not due, each with its reason.")
-@engine_option("spark")
-@monitoring_options
-@shared
-def compact(**given: Any) -> None:
-    """Keep the last record of every key and drop the rest, as the broker's own cleaner does."""
-    _call("compact", **given)
-
-
-@lastkey.command()
-@click.argument("archive", required=False)
-@click.option("--store", metavar="STORE", help="Check a generation of this store instead of an archive.")
-@click.option("--generation", type=click.IntRange(min=1), help="With --store.  [default: the current one]")
-@click.option("--archive", "archive_moved", metavar="URI", help="With --store: where the archive is now.")
-@gaps_option
-@sealed_option("check")
-@click.option("--all", "show_all", is_flag=True, help="Also list partitions without a problem, however many.")
-@engine_option("auto")
-@monitoring_options
-@shared
-def verify(**given: Any) -> None:
-    """Check ARCHIVE, or a generation of STORE, and list every problem."""
-    _call("verify", **given)
-
-
-@lastkey.command()
-@click.argument("archive")
-@click.option("--check", is_flag=True, help="Show what is wrong; write nothing.")
-@click.option("--output", metavar="DIR", help="Write the rebuilt files to this new or empty folder.")
-@click.option("--in-place", is_flag=True, help="Replace wrong files in the archive, one by one; never a .log.")
-@click.option("--partitions", metavar="N,N-M", help="Only partitions with these numbers.")
-@click.option("--skip-crc", is_flag=True, help="Trust the logs: read only batch headers.")
-@click.option("--exact", is_flag=True, help="With --in-place: also replace right files that differ from Kafka's bytes.")
-@click.option("--all", "show_all", is_flag=True, help="Also list partitions whose files are the same, however many.")
-@engine_option("spark")
-@monitoring_options
-@shared
-def reindex(**given: Any) -> None:
-    """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them."""
-    _call("reindex", **given)
-
-
-@lastkey.command()
-@click.option("--store", metavar="STORE", required=True, help="The store to restore from.")
-@click.option("--output", metavar="DIR", required=True, help="A new or empty folder, which becomes a log directory.")
-@click.option("--generation", type=click.IntRange(min=1), help="Restore this one.  [default: the current one]")
-@click.option("--as-of", metavar="TIME", help="Restore what was current then: ISO 8601 (UTC), or ms since 1970.")
-@click.option("--archive", metavar="URI", help="Where the archive is now, if it has moved.")
-@click.option("--full-clean", is_flag=True, help="First clean what a broker would clean again, in a run of compact.")
-@limit_option
-@monitoring_options
-@shared
-def restore(**given: Any) -> None:
-    """Copy a generation into a log directory that a broker starts on."""
-    _call("restore", **given)
-
-
-@lastkey.command()
-@click.option("--store", metavar="STORE", required=True, help="The store to look at.")
-@click.option("--since", metavar="TIME", help="Only runs that started at this time or later.")
-@click.option(
-    "--format",
-    type=click.Choice(["text", "openmetrics"]),
-    default="text",
-    show_default=True,
-    help="openmetrics: metrics of the newest run of each job.",
-)
-@shared
-def runs(since: str | None, **given: Any) -> None:
-    """List what was done to STORE: every run, what came of it, and what it saved."""
-    _run("runs", RunsOptions, since_ms=None if since is None else parse_time(since), **given)
-
-
-@lastkey.command()
-@click.option("--store", metavar="STORE", required=True, help="The store to change.")
-@click.option("--generation", type=click.IntRange(min=1), required=True, help="Make this generation current.")
-@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
-@shared
-def rollback(**given: Any) -> None:
-    """Make an older generation of STORE the current one."""
-    _run("rollback", RollbackOptions, **given)
-
-
-@lastkey.command("rebuild-state")
-@click.option("--store", metavar="STORE", required=True, help="The store that has lost its tables.")
-@click.option("--choose", metavar="TOPIC-N=RUN_ID", multiple=True, help="Which run counts; none: leave it out.")
-@click.option("--dry-run", is_flag=True, help="Show what would be restored, even if there are tables.")
-@shared
-def rebuild_state(**given: Any) -> None:
-    """Restore the lost tables of STORE (its folder state) from the manifests of its generations."""
-    _run("rebuild-state", RebuildStateOptions, **given)
-
-
-@lastkey.command()
-@click.argument("paths", nargs=-1)
-@click.option("--files", metavar="LIST", default="", help="More PATHS, separated by commas.")
-@click.option("--deep-iteration", is_flag=True, help="Print records too, not only batches.")
-@click.option("--print-data-log", is_flag=True, help="Print records with their keys and values.")
-@click.option("--skip-record-metadata", is_flag=True, help="Print only keys and values of records.")
-@click.option(
-    "--max-bytes", type=click.IntRange(min=1), default=2**31 - 1, help="Read only so many bytes of each .log."
-)
-@click.option("--verify-index-only", is_flag=True, help="Print only index entries that contradict their log.")
-@click.option("--index-sanity-check", is_flag=True, help="Check in indexes only what a broker checks when it starts.")
-@click.option("--key-decoder", metavar="NAME", help="How to show keys: string, long, json, hex, ...  [default: string]")
-@click.option("--value-decoder", metavar="NAME", help="How to show values.  [default: string]")
-@click.option("--offsets-decoder", "records", flag_value="offsets", default="", help="Records of __consumer_offsets.")
-@click.option("--transaction-log-decoder", "records", flag_value="transaction-log", help="Of __transaction_state.")
-@click.option("--share-group-state-decoder", "records", flag_value="share-group-state", help="Of __share_group_state.")
-@click.option("--cluster-metadata-decoder", "records", flag_value="cluster-metadata", help="Of __cluster_metadata.")
-@click.option("--remote-log-metadata-decoder", "records", flag_value="remote-log-metadata", help="Of tiered storage.")
-@click.option(
-    "--filter",
-    "key",
-    metavar="key=KEY",
-    callback=lambda _context, _option, text: parse_filter(text),
-    help="Only records with this key; 0x6162 is bytes.",
-)
-@click.option("--offsets", metavar="FROM..TO", help="Only records in this range, without TO.")
-@click.option("--times", metavar="FROM..TO", help="Only records of this time: milliseconds since 1970, or ISO 8601.")
-@gaps_option
-@click.option("--output", metavar="DIR", help="Write a text for each file to this new or empty folder, in parallel.")
-@engine_option("auto")
-@shared
-def inspect(
-    paths: tuple[str, ...],
-    files: str,
-    offsets: str | None,
-    times: str | None,
-    config: str | None,
-    topics: tuple[str, ...],
-    exclude: tuple[str, ...],
-    topics_from: tuple[str, ...],
-    as_json: bool,
-    progress: bool | None,
-    quiet: bool,
-    verbose: bool,
-    **given: Any,
-) -> None:
-    """Print log files, indexes and snapshots as kafka-dump-log does. PATHS are files and folders."""
-    paths = (*paths, *filter(None, files.split(",")))
-    if not paths:
-        raise UsageError(message="inspect needs PATHS: files or folders")
-    start, end = (None, None) if offsets is None else parse_span("--offsets", offsets, int)
-    start_ms, end_ms = (None, None) if times is None else parse_span("--times", times, parse_time)
-    options = InspectOptions(
-        paths,
-        config=load_config(config),
-        topics=parse_topics(topics, exclude, topics_from),
-        start_offset=start,
-        end_offset=end,
-        start_ms=start_ms,
-        end_ms=end_ms,
-        as_json=as_json,
-        **given,
-    )
-    shown = shown_progress(progress, quiet=quiet, verbose=verbose)
-    try:
-        report = imported("inspect").run(options, shown, _lines_to_stdout())
-    finally:
-        shown.close()
-    failures.written(sys.stdout.buffer.flush)()
-    notes = (f"note: {note}\n" for note in without_effect(spark_options, report.work))
-    for lines in itertools.chain(report.said, notes):
-        _say(lines, sys.stderr)
-    if options.output is not None:
-        _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
-    raise click.exceptions.Exit(report.exit_code)
-
-
-@lastkey.command()
-@click.argument("output")
-@click.option("--driver", is_flag=True, help="Pack also what a driver needs that runs by the pack.")
-@click.option("--replace", is_flag=True, help="Write OUTPUT even if there is a file of this name.")
-@talking
-def pack(output: str, driver: bool, replace: bool, **given: Any) -> None:
-    """Pack what a cluster's executors need into OUTPUT, for Spark's --archives OUTPUT#lastkey."""
-    _show(lambda progress, _: imported("pack").run(PackOptions(output, driver, replace), progress), **given)
 
 
 def _say(text: str, stream: TextIO) -> None:
@@ -307,53 +82,20 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
-def _call(job: str, *, config: str | None, **given: Any) -> None:
-    """Run a job through the function that Python programs call, with the options that it shares with them."""
-    given["config"] = load_config(config)
-    given |= {name: given[name] or None for name in ("topics", "topics_from")}  # click's word for "not given" is ()
-    api = importlib.import_module("lastkey.jobs.api")
-    _show(lambda progress, options: getattr(api, job)(**options, progress=progress), **given)
-
-
-def _run(
-    job: str,
-    kind: type[Any],
-    *,
-    config: str | None,
-    as_json: bool,
-    progress: bool | None,
-    quiet: bool,
-    verbose: bool,
-    show_all: bool = False,
-    **given: Any,
-) -> None:
-    """Run a job that only the command line has."""
-    options = made_options(kind, load_config(config), **given)
-    _show(
-        lambda progress, _: imported(job).run(options, progress),
-        as_json=as_json,
-        progress=progress,
-        quiet=quiet,
-        verbose=verbose,
-        show_all=show_all,
-    )
-
-
 def _show(
-    run: Callable[[Progress, dict[str, Any]], Report],
+    run: Callable[[Progress], Report],
     *,
     as_json: bool,
     progress: bool | None,
     quiet: bool,
     verbose: bool,
     show_all: bool = False,
-    **options: Any,
 ) -> None:
     """Print the report of a job, and end with its exit code."""
     click.get_current_context().ensure_object(Ending).check_metrics_file()
     shown = shown_progress(progress, quiet=quiet, verbose=verbose)
     try:
-        report = run(shown, options)
+        report = run(shown)
     finally:
         shown.close()
     report.show_all = show_all
@@ -365,16 +107,55 @@ def _show(
     raise click.exceptions.Exit(report.exit_code)
 
 
-_audit = audit_group(_run)
-lastkey.add_command(_audit)
-add_convert(lastkey, _run)
-add_reading(lastkey, _run)
-add_keeping(lastkey, _run)
-add_erase(lastkey, _run)
-add_policies(lastkey, _run)
-add_export(lastkey, _run)
-for _command in (*lastkey.commands.values(), *_audit.commands.values()):
-    _command.short_help = (_command.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
+def _run(command: Command, context: click.Context, given: dict[str, Any]) -> None:
+    """Run a declared job with the options that were typed, print its report, and end with its exit code."""
+    printing: dict[str, Any] = {}
+    for kind in command.printing:
+        names = [value.name for value in values_of(kind)]
+        printing |= vars(kind(**{name: given.pop(name) for name in names if name in given}))
+    options = command.options(**given)
+    options.validate()
+    ending = context.ensure_object(Ending)
+    ending.context, ending.metrics_file, ending.notify = (
+        context, printing.pop("metrics_file", None), printing.pop("notify", None)
+    )  # fmt: skip
+    if isinstance(options, InspectOptions):
+        _inspect(replace(options, as_json=printing["as_json"]), **printing)
+    _show(lambda progress: imported(command.options.job).run(options, progress), **printing)
+
+
+def _inspect(options: InspectOptions, *, progress: bool | None, quiet: bool, verbose: bool, as_json: bool) -> NoReturn:
+    """Print files as lines, while they are read, and end with the exit code."""
+    shown = shown_progress(progress, quiet=quiet, verbose=verbose)
+    try:
+        report = imported("inspect").run(options, shown, _lines_to_stdout())
+    finally:
+        shown.close()
+    failures.written(sys.stdout.buffer.flush)()
+    notes = (f"note: {note}\n" for note in without_effect(spark_options, report.work))
+    for lines in itertools.chain(report.said, notes):
+        _say(lines, sys.stderr)
+    if options.output is not None:
+        _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
+    raise click.exceptions.Exit(report.exit_code)
+
+
+@lastkey.group(cls=Jobs, context_settings=CONTEXT)
+def audit() -> None:
+    """Answer questions about keys: what was delivered, and what lies where.
+
+    What no audit has read yet is read once, into the tables audit_* of a store (--audits); Spark answers from there.
+    """
+
+
+for _room in ("lastkey.jobs.api", "lastkey.jobs.api_audit"):  # rooms above this one; each declares its commands
+    importlib.import_module(_room)
+lastkey.common = COMMANDS["compact"]
+for _name, _command in COMMANDS.items():
+    _group, _, _kind = _name.rpartition(" ")
+    (audit if _group else lastkey).add_command(JobCommand(_kind, _command, _run))
+for _each in (*lastkey.commands.values(), *audit.commands.values()):
+    _each.short_help = (_each.help or "").partition("\n\n")[0].replace("\n", " ")  # else click cuts it
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,8 +22,10 @@ from lastkey.jobs.errors import BAD_NOW, BAD_SETTING, CONFIG_FILE, UNKNOWN_SETTI
 from lastkey.jobs.topics import matches
 
 MAX_INT = 2**31 - 1
-NULL_KEYS = ("fail", "keep", "drop")
-GAPS = ("fail", "accept")
+NullKeys = Literal["fail", "keep", "drop"]
+NULL_KEYS: tuple[NullKeys, ...] = ("fail", "keep", "drop")
+Gaps = Literal["fail", "accept"]
+GAPS: tuple[Gaps, ...] = ("fail", "accept")
 STRATEGIES = ("offset", "timestamp", "header")
 SCHEDULES = ("full", "yield")
 Engine = Literal["spark", "threads", "auto"]

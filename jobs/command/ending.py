@@ -24,7 +24,7 @@ from lastkey.jobs.command.openmetrics import LAST_SUCCESS, RunMetrics, openmetri
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.command.whole_file import METRICS, check_file, whole_file
-from lastkey.jobs.errors import DONE, JobError, UsageError
+from lastkey.jobs.errors import DONE, JobError
 
 PATIENCE: Final = 10.0  # seconds for a post, whatever it waits for
 MOST_BYTES: Final = 64 << 10  # of a post
@@ -114,38 +114,6 @@ class Ending:
         }
         body = json.dumps(told | lines).encode()
         return body if len(body) <= MOST_BYTES else json.dumps(told | {"problems": [], "notes": []}).encode()
-
-
-def monitoring_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that tell other places of the end. They reach no job: `Ending` has them."""
-
-    def keep(context: click.Context, option: click.Parameter, value: str | None) -> None:
-        ending = context.ensure_object(Ending)
-        ending.context = context
-        setattr(ending, option.name or "", value)
-
-    def keep_url(context: click.Context, option: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            check_url(value)
-        keep(context, option, value)
-
-    told = {"expose_value": False}
-    metrics = "At the end write metrics to this file, for node_exporter."
-    post = "At the end post a summary, as JSON, to this http(s) URL."
-    command = click.option("--notify", metavar="URL", callback=keep_url, help=post, **told)(command)  # type: ignore[arg-type]
-    return click.option("--metrics-file", metavar="FILE", callback=keep, help=metrics, **told)(command)  # type: ignore[arg-type]
-
-
-def check_url(url: str) -> None:
-    """Raise UsageError unless a post can go there. The message does not repeat the URL, which may hold a secret."""
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        fits = fits and parts.username is None and parts.password is None and url.isascii() and url.isprintable()
-    except ValueError:
-        fits = False
-    if not fits or " " in url:
-        raise UsageError(message="--notify: expected http://HOST/... or https://HOST/..., without user or password")
 
 
 def _place(url: str) -> str:

@@ -1,435 +1,311 @@
-"""Options of each job, as given on the command line or by a caller in Python."""
+"""Options of the jobs that read or write an archive, and of the others that need no store."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from collections.abc import Iterable
+from typing import ClassVar, get_args
 
-from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.command.config import (
+    NULL_KEYS,
+    NullKeys,
+)
+from lastkey.jobs.command.declare import Value, argument, declared, option
+from lastkey.jobs.command.kinds import (
+    ARCHIVE,
+    DIR,
+    DURATION,
+    FILE,
+    FILES,
+    FLAG,
+    NOT_GIVEN,
+    PARTITIONS,
+    SOME_TOPICS,
+    STORE,
+    TEXT,
+    Flag,
+    Globs,
+    Location,
+    MaybeNumber,
+    MaybePlace,
+    MaybeText,
+    Place,
+    maybe,
+    number,
+    one_of,
+    real,
+)
+from lastkey.jobs.command.option_groups import (
+    JobOptions,
+    MessageFormat,
+    ReindexMode,
+    SourceOptions,
+    WithAutoEngine,
+    WithCluster,
+    WithEngine,
+    WithGaps,
+    WithLimit,
+    WithPlan,
+)
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.jobs.topics import TopicFilter
 
 
-@dataclass(frozen=True)
-class CompactOptions:
-    """Options of `compact ARCHIVE --store STORE`. Archive and store are paths or URIs."""
+@declared
+class CompactOptions(WithLimit, WithPlan, WithGaps, WithEngine):
+    """Options of `compact ARCHIVE --store STORE`."""
 
-    archive: str
-    store: str
-    now_ms: int
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    cleanup_policy: str | None = None  # "compact" applies to the topics that `topics` names
-    null_keys: str | None = None  # fail, keep, drop; wins over the setting null.keys
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    sealed: bool = False  # the archive has no active segment
-    force: bool = False  # due or not, from the log start of the last generation
-    reset: TopicFilter | None = None  # diverged partitions of these topics start over
-    dry_run: bool = False
-    wait: bool = False  # for another run that works on the same partitions
-    min_yield: float | None = None  # wins over the setting compaction.min.yield
-    io_budget: int | None = None  # bytes that rewrites by yield may read and write; None: no limit
-    max_runtime: float | None = None  # seconds, after which no more work begins; None: as long as it takes
-    hmac_key: str | None = None  # a file: the key of the digests of erased keys
+    job: ClassVar[str] = "compact"
+
+    archive: Place = argument(ARCHIVE, "Log directory, or a folder of them; only read.", kw_only=False)
+    store: Place = option(
+        STORE, "Where state and new segments go.", kw_only=False, note="A store serves one archive, and lies outside it"
+    )
+    null_keys: Value[NullKeys | None, NullKeys | None] = option(
+        maybe(one_of(NULL_KEYS)),
+        "What to do with records without a key.",
+        default=None,
+        shown="fail",
+        note="`fail`: set the partition aside and count them. Overrides `null.keys`",
+    )
+    sealed: Flag = option(
+        FLAG,
+        "Nothing appends any more: clean the last segment too.",
+        default=False,
+        note="A torn tail is then damage",
+    )
+    force: Flag = option(
+        FLAG,
+        "Compact every partition from its log start, due or not.",
+        default=False,
+        note="Drops tombstones and markers past their horizon",
+    )
+    reset: Value[Globs | TopicFilter | None, TopicFilter | None] = option(
+        SOME_TOPICS,
+        "Start over where a partition diverged or has a gap. Repeatable.",
+        default=(),
+        note="From the archive alone, due or not; also where the run reads a file of its generation that is damaged or "
+        "gone (`--force` reads all). The store keeps the generation before",
+    )
+    min_yield: Value[float | None, float | None] = option(
+        maybe(real(0, 1, metavar="SHARE")),
+        "By yield: rewrite only segments of which this share is dead.",
+        default=None,
+        rare=True,
+        note="[Only what pays](#compact). Overrides `compaction.min.yield`",
+    )
+    hmac_key: MaybePlace = option(
+        maybe(FILE),
+        "With --reset, after an erasure: the file that erase was given.",
+        default=None,
+        rare=True,
+        note="[Erasure](erase/ERASURE.md#bounds)",
+    )
+    dry_run: Flag = option(
+        FLAG,
+        "Show what would be done; write nothing.",
+        default=False,
+        group="Output",
+        note="Exact for records and copied bytes; `~` marks sizes that compression decides. A dry run recompresses a "
+        "sample: everything where that is little, else about 1 MiB in 32; so sizes are neither too low nor too high, "
+        "and mostly right to 0.1 %",
+    )
+    io_budget: MaybeNumber = option(
+        maybe(number(0, metavar="BYTES")),
+        "By yield: bytes that rewrites of older segments may read and write.",
+        default=None,
+        group="Engine",
+        rare=True,
+        note="They read, write and read back at most so much in this run, all partitions together; those with the "
+        "largest dead share come first. Outside of it are new records, tombstones past their horizon, segments whose "
+        "facts are lost, and partitions that are cleaned whole because their keys are lost. A run that cleans "
+        "everything waits while it would not fit. A segment that it never suffices for is named on stderr. Default: no "
+        "limit",
+    )
+    max_runtime: Value[str | float | None, float | None] = option(
+        maybe(DURATION),
+        "Then stop, and commit what is finished: 90s, 30m, 1h30m.",
+        default=None,
+        group="Engine",
+        note="[Limited time](#compact). Default: no limit",
+    )
+    wait: Flag = option(
+        FLAG,
+        "Wait for another run that works on the same partitions.",
+        default=False,
+        group="Engine",
+        note="Without it: exit code 4 at once",
+    )
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
-    """Options of `verify ARCHIVE` or `verify --store STORE [--generation N]`: exactly one of the two is given."""
+@declared
+class VerifyOptions(SourceOptions, WithGaps, WithAutoEngine):
+    """Options of `verify ARCHIVE` or `verify --store STORE [--generation N]`."""
 
-    archive: str | None = None
-    store: str | None = None
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    generation: int | None = None  # None: the current one
-    archive_moved: str | None = None  # with `store`: where the archive is now
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    sealed: bool = False
+    job: ClassVar[str] = "verify"
+
+    sealed: Flag = option(FLAG, "Nothing appends any more: check the last segment too.", default=False)
 
 
-@dataclass(frozen=True)
-class ArchiveNeededOptions:
+@declared
+class ArchiveNeededOptions(WithGaps, WithAutoEngine):
     """Options of `archive-needed ARCHIVE --store STORE`."""
 
-    archive: str
-    store: str
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    current_only: bool = False  # no run will have to go on after a rollback
-    skip_crc: bool = False  # compare sizes alone
-    paths: bool = False  # the report is a list of files
+    job: ClassVar[str] = "archive-needed"
+
+    archive: Place = argument(ARCHIVE, "Log directory, or a folder of them.", kw_only=False)
+    store: Place = option(STORE, "The store that was made from the archive.", kw_only=False)
+    current_only: Flag = option(
+        FLAG,
+        "Do not keep what a run would read after a rollback.",
+        default=False,
+        note="Files that an older generation uses are kept. After a rollback, `compact` finds a gap where you have "
+        "deleted, and says so; going forward again ends it",
+    )
+    skip_crc: Flag = option(FLAG, "Compare sizes alone; read none of the files.", default=False)
+    paths: Flag = option(
+        FLAG,
+        "Print only the files that are not needed, one a line.",
+        default=False,
+        group="Output",
+        note="Problems and notes go to stderr",
+    )
 
 
-@dataclass(frozen=True)
-class RestoreOptions:
-    """Options of `restore --store STORE --output DIR`."""
-
-    store: str
-    output: str
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    generation: int | None = None  # None: the current one of each partition
-    as_of_ms: int | None = None  # the generation that was current then, instead
-    archive: str | None = None  # where the archive is now; None: where it was
-    full_clean: bool = False  # first clean what a broker would clean again
-
-
-@dataclass(frozen=True)
-class VacuumOptions:
-    """Options of `vacuum --store STORE`."""
-
-    store: str
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    grace_hours: float = 168.0
-    give_up: TopicFilter | None = None  # topics whose generations go even with offsets that were never read
-    keep_generations: int = 0  # the newest ones stay, whatever their age
-    keep_daily: int = 0  # and the newest of so many days,
-    keep_weekly: int = 0  # and weeks
-    erased: bool = False  # also what may hold records that were erased since, whatever its age
-    dry_run: bool = False
-
-
-@dataclass(frozen=True)
-class PackOptions:
+@declared
+class PackOptions(JobOptions):
     """Options of `pack OUTPUT`."""
 
-    output: str
-    driver: bool = False
-    replace: bool = False
+    job: ClassVar[str] = "pack"
+
+    output: Place = argument(FILE, "The archive to write, such as lastkey.tar.gz.", kw_only=False)
+    driver: Flag = option(
+        FLAG,
+        "Pack also what a driver needs that runs by the pack.",
+        default=False,
+        note="Delta and plots: for YARN's cluster mode, and Spark's own spark-submit",
+    )
+    replace: Flag = option(
+        FLAG,
+        "Write OUTPUT even if there is a file of this name.",
+        default=False,
+        group="Output",
+        note="It must be a pack; without the option that is an error (exit code 2)",
+    )
 
 
-@dataclass(frozen=True)
-class PoliciesOptions:
+@declared
+class PoliciesOptions(WithCluster):
     """Options of `policies (--from FILE... | --bootstrap-server HOST:PORT)`."""
 
-    sources: tuple[str, ...] = ()  # files, and folders of __cluster_metadata
-    bootstrap_server: str | None = None
-    command_config: str | None = None  # properties of the connection
-    output: str | None = None  # a new file; None: stdout
-    replace: bool = False
-    retention: bool = True  # with retention.ms and retention.bytes
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
+    job: ClassVar[str] = "policies"
+
+    files: Value[Location | Iterable[Location] | None, tuple[str, ...]] = argument(
+        FILES, "kafka-configs' output, server.properties, or __cluster_metadata.", default=None, kw_only=False
+    )
+    sources: Value[Location | Iterable[Location] | None, tuple[str, ...]] = option(
+        FILES, "Read this file or folder; repeatable.", flag="--from", default=None, note="More may follow without it"
+    )
+    bootstrap_server: MaybeText = option(
+        maybe(TEXT),
+        "Ask this cluster; needs the package confluent-kafka.",
+        default=None,
+        metavar="HOST:PORT",
+        note="Of the extra `cluster`",
+    )
+    retention: Flag = option(
+        FLAG,
+        "With retention.ms and retention.bytes, or without.",
+        default=True,
+        negative=True,
+        shown="with",
+        note="An archive may be there to outlive them",
+    )
+    output: MaybePlace = option(
+        maybe(FILE), "Write to this file.", default=None, group="Output", shown="stdout", note="Whole or not at all"
+    )
+    replace: Flag = option(
+        FLAG,
+        "Write OUTPUT even if there is a file of this name.",
+        default=False,
+        group="Output",
+        note="It must be one that `policies` wrote",
+    )
+
+    def __post_init__(self) -> None:
+        if self.files:
+            vars(self).update(sources=(*self.sources, *self.files), files=NOT_GIVEN)
+        super().__post_init__()
 
 
-@dataclass(frozen=True)
-class RunsOptions:
-    """Options of `runs --store STORE`."""
-
-    store: str
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    since_ms: int | None = None  # only runs that started then or later
-    format: Literal["text", "openmetrics"] = "text"
-
-
-@dataclass(frozen=True)
-class RollbackOptions:
-    """Options of `rollback --store STORE --generation N`."""
-
-    store: str
-    generation: int
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    dry_run: bool = False
-
-
-@dataclass(frozen=True)
-class RebuildStateOptions:
-    """Options of `rebuild-state --store STORE`."""
-
-    store: str
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC  # must be every topic: the others' state would be lost
-    choose: tuple[str, ...] = ()  # TOPIC-N=RUN_ID, or TOPIC-N=none
-    dry_run: bool = False
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
+@declared
+class ConvertOptions(WithEngine):
     """Options of `convert (ARCHIVE | --store STORE) --to v3|v2 --output DIR`."""
 
-    archive: str | None
-    output: str
-    to: Literal["v2", "v3"]
-    store: str | None = None
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
+    job: ClassVar[str] = "convert"
+
+    archive: MaybePlace = argument(maybe(ARCHIVE), "Log directory, or a folder of them.", default=None, kw_only=False)
+    store: MaybePlace = option(
+        maybe(STORE), "Convert the current generations of this store, not an archive.", default=None
+    )
+    to: Value[MessageFormat, MessageFormat] = option(one_of(get_args(MessageFormat)), "The message format to write.")
+    output: Place = option(DIR, "A new or empty folder, or that of a run that was cut off.", group="Output")
+
+    def validate(self) -> None:
+        """Raise UsageError unless exactly one of archive and store is given."""
+        super().validate()
+        if (self.archive is None) == (self.store is None):
+            raise UsageError(message="convert needs either ARCHIVE or --store STORE")
 
 
-ExportFormat = Literal["ndjson", "parquet", "delta"]
-EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
-Isolation = Literal["read_committed", "read_uncommitted"]
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Options of `export (ARCHIVE | --store STORE) --format FORMAT --output DIR`."""
-
-    archive: str | None  # with `store`: where the archive is now
-    output: str
-    format: ExportFormat
-    latest: bool = False  # the last record of each key, brought up to date
-    store: str | None = None
-    generation: int | None = None  # of the store; None: the current one
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    isolation: Isolation = "read_committed"
-    key_decoder: str | None = None  # names of udfs.decode.decoders; None: bytes, as ndjson text
-    value_decoder: str | None = None
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """Options of `replay (ARCHIVE | --store STORE) --bootstrap-server HOST:PORT`."""
-
-    archive: str | None  # with `store`: where the archive is now
-    bootstrap_server: str
-    store: str | None = None
-    generation: int | None = None  # of the store; None: the current one
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    isolation: Isolation = "read_committed"
-    renames: tuple[str, ...] = ()  # REGEX=REPLACEMENT: names in the cluster
-    repartition: bool = False  # by keys, as a producer does
-    append: bool = False  # begin also where a partition holds records
-    group: str | None = None  # keeps the progress; None: one of this source
-    command_config: str | None = None  # properties of the connection
-
-
-@dataclass(frozen=True)
-class ReindexOptions:
+@declared
+class ReindexOptions(WithEngine):
     """Options of `reindex ARCHIVE (--check | --output DIR | --in-place)`."""
 
-    archive: str
-    mode: Literal["check", "output", "in_place"]
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    partitions: tuple[range, ...] | None = None  # numbers of partitions; None: all
-    output: str | None = None  # mode "output": an empty or absent folder
-    skip_crc: bool = False  # read headers alone
-    exact: bool = False  # in place: also replace right files that differ from Kafka's bytes
+    job: ClassVar[str] = "reindex"
 
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """Options of `inspect PATH...`, files and folders."""
-
-    paths: tuple[str, ...]
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC  # in folders: only partitions of these
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    deep_iteration: bool = False
-    print_data_log: bool = False
-    skip_record_metadata: bool = False
-    max_bytes: int = 2**31 - 1
-    verify_index_only: bool = False
-    index_sanity_check: bool = False
-    key_decoder: str | None = None  # names of udfs.decode.decoders
-    value_decoder: str | None = None
-    records: str = ""  # kind of records of Kafka's own topics: a name of logformat.messages.coordinator_records
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    key: bytes | None = None  # only records with this key
-    start_offset: int | None = None
-    end_offset: int | None = None
-    start_ms: int | None = None
-    end_ms: int | None = None
-    as_json: bool = False
-    output: str | None = None  # an empty or absent folder: a text for each file
-
-
-@dataclass(frozen=True)
-class LookupOptions:
-    """Options of `lookup (ARCHIVE | --store STORE)`, with one kind of question."""
-
-    archive: str | None = None
-    store: str | None = None
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    generation: int | None = None  # of the store; None: the current one
-    partitions: tuple[str, ...] = ()  # names, <topic>-<partition>; none: all
-    offsets: tuple[int, ...] = ()
-    times: tuple[str, ...] = ()  # as typed
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    isolation: str = "read_uncommitted"  # or read_committed: nothing from the last stable offset on
-    queries: str | None = None  # a table of questions
-    output: str | None = None  # a table for the answers
-    sizing: bool = False
-    at: str | None = None  # asks the table time_index
-    until: str | None = None
-    refresh: bool = True  # bring the table up to date first
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Options of `report ARCHIVE... --output FILE`."""
-
-    archive: str
-    output: str  # the page
-    now_ms: int
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    store: str | None = None  # show its generations in place of the segments that they cover, and its history
-    cleanup_policy: str | None = None  # as of compact
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    hide_keys: bool = False  # hashes of keys alone
-    format_savings: bool = False  # convert every batch, and show what magic 3 would save
-    more_archives: tuple[str, ...] = ()  # in the same page
-    more_stores: tuple[str, ...] = ()  # each serves one of the archives
+    archive: Place = argument(ARCHIVE, "Log directory, or a folder of them.", kw_only=False)
+    check: Flag = option(FLAG, "Show what is wrong; write nothing.", default=False, group="Output")
+    output: MaybePlace = option(
+        maybe(DIR),
+        "Write the rebuilt files to this new or empty folder.",
+        default=None,
+        group="Output",
+        note="Outside the archive, under the archive's folder names",
+    )
+    in_place: Flag = option(
+        FLAG,
+        "Replace wrong files in the archive, one by one; never a .log.",
+        default=False,
+        group="Output",
+        note="Each by an atomic rename; local disks only. Nothing in a folder that is a symbolic link below ARCHIVE "
+        "changes (exit code 3)",
+    )
+    partitions: Value[str | Iterable[int | range] | None, tuple[range, ...] | None] = option(
+        maybe(PARTITIONS), "Only partitions with these numbers.", default=None, note="Such as `0,3-5`"
+    )
+    skip_crc: Flag = option(
+        FLAG,
+        "Trust the logs: read only batch headers.",
+        default=False,
+        note="An order of magnitude less to read on local disks",
+    )
+    exact: Flag = option(
+        FLAG,
+        "With --in-place: also replace right files that differ from Kafka's bytes.",
+        default=False,
+        rare=True,
+        note="They serve every look-up, but differ from what Kafka 4.3 and 4.4 write",
+    )
 
     @property
-    def archives(self) -> tuple[str, ...]:
-        """Every archive."""
-        return (self.archive, *self.more_archives)
+    def mode(self) -> ReindexMode:
+        """Use that is made of the rebuilt files."""
+        return "check" if self.check else "output" if self.output is not None else "in_place"
 
-    @property
-    def stores(self) -> tuple[str, ...]:
-        """Every store."""
-        return (*(() if self.store is None else (self.store,)), *self.more_stores)
-
-
-@dataclass(frozen=True)
-class AuditSource:
-    """Source of an audit: an archive, or a generation of a store, whose archive may have moved."""
-
-    archive: str | None = None
-    store: str | None = None
-    generation: int | None = None  # None: the current one
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditOptions:
-    """Options of every kind of `audit`."""
-
-    audits: str | None = None  # the store that holds the tables; None: the audited one
-    config: Config = field(default_factory=Config)
-    topics: TopicFilter = EVERY_TOPIC
-    engine: Engine | None = None  # wins over the setting; None: as it says, else as the command does
-    gaps: str | None = None  # fail, accept; wins over the setting gaps
-    hide_keys: bool = False  # hashes of keys alone
-    most: int = 20  # rows of a table in the report
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditKeysOptions(AuditOptions):
-    """Options of `audit keys (ARCHIVE | --store STORE)`."""
-
-    source: AuditSource
-    n_partitions: tuple[tuple[str, int], ...] = ()  # of topics whose last partitions are not there
-
-
-KeyFormat = Literal["text", "hex", "base64"]
-KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditDeliveryOptions(AuditOptions):
-    """Options of `audit delivery (ARCHIVE | --store STORE)`."""
-
-    source: AuditSource
-    groups: tuple[str, ...] = ()  # (): all
-    offsets_archive: str | None = None  # where __consumer_offsets lies, if not in the source
-    deliveries: str | None = None  # a table of deliveries by key instead
-    key_format: KeyFormat = "text"  # how strings show keys there
-    max_age_ms: int | None = None  # a key that waits longer is a finding
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditPairOptions(AuditOptions):
-    """Options of audits of a source A and its copy B."""
-
-    a: AuditSource
-    b: AuditSource
-    renames: tuple[str, ...] = ()  # REGEX=REPLACEMENT: names of B's topics, and A's names for them
-    ignore_timestamps: bool = False  # copies have other timestamps
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditMirrorOptions(AuditPairOptions):
-    """Options of `audit mirror A B`."""
-
-    every_version: bool = False  # neither side is compacted
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditFailoverOptions(AuditPairOptions):
-    """Options of `audit failover A B --group GROUP`."""
-
-    group: str
-    offsets_archive: str | None = None  # has A's __consumer_offsets; None: A has
-    committed: str | None = None  # a file with the group's offsets instead
-    plan: str | None = None  # a file to write: the offsets in B
-
-
-def audit_side(text: str) -> AuditSource:
-    """Return the source that A or B names: an archive, STORE@GENERATION or STORE@current."""
-    store, at, generation = text.rpartition("@")
-    if not store or not at or not (generation == "current" or generation.isdecimal()):
-        return AuditSource(archive=text)
-    return AuditSource(store=store, generation=None if generation == "current" else int(generation))
-
-
-def check_audits(audits: str | None, *sides: AuditSource) -> None:
-    """Raise UsageError if nothing says which store holds the tables."""
-    if audits is None and all(side.store is None for side in sides):
-        raise UsageError(message="an archive has no tables of audits: name a place for them with --audits STORE")
-
-
-def audit_source(archive: str | None, store: str | None, generation: int | None, moved: str | None) -> AuditSource:
-    """Return what is audited. UsageError unless exactly one of archive and store is given."""
-    if (archive is None) == (store is None):
-        raise UsageError(message="audit needs either ARCHIVE or --store STORE")
-    if store is None and (generation is not None or moved is not None):
-        raise UsageError(message="--generation and --archive work only with --store")
-    return AuditSource(archive or moved, store, generation)
-
-
-def read_archive(
-    job: str, archive: str | None, store: str | None, generation: int | None, moved: str | None
-) -> str | None:
-    """Return where the archive is; None: where the store says. UsageError unless exactly one of archive and store is
-    given.
-    """
-    if (archive is None) == (store is None):
-        raise UsageError(message=f"{job} needs either ARCHIVE or --store STORE")
-    if store is None and (generation is not None or moved is not None):
-        raise UsageError(message="--generation and --archive work only with --store")
-    return archive or moved
-
-
-def check_lookup(given: Mapping[str, Any]) -> None:
-    """Raise UsageError unless these options of `lookup`, by name, go together."""
-    kinds = {
-        "--offset or --time": bool(given["offsets"] or given["times"]),
-        "--queries": given["queries"] is not None,
-        "--sizing": given["sizing"],
-        "--at": given["at"] is not None,
-    }
-    if sum(kinds.values()) != 1:
-        raise UsageError(message=f"lookup needs one of {', '.join(kinds)}")
-    if (given["queries"] is None) != (given["output"] is None):
-        raise UsageError(message="--queries and --output need each other")
-    if given["at"] is not None and given["store"] is None:
-        raise UsageError(message="--at needs --store STORE, which holds the table")
-    if given["at"] is None and (given["archive"] is None) == (given["store"] is None):
-        raise UsageError(message="lookup needs either ARCHIVE or --store STORE")
-    if given["generation"] is not None and (given["store"] is None or given["at"] is not None):
-        raise UsageError(message="--generation works only with --store, and not with --at")
-    if given["isolation"] == "read_committed" and (given["sizing"] or given["at"] is not None):
-        raise UsageError(message="--isolation works only with --offset, --time and --queries")
-    if given["at"] is None and (given["until"] is not None or not given["refresh"]):
-        raise UsageError(message="--until and --no-refresh work only with --at")
+    def validate(self) -> None:
+        """Raise UsageError unless one mode is chosen."""
+        super().validate()
+        if self.check + (self.output is not None) + self.in_place != 1:
+            raise UsageError(message="reindex needs one of --check, --output DIR and --in-place")
+        if self.exact and not self.in_place:
+            raise UsageError(message="--exact works only with --in-place")

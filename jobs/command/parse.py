@@ -159,6 +159,8 @@ def check_location(name: str, value: object) -> str:
         raise wrong_type(name, "a path or URI", value)
     refuse_secrets(found)
     check_text([found])
+    if "\0" in found:  # which no command line can hold
+        raise UsageError(message=f"{name}: expected a path without NUL, found {found!r}")
     return found
 
 

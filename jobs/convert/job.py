@@ -22,13 +22,14 @@ from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside
-from lastkey.jobs.command.options import ConvertOptions, RestoreOptions
+from lastkey.jobs.command.options import ConvertOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.stopping import EarlyEndError
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.convert.report import ConvertedPartition, ConvertReport
-from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY, UsageError
+from lastkey.jobs.errors import CONVERT_FULL, NOT_EMPTY
 from lastkey.jobs.restore.choose_generations import check_files, choose, list_apart
 from lastkey.jobs.restore.job import checkpoints_of, convert_settings
 from lastkey.jobs.spark.engine import chosen_engine, workers
@@ -72,8 +73,6 @@ class _Plan:
 def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
     """Convert the partitions of the topics."""
     started = time.perf_counter()
-    if (options.archive is None) == (options.store is None):
-        raise UsageError(message="convert needs either ARCHIVE or --store STORE")
     output = normal_uri(options.output)
     root = open_root(output)
     _check_begun(root)
@@ -151,7 +150,7 @@ def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
     targets = choose(tables, options.topics, None)
     manifests = manifests_of(tables, targets)
     archives = {t.archive_uri: open_root(normal_uri(t.archive_uri)) for t in targets}
-    list_apart(open_root(output), archives, RestoreOptions(uri, output, options.config, options.topics))
+    list_apart(open_root(output), archives, RestoreOptions(uri, output, config=options.config, topics=options.topics))
     side_files = check_files(tables, store, archives, targets, manifests)
     plan = _Plan(store.uri, notes=tables.notes)
     for t in targets:

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from lastkey.jobs import installation, vacuum
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import CompactOptions, VacuumOptions
+from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress, Silent
+from lastkey.jobs.command.store_options import EraseOptions, VacuumOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.plan_inputs import Erasures
 from lastkey.jobs.erase.key_files import key_set

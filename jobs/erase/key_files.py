@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from lastkey.jobs.command.options import KeyFormat
+from lastkey.jobs.command.option_groups import KeyFormat
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.udfs.audit.key_set import KeySet
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from lastkey.jobs.archive.listing import archive_root
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.erase_options import EraseOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, count, counted, size
+from lastkey.jobs.command.store_options import EraseOptions
 from lastkey.jobs.erase.places import Places, add_archive, add_store, appeared_since
 from lastkey.jobs.erase.search import Sought, search
 from lastkey.jobs.errors import JobError, MissingPathError

@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from lastkey.jobs import installation
-from lastkey.jobs.command.erase_options import EraseOptions
+from lastkey.jobs.command.store_options import EraseOptions
 from lastkey.jobs.command.whole_file import NEW, check_file
 from lastkey.jobs.erase.proof import FORMAT, new_proof
 from lastkey.jobs.erase.search import Sought

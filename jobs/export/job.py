@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.export import latest
@@ -116,14 +116,14 @@ def check_latest(options: ExportOptions) -> None:
 
 def check_output(uri: str, options: ExportOptions, partitions: Sequence[SourcePartition]) -> None:
     """Raise UsageError if the output and what is read lie in one another."""
-    read = {normal_uri(place) for place in (options.archive, options.store) if place is not None}
+    read = {normal_uri(place) for place in (options.archive_place, options.store) if place is not None}
     read |= {segment.root for one in partitions for segment in one.segments}
     check_apart(Place("--output", uri), *(Place("what is exported", place) for place in sorted(read)))
 
 
 def request_of(options: ExportOptions) -> dict[str, object]:
     """Return what decides the content of an export, as its file keeps it."""
-    source = [None if place is None else normal_uri(place) for place in (options.archive, options.store)]
+    source = [None if place is None else normal_uri(place) for place in (options.archive_place, options.store)]
     topics = {"topics": [*options.topics.include], "exclude": [*options.topics.exclude]}
     whose = {} if options.latest else topics | {"generation": options.generation}
     return whose | {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.command.options import ExportOptions
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.origin import HINT_LOST, Doubts, Origin, deleted_keys
 from lastkey.jobs.export.output import ExportFolder

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import functions as F  # noqa: N812
 
 from lastkey.jobs.archive.listing import listed as archive_of
-from lastkey.jobs.command.options import ExportOptions
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.read import MALFORMED, Extent, decoded, listed, observed, records_of, seen_by
 from lastkey.jobs.store.generations import check_runs, open_store
@@ -69,7 +69,7 @@ class Origin:
 def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Origin]:
     """Return the partitions that the options name, and where they come from."""
     if options.store is None:
-        archive = archive_of(normal_uri(options.archive or ""), options.topics)
+        archive = archive_of(normal_uri(options.archive_place or ""), options.topics)
         found = archive.partitions.items()
         logs, cleaned = {key: one.topic_id for key, one in found}, {key: one.cleaner_checkpoint for key, one in found}
         return listed(options), Origin(archive.root.uri, logs, cleaned)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.command.options import ExportOptions
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
@@ -56,7 +56,7 @@ class Seen:
 
 def listed(options: ExportOptions) -> list[SourcePartition]:
     """Return the partitions that the options name, by topic and number. Raise as the data source does."""
-    paths = () if options.archive is None else (options.archive,)
+    paths = () if options.archive_place is None else (options.archive_place,)
     asked = ReadOptions(
         "kafka_log",
         paths,
@@ -119,7 +119,7 @@ def _loaded(
     for number in sorted({one.generation for one in extents.values()}, key=lambda number: number or 0):
         some = {n: one for n, one in extents.items() if one.generation == number}
         where = {
-            "path": options.archive,
+            "path": options.archive_place,
             "store": options.store,
             "generation": number or options.generation,
             "assign": json.dumps({topic: sorted(some)}),

@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import parse_time
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import Report
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.archive.places import Place, check_apart, is_same
-from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import LAST_TIME_MS, check_topics, nearest, parse_time
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from lastkey.jobs.archive.listing import ArchivedPartition, listed
-from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import check_topics, nearest
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.lookup.store import generation_plans

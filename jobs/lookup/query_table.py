@@ -19,8 +19,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZType, TimestampType
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport, count, labelled, table
 from lastkey.jobs.errors import NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.spark import connector

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.command.reporting import JobReport, count, labelled, size, table
 from lastkey.jobs.spark.engine import each
 from lastkey.udfs.lookup.index_sizes import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lastkey.jobs.command.options import LookupOptions
 from lastkey.jobs.command.parse import check_topics
+from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import (
     generation_of,

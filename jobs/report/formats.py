@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lastkey.jobs.archive.listing import Archive
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.spark.engine import each
 from lastkey.udfs.groups import groups

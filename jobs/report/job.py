@@ -14,9 +14,9 @@ from itertools import islice
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command.config import Config, TopicSettings
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.parse import check_topics, unmatched_tables
 from lastkey.jobs.command.progress import BYTES, Progress
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.compact.plan_inputs import (
     input_from_archive,
     input_from_generation,
@@ -59,7 +59,7 @@ def run(options: ReportOptions, progress: Progress) -> ArchiveReport:
     output = checked_output(options.output, options.archives, options.stores)
     from lastkey.jobs.report.page import page_of  # noqa: PLC0415 - the plot library takes a second to load
 
-    one = not options.more_archives and not options.more_stores
+    one = len(options.archives) == 1 and len(options.stores) <= 1
     report = profile_archive(options, progress) if one else profile_archives(options, progress)
     at = time.perf_counter()
     report.output = output
@@ -81,7 +81,7 @@ def profile_archives(options: ReportOptions, progress: Progress) -> SeveralArchi
     uris = [normal_uri(uri) for uri in options.archives]
     check_distinct(uris)
     stores = stores_of(uris, [normal_uri(uri) for uri in options.stores])
-    begun = [_begin(replace(options, archive=uri, store=stores.get(uri))) for uri in uris]
+    begun = [_begin(replace(options, archives=uri, stores=stores.get(uri))) for uri in uris]
     parts = {name: one.report for name, one in zip(short_names(uris), begun, strict=True)}
     report = SeveralArchives(", ".join(uris), options.now_ms, ", ".join(stores.values()) or None, parts=parts)
     _profile(begun, options, report, progress)

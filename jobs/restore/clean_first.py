@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from lastkey.jobs.archive.places import is_same
 from lastkey.jobs.command.config import Config, TopicSettings
 from lastkey.jobs.command.job_modules import imported
-from lastkey.jobs.command.options import CompactOptions, RestoreOptions
+from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import NOT_CLEANED, RUNNING_MEANWHILE, ConflictError, RunningError, UsageError
 from lastkey.jobs.store.generations import Generation
 from lastkey.jobs.store.rows import RunRow

@@ -25,10 +25,10 @@ from lastkey.jobs.archive.broker_lock import locked
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import counted, size, tells_io
 from lastkey.jobs.command.stopping import result_of
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import BAD_LOG_START, OTHER_FORMAT, RESTORE_FULL, ConflictError, JobError
 from lastkey.jobs.restore.choose_generations import (
@@ -94,7 +94,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
         manifests = manifests_of(tables, targets)
         archives |= _archives(options, targets)
     side_files = check_files(tables, tables.root, archives, targets, manifests)
-    report.notes += before_resets(tables, targets) if options.generation or options.as_of_ms is not None else []
+    report.notes += before_resets(tables, targets) if options.generation or options.as_of is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
     plan = RestorePlan(tables.root, archives, targets, manifests, side_files)
     report.partitions = _restore(plan, output, options.config, progress)
@@ -108,10 +108,10 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
 
 def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[Generation]:
     """Return the generations to restore. Raise BAD_LOG_START if the log of one ends below its start."""
-    if options.as_of_ms is None:
+    if options.as_of is None:
         targets = choose(tables, options.topics, options.generation)
     else:
-        targets = choose_as_of(tables, options.topics, options.as_of_ms, notes)
+        targets = choose_as_of(tables, options.topics, options.as_of, notes)
     for target in targets:
         if target.log_start_offset > target.next_offset:
             shown = f"{target.name}, generation {target.generation}"

@@ -19,15 +19,9 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from lastkey.jobs.archive.listing import ArchivedPartition, list_archive
-from lastkey.jobs.command.options import (
-    ConvertOptions,
-    InspectOptions,
-    LookupOptions,
-    ReindexOptions,
-    ReportOptions,
-    VerifyOptions,
-)
+from lastkey.jobs.command.options import ConvertOptions, ReindexOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, ReportOptions
 from lastkey.jobs.compact.plan_inputs import input_from_archive, run_context, whole_plan
 from lastkey.jobs.convert.job import run as convert
 from lastkey.jobs.data_source.source import KafkaLog, columns_of
@@ -123,12 +117,12 @@ def verify_archive(root: Path, work: Path) -> Seen:
 
 
 def reindex_check(root: Path, work: Path) -> Seen:
-    return _reindexed(root, ReindexOptions(str(root), "check", CONFIG))
+    return _reindexed(root, ReindexOptions(str(root), check=True, config=CONFIG))
 
 
 def reindex_output(root: Path, work: Path) -> Seen:
     shutil.rmtree(work / "indexes", ignore_errors=True)
-    return _reindexed(root, ReindexOptions(str(root), "output", CONFIG, output=str(work / "indexes")))
+    return _reindexed(root, ReindexOptions(str(root), output=str(work / "indexes"), config=CONFIG))
 
 
 def _reindexed(root: Path, options: ReindexOptions) -> Seen:
@@ -148,8 +142,8 @@ def convert_and_back(root: Path, work: Path) -> Seen:
     """
     for name in ("there", "back"):
         shutil.rmtree(work / name, ignore_errors=True)
-    there = convert(ConvertOptions(str(root), str(work / "there"), "v3", config=CONFIG), Silent())
-    back = convert(ConvertOptions(str(work / "there"), str(work / "back"), "v2", config=CONFIG), Silent())
+    there = convert(ConvertOptions(str(root), output=str(work / "there"), to="v3", config=CONFIG), Silent())
+    back = convert(ConvertOptions(str(work / "there"), output=str(work / "back"), to="v2", config=CONFIG), Silent())
     new = [p for p in back.problems if (work / "there" / p.path).read_bytes() != (root / p.path).read_bytes()]
     if new and not there.problems:
         raise Failed(f"on the way back: {new[:3]}")
@@ -197,12 +191,12 @@ def look_up(root: Path, work: Path) -> Seen:
 def dump(root: Path, work: Path) -> Seen:
     """Print every file with its records, as text and as JSON, and search for a key and a time."""
     seen, shown = Seen(), []
-    everything = InspectOptions((str(root),), CONFIG, deep_iteration=True, print_data_log=True)
+    everything = InspectOptions((str(root),), config=CONFIG, deep_iteration=True, print_data_log=True)
     for options in (
         everything, replace(everything, as_json=True), replace(everything, key=b"a"),
         replace(everything, start_ms=START_MS + 3, end_ms=START_MS + 20, start_offset=2, end_offset=22),
-        InspectOptions((str(root),), CONFIG, verify_index_only=True),
-        InspectOptions((str(root),), CONFIG, index_sanity_check=True),
+        InspectOptions((str(root),), config=CONFIG, verify_index_only=True),
+        InspectOptions((str(root),), config=CONFIG, index_sanity_check=True),
     ):  # fmt: skip
         out = io.BytesIO()
         report = inspect(options, Silent(), out.write)
@@ -230,7 +224,7 @@ def _said(line: str) -> Problem:
 
 
 def report_profile(root: Path, work: Path) -> Seen:
-    options = ReportOptions(str(root), str(work / "page.html"), NOW_MS, CONFIG)
+    options = ReportOptions(str(root), str(work / "page.html"), now_ms=NOW_MS, config=CONFIG)
     report = profile_archive(options, Silent())
     shown = _written(report)
     return Seen(list(report.problems), shown)
@@ -240,7 +234,7 @@ def report_page(root: Path, work: Path) -> Seen:
     """Run the whole report job: figures, and a page on which nothing from the archive is markup."""
     page = work / "page.html"
     page.unlink(missing_ok=True)
-    report = write_report(ReportOptions(str(root), str(page), NOW_MS, CONFIG), Silent())
+    report = write_report(ReportOptions(str(root), str(page), now_ms=NOW_MS, config=CONFIG), Silent())
     shown = _written(report)
     needs_nothing_else(page.read_text(encoding="utf-8"))
     return Seen(list(report.problems), shown)

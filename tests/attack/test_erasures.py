@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs import rebuild_state, rollback, vacuum
-from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.compact import plan_inputs
 from lastkey.jobs.errors import ERASED_RECORDS, NO_GENERATION, JobError, UsageError
 from lastkey.jobs.topics import TopicFilter

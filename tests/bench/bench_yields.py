@@ -83,7 +83,7 @@ def _binary(rows: np.ndarray) -> pa.Array:
 def run_job(log: Log, store: Path, night: int, settings: dict[str, Any]) -> tuple[int, int]:
     """Compact once. Returns bytes read and written, and the bytes of the generation and what waits after it."""
     given = {"defaults": {"cleanup.policy": "compact"} | settings, "job": {"engine": "threads", "split.by": "none"}}
-    options = CompactOptions(str(log.archive), str(store), START_MS + night * DAY, config=parse_config(given))
+    options = CompactOptions(str(log.archive), str(store), now_ms=START_MS + night * DAY, config=parse_config(given))
     [result] = job.run(options, Silent()).results
     assert result.problem is None, result.problem
     if result.status == "not_due":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lastkey.jobs.command.config import load_config
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.command.reporting import size
 from lastkey.jobs.report import job as archive_report
 from tests.browser.chromium import chromium, look
@@ -80,10 +80,10 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     settings = load_config(str(ROOT / "examples/topics.toml"))
     out = {name: folder / f"{name}.html" for name in ("example", "hostile", "large", "many")}
     archive_report.run(
-        ReportOptions(str(ROOT / "examples/archive"), str(out["example"]), START_MS, config=settings), Silent()
+        ReportOptions(str(ROOT / "examples/archive"), str(out["example"]), now_ms=START_MS, config=settings), Silent()
     )
     write_partition(folder / "hostile/t-0", f"{HOSTILE}=1 {HOSTILE}=2 || {'long-key' * 7}=1 {'long-key' * 7}=2")
-    archive_report.run(ReportOptions(str(folder / "hostile"), str(out["hostile"]), START_MS), Silent())
+    archive_report.run(ReportOptions(str(folder / "hostile"), str(out["hostile"]), now_ms=START_MS), Silent())
     report = large(40, 30)
     report.notes = ["a-note-without-a-space-" * 20]
     out["large"].write_text(page_of(report))

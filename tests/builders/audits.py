@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.sources import archive_source
 from lastkey.jobs.command.config import Config
-from lastkey.jobs.command.options import EVERY_TOPIC
+from lastkey.jobs.command.kinds import EVERY_TOPIC
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.tables import open_state

@@ -47,7 +47,7 @@ def copy_logs(logs, target):
 
 def reindexed(archive, output, interval=4096):
     config = parse_config({"defaults": {"index.interval.bytes": interval}})
-    report = run(ReindexOptions(str(archive), "output", config=config, output=str(output)), Silent())
+    report = run(ReindexOptions(str(archive), config=config, output=str(output)), Silent())
     assert report.exit_code == 0, report.to_text()
 
 

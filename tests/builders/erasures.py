@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from lastkey.jobs import vacuum
 from lastkey.jobs.command.config import Config, parse_config
-from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import VacuumOptions, VerifyOptions
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import EraseOptions, VacuumOptions
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.erase.report import EraseReport
 from lastkey.jobs.verify import job as verify

@@ -25,7 +25,7 @@ EVENTS = ("open", "os.rename", "os.utime", "os.mkdir", "os.remove")
 
 
 def run(source: Path, output: Path) -> ConvertReport:
-    return convert.run(ConvertOptions(str(source), str(output), "v3", config=CONFIG), Silent())
+    return convert.run(ConvertOptions(str(source), output=str(output), to="v3", config=CONFIG), Silent())
 
 
 def killed_runs(archive: Path, work: Path, seed: int, cases: int) -> None:

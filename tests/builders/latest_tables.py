@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.export import job
 from lastkey.jobs.export.report import ExportReport
 from lastkey.jobs.store.latest import Stand, stand_of
@@ -91,7 +91,9 @@ class Place:
             (log.folder / "partition.metadata").write_bytes(write_partition_metadata(topic_id))
 
     def run(self, code: int = 0, **given) -> ExportReport:
-        report = job.run(ExportOptions(str(self.archive), str(self.output), "delta", latest=True, **given), Silent())
+        report = job.run(
+            ExportOptions(str(self.archive), output=str(self.output), format="delta", latest=True, **given), Silent()
+        )
         assert report.exit_code == code, report.to_text()
         return report
 

@@ -24,7 +24,8 @@ def run(root, mode="check", **options):
     if mode == "output":
         options.setdefault("output", str(root.parent / "output"))
     options.setdefault("config", EACH_BATCH)
-    return reindex.run(ReindexOptions(str(root), mode, **options), Silent())
+    chosen = {"check": {"check": True}, "in_place": {"in_place": True}, "output": {}}[mode]
+    return reindex.run(ReindexOptions(str(root), **chosen, **options), Silent())
 
 
 def not_same(report):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import json
 import logging
-import re
 import shutil
 import signal
 import subprocess
@@ -18,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 import lastkey
-from lastkey.jobs import api, api_audit
-from lastkey.jobs.command import cli, stopping
+from lastkey.jobs.command import cli, functions, stopping
 from lastkey.jobs.command.config import parse_config
+from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.errors import JobError, MachineError, MissingPathError, RunningError, UsageError
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.errors import AccessError, LogFormatError
@@ -57,27 +55,6 @@ def test_every_public_name_is_there_documented_and_its_home_s():
         _ = lastkey.compacted
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_a_function_has_every_option_of_its_command_with_its_default(job):
-    command = cli.lastkey.commands[job]
-    options = {param.name: param for param in command.params if param.name not in OF_PRINTING}
-    parameters = dict(inspect.signature(getattr(lastkey, job)).parameters)
-    needed = [option for option in command.params if option.required]
-    values = {option: (getattr(option.type, "choices", None) or ["X"])[0] for option in needed}
-    words = [word for o in needed for word in (o.opts[0], values[o])[-1 if o.opts[0] == o.name else 0 :]]
-    plain = command.make_context(job, words).params
-    assert parameters.pop("progress").default is False
-    assert set(parameters) == set(options)
-    for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty
-        assert required == options[name].required, name
-        if not required:
-            none = not (parameter.default or plain[name])  # None, False, or nothing of several: all the same
-            assert none or parameter.default == plain[name], name
-    told = inspect.getdoc(getattr(lastkey, job))
-    assert [name for name in parameters if not re.search(rf"\b{name}\b", told)] == []
-
-
 # -- what is asked for
 
 
@@ -94,7 +71,7 @@ def _sees(options, progress):
 def asked(monkeypatch):
     """Return a function that calls a job of the API, and returns the options that reach the job."""
     module = type("Job", (), {"run": staticmethod(_sees)})
-    monkeypatch.setattr(api, "imported", lambda job: module)
+    monkeypatch.setattr(functions, "imported", lambda job: module)
 
     def options(job, *args, **given):
         with pytest.raises(_Seen) as seen:
@@ -251,7 +228,7 @@ def test_what_stops_a_job_is_a_job_error_and_a_defect_stays_itself(error, kind, 
     def fails(options, progress):
         raise error
 
-    monkeypatch.setattr(api, "imported", lambda job: type("Job", (), {"run": staticmethod(fails)}))
+    monkeypatch.setattr(functions, "imported", lambda job: type("Job", (), {"run": staticmethod(fails)}))
     with pytest.raises(kind) as raised:
         lastkey.restore(tmp_path / "store", tmp_path / "out")
     if type(error) is OSError:
@@ -377,40 +354,34 @@ def test_an_archive_that_is_missing():
 @pytest.mark.parametrize(
     ("places", "given", "said"),
     [
-        (("key",), {}, "No such command 'key'"),
+        (("key",), {}, "audit: expected keys or delivery or mirror or failover, found 'key'"),
         (("keys", "archive"), {"partition_count": "t"}, "--partition-count: expected TOPIC=N"),
-        (("keys",), {}, "audit needs either ARCHIVE or --store STORE"),
+        (("keys",), {}, "audit keys needs either ARCHIVE or --store STORE"),
         (("keys", "archive"), {}, "name a place for them with --audits STORE"),
-        (("keys", "archive"), {"hidekeys": True}, "No such option '--hidekeys'"),
-        (("keys", "archive"), {"help": True}, "found a call for help"),
     ],
 )
 def test_an_audit_has_the_words_of_its_command(places, given, said):
     with pytest.raises(UsageError) as raised:
         lastkey.audit(*places, **given)
     assert said in raised.value.line()
-    with pytest.raises(TypeError, match="--most: expected text, a number"):
+    with pytest.raises(TypeError, match="most: expected a whole number"):
         lastkey.audit("keys", "archive", most=object())
+    with pytest.raises(TypeError, match=r"audit_keys\(\) got an unexpected keyword argument 'hidekeys'"):
+        lastkey.audit("keys", "archive", hidekeys=True)
 
 
-def test_an_audit_is_never_widened_by_an_empty_list(monkeypatch):
-    """Three of the options that may be repeated only add; each of the others narrows."""
-    words = []
-    monkeypatch.setattr(api_audit, "audit_call", lambda argv, config: words.append(argv) or (lambda progress: None))
-    for kind in cli.lastkey.commands["audit"].commands.values():
-        names = {option.opts[0][2:].replace("-", "_") for option in kind.params if option.multiple}
-        for name in names | {"generation"}:
-            for empty in ([], (), iter(()), [None], [[]]):
-                if name in ("exclude", "partition_count", "rename"):
-                    lastkey.audit(kind.name, "A", **{name: empty})
-                    assert words.pop() == [kind.name, "A"]
+def test_an_audit_is_never_widened_by_an_empty_list(asked):
+    """Some of the options that may be repeated only add; each of the others narrows."""
+    for name, command in COMMANDS.items():
+        kind = name.removeprefix("audit ")
+        places = ("A", "B") if kind in ("mirror", "failover") else ("A",)
+        least = {"audits": "S"} | ({"group": "g"} if kind == "failover" else {})
+        for option in [value.flag[2:].replace("-", "_") for value in command.values if value.kind.repeats]:
+            for empty in ([], (), iter(())) if name != kind else ():
+                if option in ("exclude", "partition_count", "rename"):
+                    asked("audit", kind, *places, **least, **{option: empty})
                     continue
-                with pytest.raises(UsageError) as raised:
-                    lastkey.audit(kind.name, "A", **{name: empty})
-                option = f"--{name.replace('_', '-')}"
-                assert (
-                    raised.value.line()
-                    == f"{option}: expected at least one value, found none; leave it out to take all"
-                )
-    lastkey.audit("keys", "A", topics=None, exclude=["a", "b"])
-    assert words == [["keys", "A", "--exclude", "a", "--exclude", "b"]]
+                with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}: expected at least one "):
+                    lastkey.audit(kind, *places, **least, **{option: empty})
+    taken = asked("audit", "keys", "A", audits="S", topics=None, exclude=["a", "b"])
+    assert (taken.topics.include, taken.topics.exclude) == ((), ("a", "b"))

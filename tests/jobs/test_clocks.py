@@ -12,8 +12,8 @@ import pytest
 
 from lastkey.jobs import vacuum
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.tables import open_state

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import DAMAGED_TABLE, FileSystemError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import delta, table, writing

@@ -13,15 +13,10 @@ import pytest
 
 from lastkey.jobs import inspect_log, vacuum
 from lastkey.jobs.archive.listing import listed
-from lastkey.jobs.command.options import (
-    InspectOptions,
-    LookupOptions,
-    ReindexOptions,
-    ReportOptions,
-    RestoreOptions,
-    VacuumOptions,
-)
+from lastkey.jobs.command.options import ReindexOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, ReportOptions
+from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import Selection
 from lastkey.jobs.errors import NOT_EMPTY
@@ -63,9 +58,11 @@ def test_an_archive_says_what_it_leaves_out(archive):
 @pytest.mark.slow
 def test_jobs_that_read_an_archive(archive, tmp_path):
     said = "3 names that are not UTF-8"
-    checked = reindex.run(ReindexOptions(str(archive), "check"), Silent())
+    checked = reindex.run(ReindexOptions(str(archive), check=True), Silent())
     assert (checked.exit_code, said in checked.to_text()) == (0, True)
-    page = archive_report.run(ReportOptions(str(archive), str(tmp_path / "page.html"), 1_790_000_000_000), Silent())
+    page = archive_report.run(
+        ReportOptions(str(archive), str(tmp_path / "page.html"), now_ms=1_790_000_000_000), Silent()
+    )
     assert (page.exit_code, said in page.to_text()) == (0, True)
     looked = lookup.run(LookupOptions(archive=str(archive), times=("earliest",)), Silent())
     assert (looked.exit_code, said in looked.to_text()) == (0, True)
@@ -97,7 +94,7 @@ def test_an_output_that_holds_such_a_name(archive, tmp_path):
     (tmp_path / "out" / NAMES[0]).mkdir()
     out = str(tmp_path / "out")
     for job in (
-        lambda: reindex.run(ReindexOptions(str(archive), "output", output=out), Silent()),
+        lambda: reindex.run(ReindexOptions(str(archive), output=out), Silent()),
         lambda: inspect_log.run(InspectOptions((str(archive),), output=out), Silent(), print),
         lambda: restore.run(RestoreOptions(str(maker.store), out), Silent()),
     ):

@@ -133,7 +133,7 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
 
 def test_a_conversion_into_the_bucket_that_was_cut_off_goes_on(tmp_path):
     uri, config = f"{BUCKET}/v3", parse_config({"job": {"engine": "threads"}})
-    options = ConvertOptions(f"{BUCKET}/archive", uri, "v3", config=config)
+    options = ConvertOptions(f"{BUCKET}/archive", output=uri, to="v3", config=config)
 
     with pytest.raises(KeyboardInterrupt), at_step("partition converted", interrupt, 2):
         convert.run(options, Silent())
@@ -143,7 +143,7 @@ def test_a_conversion_into_the_bucket_that_was_cut_off_goes_on(tmp_path):
     report = convert.run(options, Silent())
     assert report.exit_code == 0
     assert all(p.kept == p.segments for p in report.partitions)
-    convert.run(ConvertOptions(str(EXAMPLE), str(tmp_path / "v3"), "v3", config=config), Silent())
+    convert.run(ConvertOptions(str(EXAMPLE), output=str(tmp_path / "v3"), to="v3", config=config), Silent())
     assert objects_in(uri) == files_of(tmp_path / "v3")
 
 

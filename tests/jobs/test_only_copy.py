@@ -15,8 +15,8 @@ import pytest
 
 from lastkey.jobs import rebuild_state, rollback, vacuum
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.errors import UNDECIDED, MissingPathError
 from lastkey.jobs.store import manifests, table
 from lastkey.jobs.store.tables import open_state

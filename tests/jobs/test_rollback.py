@@ -14,14 +14,9 @@ from typing import Any
 import pytest
 
 from lastkey.jobs import rebuild_state, rollback, vacuum
-from lastkey.jobs.command.options import (
-    RebuildStateOptions,
-    RestoreOptions,
-    RollbackOptions,
-    VacuumOptions,
-    VerifyOptions,
-)
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.errors import NO_GENERATION, ConflictError, MissingPathError, UsageError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.rollback import RollbackReport

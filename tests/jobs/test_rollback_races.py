@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs import rebuild_state, rollback
-from lastkey.jobs.command.options import RebuildStateOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RollbackOptions
 from lastkey.jobs.errors import UNDECIDED, ConflictError
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.manifests import read_manifest, say_committed

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from lastkey.jobs import rollback, vacuum
-from lastkey.jobs.command.options import RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.errors import ConflictError, MissingPathError, UsageError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import writing

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from lastkey.jobs import rollback, vacuum
-from lastkey.jobs.command.options import RollbackOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RollbackOptions, VacuumOptions
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store.manifests import write_manifests
 from lastkey.jobs.store.tables import State

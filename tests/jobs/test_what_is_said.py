@@ -13,8 +13,8 @@ import pytest
 
 from lastkey.jobs import rebuild_state
 from lastkey.jobs.command import cli, reporting
-from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import DONE, PROBLEMS
 from tests.builders.logs import write_partition
 

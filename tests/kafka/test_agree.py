@@ -104,8 +104,9 @@ def batches_and_records(folder: Path) -> list[str]:
 
 def three_passes(logs: list[Log], work: Path, split: str) -> list[Path]:
     """Return the restored log directory of each pass, after comparing it with the broker's cleaner's."""
-    from lastkey.jobs.command.options import CompactOptions, RestoreOptions
+    from lastkey.jobs.command.options import CompactOptions
     from lastkey.jobs.command.progress import Silent
+    from lastkey.jobs.command.store_options import RestoreOptions
     from lastkey.jobs.compact import job as compact
     from lastkey.jobs.restore import job as restore
 
@@ -127,7 +128,7 @@ def three_passes(logs: list[Log], work: Path, split: str) -> list[Path]:
             )
             for log in logs
         )
-        options = CompactOptions(str(archive), str(store), now_ms, config, force=number > 0)
+        options = CompactOptions(str(archive), str(store), now_ms=now_ms, config=config, force=number > 0)
         report = compact.run(options, Silent())
         assert report.exit_code == 0, report.to_text()
         output = work / f"restored{number}"

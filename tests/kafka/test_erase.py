@@ -12,9 +12,8 @@ import pytest
 
 from lastkey.jobs import vacuum
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.erase_options import EraseOptions
-from lastkey.jobs.command.options import RestoreOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import EraseOptions, RestoreOptions, VacuumOptions
 from lastkey.jobs.erase import job as erase
 from lastkey.jobs.restore import job as restore
 from tests.builders.archives import COMPACT, Lab, put

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.restore import job as restore
@@ -44,7 +45,7 @@ def test_what_is_restored_from_an_archive_in_magic_3_is_served_as_from_one_in_ma
     )
     for magic in (2, 3):
         store = str(tmp_path / f"store-{magic}")
-        options = CompactOptions(str(tmp_path / f"archive-{magic}"), store, now_ms, config, force=True)
+        options = CompactOptions(str(tmp_path / f"archive-{magic}"), store, now_ms=now_ms, config=config, force=True)
         assert compact.run(options, Silent()).exit_code == 0
         assert restore.run(RestoreOptions(store, str(tmp_path / f"out-{magic}")), Silent()).exit_code == 0
     assert 3 in {log.read_bytes()[16] for log in files_in(tmp_path / "archive-3", "**/*.log")}
@@ -75,7 +76,7 @@ def test_a_broker_does_not_start_on_a_conversion_that_was_cut_off(
         """Convert back to magic 2, and end as by a signal before the given call of a step of the conversion."""
         output, config = tmp_path / step, parse_config({"job": {"engine": "threads"}})
         with pytest.raises(KeyboardInterrupt), at_step(step, interrupt, at):
-            convert.run(ConvertOptions(str(tmp_path / "archive"), str(output), "v2", config=config), Silent())
+            convert.run(ConvertOptions(str(tmp_path / "archive"), output=str(output), to="v2", config=config), Silent())
         return output
 
     half = cut_off("partition converted", 2)

@@ -18,8 +18,8 @@ import pytest
 
 from lastkey.jobs import replay
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import ReplayOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReplayOptions
 from lastkey.jobs.errors import NO_CLUSTER, UsageError
 from lastkey.jobs.replay import ReplayReport
 from lastkey.logformat.writing.segment_writer import SegmentWriter
@@ -108,7 +108,7 @@ def archived(folder: Path) -> list[Fields]:
 
 
 def options(broker: Broker, archive: Path, **given) -> ReplayOptions:
-    return ReplayOptions(str(archive), broker.bootstrap, engine="threads", **given)
+    return ReplayOptions(str(archive), bootstrap_server=broker.bootstrap, engine="threads", **given)
 
 
 def run(broker: Broker, archive: Path, code: int = 0, **given) -> ReplayReport:
@@ -250,4 +250,4 @@ def test_what_is_refused_before_anything_is_written(broker, tmp_path, monkeypatc
         run(broker, archive, renames=(".*=one",))
     monkeypatch.setattr(replay, "_SECONDS", 1.0)
     with raises_kind(NO_CLUSTER):
-        replay.run(ReplayOptions(str(archive), "127.0.0.1:1", engine="threads"), Silent())
+        replay.run(ReplayOptions(str(archive), bootstrap_server="127.0.0.1:1", engine="threads"), Silent())

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lastkey.jobs.archive import listing as archive
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.lookup.plans import archive_plans
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.topics import EVERY_TOPIC

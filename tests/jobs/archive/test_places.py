@@ -21,16 +21,10 @@ from lastkey.jobs.archive.places import (
     within_mount,
 )
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import (
-    CompactOptions,
-    InspectOptions,
-    LookupOptions,
-    ReindexOptions,
-    ReportOptions,
-    RestoreOptions,
-    VacuumOptions,
-)
+from lastkey.jobs.command.options import CompactOptions, ReindexOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import InspectOptions, LookupOptions, ReportOptions
+from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.lookup.query_table import run_table
@@ -221,9 +215,11 @@ INTO = ["{0}/link/new", "file://{0}/archive/new", "file:{0}/link/new", "{0}/arch
 def test_no_job_writes_into_an_archive(archive, spelt):
     into, before = spelt.format(archive.parent), files_of(archive)
     tried = {
-        "compact": lambda: compact.run(CompactOptions(str(archive), into, NOW_MS), Silent()),
-        "compact, the other way round": lambda: compact.run(CompactOptions(into, str(archive), NOW_MS), Silent()),
-        "reindex": lambda: reindex.run(ReindexOptions(str(archive), "output", output=into), Silent()),
+        "compact": lambda: compact.run(CompactOptions(str(archive), into, now_ms=NOW_MS), Silent()),
+        "compact, the other way round": lambda: compact.run(
+            CompactOptions(into, str(archive), now_ms=NOW_MS), Silent()
+        ),
+        "reindex": lambda: reindex.run(ReindexOptions(str(archive), output=into), Silent()),
         "inspect": lambda: inspect_log.run(InspectOptions((str(archive),), output=into), Silent(), print),
         "inspect, a partition": lambda: inspect_log.run(
             InspectOptions((str(archive / "users-0"),), output=into), Silent(), print
@@ -231,7 +227,7 @@ def test_no_job_writes_into_an_archive(archive, spelt):
         "inspect, a file": lambda: inspect_log.run(
             InspectOptions((str(next((archive / "users-0").glob("*.log"))),), output=into), Silent(), print
         ),
-        "report": lambda: archive_report.run(ReportOptions(str(archive), f"{into}.html", NOW_MS), Silent()),
+        "report": lambda: archive_report.run(ReportOptions(str(archive), f"{into}.html", now_ms=NOW_MS), Silent()),
         "lookup": lambda: run_table(
             LookupOptions(archive=str(archive), queries="q.csv", output=f"{into}.csv"), [], [], Silent()
         ),
@@ -271,11 +267,13 @@ def test_restore_and_vacuum(tmp_path, monkeypatch):
 def test_a_store_knows_its_archive_in_any_spelling(folder):
     write_partition(folder / "archive" / "t-0", "a=1 || a=2 || b=1")
     for archive in (f"file://{folder}/link/", str(folder / "archive")):
-        assert compact.run(CompactOptions(archive, str(folder / "store"), NOW_MS, config=COMPACTED), Silent()).results
+        assert compact.run(
+            CompactOptions(archive, str(folder / "store"), now_ms=NOW_MS, config=COMPACTED), Silent()
+        ).results
     shutil.copytree(folder / "archive", folder / "other" / "archive")
     with pytest.raises(UsageError, match="this store serves the archive"):
         compact.run(
-            CompactOptions(f"{folder}/other/archive", str(folder / "store"), NOW_MS, config=COMPACTED), Silent()
+            CompactOptions(f"{folder}/other/archive", str(folder / "store"), now_ms=NOW_MS, config=COMPACTED), Silent()
         )
     assert local_path("s3://bucket/key") is None
 

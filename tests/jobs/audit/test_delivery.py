@@ -28,7 +28,8 @@ from lastkey.jobs.audit.lags import (
     with_lags,
 )
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.options import AuditDeliveryOptions, AuditSource
+from lastkey.jobs.command.audit_options import AuditDeliveryOptions
+from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import duration
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
@@ -51,7 +52,7 @@ ORDERS = "a=1 b=1 a=2 c=1 | a=- b=2 d=1"
 
 def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
     source = given.pop("source", AuditSource(archive=str(archive)))
-    return run(AuditDeliveryOptions(source=source, audits=str(audits), **given), Silent())
+    return run(AuditDeliveryOptions(**vars(source), audits=str(audits), **given), Silent())
 
 
 def table_of(audits: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,8 @@ from lastkey.jobs.audit.failover_job import run
 from lastkey.jobs.audit.mirror_job import run as run_mirror
 from lastkey.jobs.audit.offset_files import read_offsets
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.options import AuditFailoverOptions, AuditMirrorOptions, audit_side
+from lastkey.jobs.command.audit_options import AuditFailoverOptions, AuditMirrorOptions
+from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import MissingPathError, UsageError
 from tests.builders.damage import flip

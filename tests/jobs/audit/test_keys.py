@@ -13,7 +13,7 @@ import pytest
 
 from lastkey.jobs.audit.keys import run
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
+from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.errors import DAMAGED_AUDIT, UsageError
 from lastkey.jobs.store.audits import audit_reads
@@ -31,7 +31,7 @@ GOLDEN = ("txn-zstd", "txn-hang", "two-parts", "v0-gzip", "v1-none", "lz4-append
 
 
 def audit(archive: Path, audits: Path, **given: Any) -> AuditReport:
-    return run(AuditKeysOptions(source=AuditSource(archive=str(archive)), audits=str(audits), **given), Silent())
+    return run(AuditKeysOptions(str(archive), audits=str(audits), **given), Silent())
 
 
 def table_of(audits: Path, name: str = "audit_keys") -> list[dict[str, Any]]:
@@ -186,12 +186,12 @@ def test_generations_share_what_was_read(spark, tmp_path):
     lab = Lab(None, tmp_path, {"topics": {"t": {"cleanup.policy": "compact"}}, "job": {"engine": "threads"}})
     write_partition(lab.archive / "t-0", "a=1 b=1 a=2 || c=1 b=2 || d=1")
     assert lab.run(START_MS).exit_code == 0
-    stored = AuditKeysOptions(source=AuditSource(store=str(lab.store)))
+    stored = AuditKeysOptions(store=str(lab.store))
     report = run(stored, Silent())
     assert report.exit_code == 0 and report.summary["versions"] == 4
     assert report.audits == str(lab.store)
     before = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(lab.archive.rglob("*.log")))).hexdigest()
-    both = run(AuditKeysOptions(source=AuditSource(archive=str(lab.archive)), audits=str(lab.store)), Silent())
+    both = run(AuditKeysOptions(str(lab.archive), audits=str(lab.store)), Silent())
     assert both.summary["versions"] == 6
     active = sorted((lab.archive / "t-0").glob("*.log"))[-1]
     assert both.bytes_read == sum(p.stat().st_size for p in lab.archive.rglob("*.log") if p != active)

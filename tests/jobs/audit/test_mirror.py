@@ -10,7 +10,8 @@ import pytest
 
 from lastkey.jobs.audit.mirror_job import run
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.command.options import AuditMirrorOptions, audit_side
+from lastkey.jobs.command.audit_options import AuditMirrorOptions
+from lastkey.jobs.command.kinds import audit_side
 from lastkey.jobs.command.progress import Silent
 from tests.builders.archives import COMPACT, HOUR, Lab
 from tests.builders.damage import flip

@@ -6,7 +6,8 @@ import pytest
 
 from lastkey.jobs.audit.pairs import Pair, names_in_a, unread
 from lastkey.jobs.audit.records import Gathered
-from lastkey.jobs.command.options import AuditSource, audit_side, check_audits
+from lastkey.jobs.command.audit_options import AuditMirrorOptions
+from lastkey.jobs.command.kinds import AuditSource, audit_side
 from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.errors import UsageError
 from lastkey.udfs.problem import Problem
@@ -61,9 +62,9 @@ def test_sides(text, source):
 
 def test_archives_need_a_place_for_tables():
     with pytest.raises(UsageError, match="--audits STORE"):
-        check_audits(None, AuditSource("a"), AuditSource("b"))
-    check_audits(None, AuditSource("a"), AuditSource(store="b"))
-    check_audits("c", AuditSource("a"), AuditSource("b"))
+        AuditMirrorOptions("a", "b").validate()
+    assert AuditMirrorOptions("a", "b@2").b == AuditSource(store="b", generation=2)
+    assert AuditMirrorOptions("a", "b", audits="c").audits == "c"
 
 
 def pair() -> Pair:

@@ -20,10 +20,11 @@ from deltalake.exceptions import DeltaError
 
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli, job_modules
-from lastkey.jobs.command.options import CompactOptions, RestoreOptions, VacuumOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, VerifyOptions
 from lastkey.jobs.command.progress import LogAboveTheBar
 from lastkey.jobs.command.reporting import PartitionLine, Work, before_after_table, size
 from lastkey.jobs.command.stopping import InterruptedRunError, TerminatedError
+from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.errors import MISSING_FILE, ConflictError
 from lastkey.jobs.spark import session, submit
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
@@ -86,17 +87,17 @@ def test_compact_takes_every_option_of_its_contract(job, capsys, tmp_path):
     assert options == CompactOptions(
         "A",
         "S",
-        1_700_000_000_000,
-        options.config,
-        TopicFilter(("o-*",)),
-        "threads",
-        "compact",
-        "drop",
-        "accept",
-        True,
-        True,
-        TopicFilter(("x*", "y", "z")),
-        True,
+        now_ms=1_700_000_000_000,
+        config=options.config,
+        topics=TopicFilter(("o-*",)),
+        engine="threads",
+        cleanup_policy="compact",
+        null_keys="drop",
+        gaps="accept",
+        sealed=True,
+        force=True,
+        reset=TopicFilter(("x*", "y", "z")),
+        dry_run=True,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lastkey.jobs import vacuum
-from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.manifests import check_files, write_manifests

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from lastkey.jobs import vacuum
-from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import VacuumOptions
 from lastkey.jobs.errors import RunningError
 from lastkey.jobs.store.leases import EXPIRY_SECONDS
 from lastkey.jobs.store.paths import MANIFEST

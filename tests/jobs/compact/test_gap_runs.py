@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.compact.needed import Needed
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.topics import TopicFilter

@@ -73,7 +73,7 @@ def test_verify_asks_for_no_epoch_below_the_log_start(lab: Lab) -> None:
     """DeleteRecords moved it; the archive's file, written before, still names the epochs of what is below."""
     offset_checkpoint(lab.archive / "log-start-offset-checkpoint", {"t-0": 5})
     assert later(lab) == "0\n2\n5 5\n7 6\n"
-    report = verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    report = verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent())
     assert report.problems == []
 
 
@@ -85,7 +85,9 @@ def test_what_lies_between_the_two_files_is_told_by_the_batches(lab: Lab, left: 
         shutil.copy(log, lab.archive / "t-0")
     give_up(lab, left)
     assert later(lab) == "0\n7\n0 0\n3 2\n5 4\n7 6\n8 9\n9 10\n10 13\n"
-    report = verify.run(VerifyOptions(str(lab.archive), str(lab.store), config=parse_config({})), Silent())
+    report = verify.run(
+        VerifyOptions(archive_moved=str(lab.archive), store=str(lab.store), config=parse_config({})), Silent()
+    )
     assert [checked.notes for checked in report.results] == [()]
 
 
@@ -118,4 +120,4 @@ def test_without_the_generations_own_the_archives_and_the_batches_are_taken(
 
 def verify_store(lab: Lab) -> list[Problem]:
     """Return the problems of the store."""
-    return verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent()).problems
+    return verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent()).problems

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lastkey.jobs.command.options import RestoreOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.restore import job as restore
 from lastkey.udfs.storage import make_private, open_root
 from tests.builders.archives import COMPACT, Lab, only_input, put

@@ -125,7 +125,7 @@ def test_smallest_timestamps_are_known(runs):
 
 
 def test_verify_accepts_a_store_with_expired_records(runs):
-    report = verify.run(VerifyOptions(None, str(runs.lab.store), config=parse_config({})), Silent())
+    report = verify.run(VerifyOptions(None, store=str(runs.lab.store), config=parse_config({})), Silent())
     assert report.exit_code == 0, report.to_text()
 
 
@@ -162,7 +162,7 @@ def test_a_store_of_an_older_version_goes_on(spark, cases, now_ms, tmp_path):
     held = [r.timestamp for b in decode_log((source / f"{first:020d}.log").read_bytes()) for r in b.records]
     report = lab.run(now_ms, settings=settings("task", now_ms, sorted(held)[len(held) // 2]))
     assert by_topic(report)["both"].status == "cleaned"
-    assert verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent()).exit_code == 0
+    assert verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent()).exit_code == 0
 
 
 def test_settings_that_contradict_each_other():
@@ -179,7 +179,7 @@ def test_settings_that_contradict_each_other():
 
 
 def verified(lab: Lab) -> tuple[int, str]:
-    report = verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    report = verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent())
     return report.exit_code, report.to_text()
 
 

@@ -12,8 +12,9 @@ import pytest
 from lastkey.jobs import runs
 from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import RunsOptions, VerifyOptions
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RunsOptions
 from lastkey.jobs.topics import TopicFilter
 from lastkey.jobs.verify import job as verify
 from lastkey.jobs.verify.plan_checks import plan_generation
@@ -52,7 +53,7 @@ def lose(folder: Path, *bases: int) -> None:
 
 
 def verified(lab: Lab) -> VerifyReport:
-    return verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    return verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent())
 
 
 def took(report: Any) -> list[tuple[str, int]]:

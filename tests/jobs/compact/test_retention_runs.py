@@ -118,7 +118,7 @@ def test_a_store_that_forgot_what_expired_says_that_it_came_back(runs):
 
 
 def test_verify_and_the_report(runs):
-    report = verify.run(VerifyOptions(None, str(runs.lab.store), config=parse_config({})), Silent())
+    report = verify.run(VerifyOptions(None, store=str(runs.lab.store), config=parse_config({})), Silent())
     assert report.exit_code == 0, report.to_text()
     text = runs.reports[0].to_text()
     assert "expired: plain-0: 1 segment by time (" in text

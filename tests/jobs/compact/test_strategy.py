@@ -11,8 +11,9 @@ import pytest
 
 from lastkey.jobs.archive.listing import listed
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import ReportOptions, VerifyOptions
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.errors import BAD_SETTING
 from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.verify import job as verify
@@ -78,7 +79,7 @@ def test_two_runs_and_what_verify_says(way, spark, now_ms, tmp_path):
     for strategy in STRATEGIES:
         left = [o for o in offsets(lab, manifests[strategy, 0][:-1]) if o != end - 1]  # the one that was the active one
         assert left == twin(grown, strategy)
-    report = verify.run(VerifyOptions(None, str(lab.store), config=parse_config({})), Silent())
+    report = verify.run(VerifyOptions(None, store=str(lab.store), config=parse_config({})), Silent())
     assert report.exit_code == 0, report.to_text()
     _under_another_story(lab)
 
@@ -114,7 +115,7 @@ def _under_another_story(lab: Lab) -> None:
 def test_the_report_says_how_it_counts(tmp_path: Path) -> None:
     drawn(random.Random(1), tmp_path / "archive")
     tables = {"topics": {"t": {"cleanup.policy": "compact", "compaction.strategy": "timestamp"}}}
-    given = ReportOptions(str(tmp_path / "archive"), "", 2_000_000_000_000, config=parse_config(tables))
+    given = ReportOptions(str(tmp_path / "archive"), "", now_ms=2_000_000_000_000, config=parse_config(tables))
     [profile] = profile_archive(given, Silent()).profiles
     assert profile.notes == ("t-0: dead records are counted by offset, not by timestamp",)
 

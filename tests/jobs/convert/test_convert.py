@@ -11,8 +11,9 @@ import pytest
 
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.convert.report import ConvertReport
@@ -37,7 +38,7 @@ def archive(cases: dict[str, Case], tmp_path: Path) -> Path:
 
 
 def run(source: Path, output: Path, to: str, **given: object) -> ConvertReport:
-    return convert.run(ConvertOptions(str(source), str(output), to, config=CONFIG, **given), Silent())  # type: ignore[arg-type]
+    return convert.run(ConvertOptions(str(source), output=str(output), to=to, config=CONFIG, **given), Silent())  # type: ignore[arg-type]
 
 
 def times_of(folder: Path) -> dict[str, int]:
@@ -82,8 +83,11 @@ def test_a_generation_in_magic_3_is_the_one_that_is_restored(
     )
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     store = str(tmp_path / "store")
-    assert compact.run(CompactOptions(str(archive), store, now_ms, config, force=True), Silent()).exit_code == 0
-    options = ConvertOptions(None, str(tmp_path / "v3"), "v3", store=store, config=config)
+    assert (
+        compact.run(CompactOptions(str(archive), store, now_ms=now_ms, config=config, force=True), Silent()).exit_code
+        == 0
+    )
+    options = ConvertOptions(None, output=str(tmp_path / "v3"), to="v3", store=store, config=config)
     there = convert.run(options, Silent())
     assert there.exit_code == 0, there.to_text()
     assert run(tmp_path / "v3", tmp_path / "v2", "v2").exit_code == 0
@@ -99,7 +103,7 @@ def test_a_store_does_not_go_on_with_a_converted_archive(archive: Path, cases: d
     given = {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)
     store = tmp_path / "store"
-    made = CompactOptions(str(archive), str(store), now_ms, parse_config(given), force=True)
+    made = CompactOptions(str(archive), str(store), now_ms=now_ms, config=parse_config(given), force=True)
     assert compact.run(made, Silent()).exit_code == 0
     run(archive, tmp_path / "v3", "v3")
     before = files_of(store / "segments")
@@ -142,7 +146,7 @@ def test_what_would_be_overwritten_or_lies_inside_is_refused(archive: Path, tmp_
     with raises_kind(NOT_EMPTY):
         run(archive, tmp_path / "full", "v3")
     with pytest.raises(UsageError, match="either ARCHIVE or --store"):
-        convert.run(ConvertOptions(None, str(tmp_path / "new"), "v3", config=CONFIG), Silent())
+        ConvertOptions(None, output=str(tmp_path / "new"), to="v3", config=CONFIG).validate()
 
 
 @pytest.mark.spark

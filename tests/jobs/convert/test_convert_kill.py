@@ -57,7 +57,7 @@ def test_another_conversion_or_a_changed_archive_is_not_gone_on_with(archive: Pa
     assert in_child(archive, output, 60) == -1
     before = files_of(output)
     with raises_kind(NOT_EMPTY, match=r"convert\.part of another conversion"):
-        convert.run(ConvertOptions(str(archive), str(output), "v2", config=CONFIG), Silent())
+        convert.run(ConvertOptions(str(archive), output=str(output), to="v2", config=CONFIG), Silent())
     log = files_in(archive, "**/none-tomb-0/*.log")[-1]
     times = log.stat()
     os.utime(log, ns=(times.st_mtime_ns + 10**9,) * 2)

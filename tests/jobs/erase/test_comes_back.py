@@ -14,8 +14,9 @@ import pytest
 import lastkey
 from lastkey.jobs import rebuild_state, rollback
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, RollbackOptions, VerifyOptions
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RestoreOptions, RollbackOptions
 from lastkey.jobs.errors import ERASED_RECORDS, RunningError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.topics import TopicFilter

@@ -15,14 +15,9 @@ import pytest
 
 from lastkey.jobs import rebuild_state, rollback, vacuum
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import (
-    CompactOptions,
-    RebuildStateOptions,
-    RestoreOptions,
-    RollbackOptions,
-    VacuumOptions,
-)
+from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RestoreOptions, RollbackOptions, VacuumOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact import waves
 from lastkey.jobs.compact.commit_rows import commit_of
@@ -162,7 +157,7 @@ def test_nothing_from_before_is_brought_back(tmp_path: Path) -> None:
     for refused in (
         lambda: rollback.run(RollbackOptions(store, 1), Silent()),
         lambda: restore.run(RestoreOptions(store, str(tmp_path / "out"), generation=1), Silent()),
-        lambda: restore.run(RestoreOptions(store, str(tmp_path / "out"), as_of_ms=_began(world, 1)), Silent()),
+        lambda: restore.run(RestoreOptions(store, str(tmp_path / "out"), as_of=_began(world, 1)), Silent()),
     ):
         with raises_kind(ERASED_RECORDS, match=erasure):
             refused()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs import vacuum
-from lastkey.jobs.command.options import VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import VacuumOptions
 from tests.builders.archives import COMPACT
 from tests.builders.erasures import Erasures, places_of, records_of, table_of
 from tests.builders.leases import expire_leases

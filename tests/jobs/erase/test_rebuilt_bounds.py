@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from lastkey.jobs import rebuild_state
-from lastkey.jobs.command.options import RebuildStateOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, UsageError
 from lastkey.jobs.store.erasures import bounds_of
 from lastkey.jobs.topics import TopicFilter

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.audit.keys import run as audit_keys
+from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import AuditKeysOptions, AuditSource
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.erase.key_files import key_set
 from lastkey.jobs.errors import UsageError
@@ -117,8 +117,7 @@ def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture
 
 def test_keys_in_the_tables_of_audits(spark: Any, lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for hide in (False, True):
-        source = AuditSource(archive=str(lab / "archive"))
-        audit_keys(AuditKeysOptions(source=source, audits=str(lab / "store"), hide_keys=hide), Silent())
+        audit_keys(AuditKeysOptions(str(lab / "archive"), audits=str(lab / "store"), hide_keys=hide), Silent())
     code, told = check(capsys, lab, "--key", THERE)
     held = [place for place in told["searched"]["places"] if place["searched_as"] == "table"]
     # the keys are in two records and in an older version of `audit_keys`, their hashes in two records and in the newest

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.errors import NOT_EMPTY, UsageError
 from lastkey.jobs.export import job
 from lastkey.jobs.export.output import MARK, ExportFolder
@@ -39,7 +39,7 @@ def archive(tmp_path_factory) -> Path:
 
 
 def options(archive: Path | None, output: Path, kind: str = "parquet", **given) -> ExportOptions:
-    return ExportOptions(None if archive is None else str(archive), str(output), kind, **given)
+    return ExportOptions(None if archive is None else str(archive), output=str(output), format=kind, **given)
 
 
 def export(archive: Path | None, output: Path, kind: str = "parquet", **given):

@@ -13,8 +13,8 @@ from uuid import UUID
 
 import pytest
 
-from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.errors import NOT_EMPTY, ConflictError, UsageError
 from lastkey.jobs.export import job, latest
 from lastkey.jobs.export.report import ExportReport
@@ -78,7 +78,7 @@ def damaged(log: Log, rng: random.Random) -> Iterator[None]:
 
 def run_any(place: Place) -> ExportReport:
     """Run, whatever the exit code: a batch that nobody reads may be the damaged one."""
-    given = ExportOptions(str(place.archive), str(place.output), "delta", latest=True)
+    given = ExportOptions(str(place.archive), output=str(place.output), format="delta", latest=True)
     return job.run(given, Silent())
 
 
@@ -252,6 +252,6 @@ def test_another_run_meanwhile_is_a_conflict(spark, tmp_path, monkeypatch):
 
 def test_what_does_not_go_with_latest(tmp_path):
     with pytest.raises(UsageError, match="needs --format delta"):
-        job.run(ExportOptions("a", "b", "parquet", latest=True), Silent())
+        job.run(ExportOptions("a", output="b", format="parquet", latest=True), Silent())
     with pytest.raises(UsageError, match="gives different keys different values"):
-        job.run(ExportOptions("a", "b", "delta", latest=True, key_decoder="uuid"), Silent())
+        job.run(ExportOptions("a", output="b", format="delta", latest=True, key_decoder="uuid"), Silent())

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from lastkey.jobs.command.options import ExportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.export import job
 from lastkey.jobs.export.report import ExportReport
 from lastkey.jobs.topics import TopicFilter
@@ -40,7 +40,9 @@ class StorePlace(Place):
         make_older(self.lab.root, 24)
 
     def run(self, code: int | None = 0, **given) -> ExportReport:
-        options = ExportOptions(None, str(self.output), "delta", store=str(self.lab.store), latest=True, **given)
+        options = ExportOptions(
+            None, output=str(self.output), format="delta", store=str(self.lab.store), latest=True, **given
+        )
         report = job.run(options, Silent())
         assert code in (None, report.exit_code), report.to_text()
         return report

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import Config, load_config, parse_config
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.command.reporting import size
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report import job as archive_report
@@ -243,7 +243,7 @@ def test_the_history_counts_what_retention_left_as_runs_does(tmp_path, capsys):
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     (partition,) = run["partitions"]
     assert partition["expired"]
-    report = profile_archive(options(tmp_path / "archive", store=str(tmp_path / "store")), Silent())
+    report = profile_archive(options(tmp_path / "archive", stores=str(tmp_path / "store")), Silent())
     from lastkey.jobs.report.page_rows import history_rows  # loads the plot library
 
     ((*_, read, kept, _, _, _),) = history_rows(report)
@@ -270,7 +270,7 @@ def test_joined_columns_say_so(page):
 
 def test_the_archive_that_ships_with_the_project_is_as_readme_says():
     given = ReportOptions(
-        str(ROOT / "examples/archive"), "", START_MS, config=load_config(str(ROOT / "examples/topics.toml"))
+        str(ROOT / "examples/archive"), "", now_ms=START_MS, config=load_config(str(ROOT / "examples/topics.toml"))
     )
     found = {p.name(): p for p in profile_archive(given, Silent()).profiles}
     shown = re.findall(r"^(\w+-\d) +clean +([\d,]+)  -> +([\d,]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -348,8 +348,8 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     uri, store = str(ROOT / "examples/archive"), str(tmp_path / "store")
     settings = load_config(str(ROOT / "examples/topics.toml"))
     now_ms = 1_800_000_000_000
-    done = compact(CompactOptions(uri, store, now_ms, settings, topics=TopicFilter(("users",))), Silent())
-    given = ReportOptions(uri, str(tmp_path / "page.html"), now_ms, settings, store=store)
+    done = compact(CompactOptions(uri, store, now_ms=now_ms, config=settings, topics=TopicFilter(("users",))), Silent())
+    given = ReportOptions(uri, str(tmp_path / "page.html"), now_ms=now_ms, config=settings, stores=store)
     found = archive_report.run(given, Silent())
     for result in done.results:
         key = (result.topic, result.partition)
@@ -369,17 +369,17 @@ def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(s
     table = found_table(store)
     table.update(updates={"archive_uri": f"'{copy}'"})
     unnamed = profile_archive(
-        ReportOptions(str(copy), "", now_ms, topics=TopicFilter(("users",)), store=store), Silent()
+        ReportOptions(str(copy), "", now_ms=now_ms, topics=TopicFilter(("users",)), stores=store), Silent()
     )
     assert [(p.name(), p.compacted) for p in unnamed.profiles] == [("users-0", True)], "by its generation"
     assert any(note.startswith("users-1: no longer in the archive, but the store holds") for note in unnamed.notes)
     with pytest.raises(UsageError, match="this store serves"):
-        profile_archive(ReportOptions(str(tmp_path), "", now_ms, store=store), Silent())
+        profile_archive(ReportOptions(str(tmp_path), "", now_ms=now_ms, stores=store), Silent())
 
 
 def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
     lab = run_nights(tmp_path)
-    report = archive_report.run(options(lab.archive, store=str(lab.store)), Silent())
+    report = archive_report.run(options(lab.archive, stores=str(lab.store)), Silent())
     said = json.loads(json.dumps(report.to_json()))["yields"]
     runs = report.history["t", 0][::-1]
     rows = lab.state().segments_of([(("t", 0), run.generation_after, run.run_id) for run in runs])
@@ -408,7 +408,7 @@ def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
 
 def test_a_store_without_runs_by_yield_shows_none(tmp_path):
     lab = run_nights(tmp_path, NIGHTS[:2], **{"compaction.schedule": "full"})
-    report = archive_report.run(options(lab.archive, store=str(lab.store)), Silent())
+    report = archive_report.run(options(lab.archive, stores=str(lab.store)), Silent())
     assert report.yields.to_json() == {"generations": [], "segments": []}
     assert "by yield" not in report.to_text() + (tmp_path / "report.html").read_text()
 

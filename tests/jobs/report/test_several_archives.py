@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.options import ReportOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.job import profile_archive, profile_archives
 from lastkey.jobs.report.several import short_names
@@ -38,8 +38,8 @@ def archives(tmp_path: Path) -> list[Path]:
 
 
 def asked(archives: list[Path], **given) -> ReportOptions:
-    first, *more = map(str, archives)
-    return ReportOptions(first, "", NOW_MS, more_archives=tuple(more), **({"cleanup_policy": "compact"} | given))
+    given = {"cleanup_policy": "compact", "topics": "*"} | given
+    return ReportOptions(map(str, archives), "", now_ms=NOW_MS, **given)
 
 
 def test_a_page_of_several_names_the_archive_on_every_row(archives, tmp_path):
@@ -94,16 +94,16 @@ def test_no_archive_counts_twice(archives, tmp_path):
 def test_each_store_goes_with_the_archive_that_it_serves(archives, tmp_path):
     lab = run_nights(tmp_path / "nights", NIGHTS[:2])
     store = str(lab.store)
-    report = profile_archives(asked([*archives, lab.archive], store=store), Silent())
-    alone = profile_archive(ReportOptions(str(lab.archive), "", NOW_MS, store=store), Silent())
+    report = profile_archives(asked([*archives, lab.archive], stores=store), Silent())
+    alone = profile_archive(ReportOptions(str(lab.archive), "", now_ms=NOW_MS, stores=store), Silent())
     assert [place[2] for place in report.places] == [None, None, None, store]
     (name,) = [name for name, part in report.parts.items() if part.store]
     assert report.history == {(f"{name}/{t}", n): rows for (t, n), rows in alone.history.items()}
     with pytest.raises(UsageError, match=rf"this store serves the archive {lab.archive}; expected one of "):
-        profile_archives(asked(archives, store=store), Silent())
+        profile_archives(asked(archives, stores=store), Silent())
     shutil.copytree(store, tmp_path / "copy")
     with pytest.raises(UsageError, match="both serve"):
-        profile_archives(asked([lab.archive], store=store, more_stores=(str(tmp_path / "copy"),)), Silent())
+        profile_archives(asked([lab.archive], stores=(store, str(tmp_path / "copy"))), Silent())
 
 
 @pytest.mark.parametrize(

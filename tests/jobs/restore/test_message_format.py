@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from lastkey.jobs.command.config import parse_config
-from lastkey.jobs.command.options import CompactOptions, ConvertOptions, RestoreOptions, VerifyOptions
+from lastkey.jobs.command.options import CompactOptions, ConvertOptions, VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.convert import job as convert
 from lastkey.jobs.errors import OTHER_FORMAT
@@ -47,7 +48,7 @@ def stored(archive: Path, work: Path, now_ms: int) -> RestoreReport:
     """Compact an archive twice, and restore."""
     store = work / "store"
     for number in range(2):
-        options = CompactOptions(str(archive), str(store), now_ms + number * DAY_MS, CONFIG, force=True)
+        options = CompactOptions(str(archive), str(store), now_ms=now_ms + number * DAY_MS, config=CONFIG, force=True)
         report = compact.run(options, Silent())
         assert report.exit_code == 0, report.to_text()
         checked = verify.run(VerifyOptions(store=str(store), config=CONFIG), Silent())
@@ -140,14 +141,14 @@ def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -
     for base, data in logs.items():
         (tmp_path / "archive" / "t-0" / f"{base:020d}.log").write_bytes(data)
     newer = as_v3(tmp_path / "archive", tmp_path / "newer")
-    made = CompactOptions(str(newer), str(tmp_path / "store"), DAY_MS, CONFIG, force=True)
+    made = CompactOptions(str(newer), str(tmp_path / "store"), now_ms=DAY_MS, config=CONFIG, force=True)
     assert compact.run(made, Silent()).exit_code == 0
     small = replace(CONFIG, topics={"t": {"max_decompressed_batch_bytes": 1 << 20}})
     options = RestoreOptions(str(tmp_path / "store"), str(tmp_path / "out"), config=small)
     with raises_kind(OTHER_FORMAT, match=r"00001\.log at byte 0.*max\.decompressed\.batch\.bytes"):
         restore.run(options, Silent())
     assert not (tmp_path / "out").exists()
-    report = convert.run(ConvertOptions(str(newer), str(tmp_path / "v2"), "v2", config=small), Silent())
+    report = convert.run(ConvertOptions(str(newer), output=str(tmp_path / "v2"), to="v2", config=small), Silent())
     assert report.exit_code == 3
     assert [problem.kind for problem in report.found] == ["bomb"]
     assert [path.stem for path in files_in(tmp_path / "v2", "t-0/*.log")] == [f"{0:020d}"]

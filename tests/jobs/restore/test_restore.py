@@ -9,8 +9,8 @@ import pytest
 from lastkey.jobs import rollback
 from lastkey.jobs.command import failures
 from lastkey.jobs.command.cli import main
-from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions, RollbackOptions
 from lastkey.jobs.errors import (
     BAD_LOG_START,
     DONE,
@@ -127,7 +127,7 @@ def three_days(maker):
     [(NOON + DAY, 1), (NOON + 2 * DAY - 1, 1), (NOON + 2 * DAY, 2), (NOON + 3 * DAY - 1, 2), (NOON + 9 * DAY, 3)],
 )
 def test_the_generation_that_was_current_at_a_time(three_days, at_ms, generation):
-    report = _restore(three_days, as_of_ms=at_ms)
+    report = _restore(three_days, as_of=at_ms)
     of_u = {"u": 1} if generation == 3 else {}
     assert {p.topic: p.generation for p in report.partitions} == {"t": generation} | of_u
     log = three_days.folder / "out" / "t-0" / "00000000000000000000.log"
@@ -143,16 +143,16 @@ def test_a_time_that_a_wrong_clock_makes_doubtful_is_said(maker, back):
         maker.generation("t", 0, number, {0: bytes([number]) * 9}, started_ms=time_ms)
     said = "t-0: a clock was wrong: generation "
     for n, (at_ms, doubtful) in enumerate(((NOON + DAY, True), (NOON + 20 * DAY, False))):
-        notes = _restore(maker, as_of_ms=at_ms, output=str(maker.folder / f"out{n}")).notes
+        notes = _restore(maker, as_of=at_ms, output=str(maker.folder / f"out{n}")).notes
         assert any(note.startswith(said) for note in notes) == doubtful
     assert not any(said in note for note in _restore(maker).notes)
 
 
 def test_a_rollback_counts_from_its_time_on(three_days):
     rollback.run(RollbackOptions(str(three_days.store), 1), Silent())
-    report = _restore(three_days, as_of_ms=NOON + 3 * DAY)
+    report = _restore(three_days, as_of=NOON + 3 * DAY)
     assert {p.topic: p.generation for p in report.partitions} == {"t": 3, "u": 1}
-    report = _restore(three_days, as_of_ms=2**62, output=str(three_days.folder / "now"))
+    report = _restore(three_days, as_of=2**62, output=str(three_days.folder / "now"))
     assert {p.topic: p.generation for p in report.partitions} == {"t": 4, "u": 1}
 
 
@@ -163,10 +163,10 @@ def test_a_time_of_which_nothing_is_left_names_the_oldest_that_is(three_days):
         "2023-11-17 12:00:00.000Z on, when generation 2 was made, the oldest that is left"
     )
     with raises_kind(NO_GENERATION) as raised:
-        _restore(three_days, as_of_ms=NOON + DAY, topics=TopicFilter(("t",)))
+        _restore(three_days, as_of=NOON + DAY, topics=TopicFilter(("t",)))
     assert said in raised.value.line()
     with raises_kind(NO_GENERATION, match=r"not yet committed at 2023-11-15 .*expected a time from 2023-11-16"):
-        _restore(three_days, as_of_ms=NOON)
+        _restore(three_days, as_of=NOON)
     assert not (three_days.folder / "out").exists()
 
 

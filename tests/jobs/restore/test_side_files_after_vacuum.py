@@ -7,8 +7,9 @@ import os
 import pytest
 
 from lastkey.jobs import vacuum
-from lastkey.jobs.command.options import RestoreOptions, VacuumOptions, VerifyOptions
+from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.verify import job as verify
 from tests.builders.archives import COMPACT, HOUR, Lab

@@ -13,7 +13,7 @@ import pytest
 
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.config import Engine
+from lastkey.jobs.command.config import Engine, load_config
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.reporting import JobReport, Work
@@ -78,11 +78,11 @@ def test_the_option_wins_over_the_setting_and_that_over_the_default(tmp_path: Pa
         (None, None, True, "spark"), (None, None, False, "auto"), (None, "threads", True, "threads"),
         ("spark", "threads", False, "spark"), ("auto", "spark", True, "auto"),
     ):  # fmt: skip
-        config = cli.load_config(None)
+        config = load_config(None)
         if setting:
             path = tmp_path / "c.toml"
             path.write_text(f'[job]\nengine = "{setting}"\nspark.from.bytes = 5\nsplit.by = "none"\nsplit.bytes = 9\n')
-            config = cli.load_config(str(path))
+            config = load_config(str(path))
         assert engine.chosen_engine(VerifyOptions("a", engine=given, config=config), writes=writes) == expected
 
 

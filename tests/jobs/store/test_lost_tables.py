@@ -11,8 +11,8 @@ import pytest
 
 from lastkey.jobs import rebuild_state, vacuum
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.options import RebuildStateOptions, RestoreOptions, VacuumOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RebuildStateOptions, RestoreOptions, VacuumOptions
 from lastkey.jobs.errors import ConflictError, JobError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import writing

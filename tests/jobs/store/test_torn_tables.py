@@ -9,8 +9,8 @@ from deltalake.exceptions import DeltaError
 
 from lastkey.jobs import rollback
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.options import RestoreOptions, RollbackOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.store_options import RestoreOptions, RollbackOptions
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.store import table, torn, writing

@@ -1,0 +1,80 @@
+"""Public functions that are commands: `command` makes one from the declaration of its options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+from lastkey.jobs.command.declare import Value, values_of
+from lastkey.jobs.command.failures import raises_job_errors
+from lastkey.jobs.command.job_modules import imported
+from lastkey.jobs.command.option_groups import JobOptions, Printing
+from lastkey.jobs.command.progress import Bar, Silent
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Command: what it does, its options, and those of the command line alone, which say how it prints."""
+
+    options: type[JobOptions]
+    printing: tuple[type, ...]
+    doc: str
+    function: Callable[..., Any]
+
+    @property
+    def values(self) -> list[Value[Any, Any]]:
+        """Options and arguments of the command line."""
+        found = [value for kind in (self.options, *self.printing) for value in values_of(kind)]
+        return [value for value in found if value.on_command_line]
+
+
+COMMANDS: Final[dict[str, Command]] = {}  # by name, in the order of the help
+
+
+def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Callable[[], R]], Callable[P, R]]:
+    """Make a function that runs a job from one that has its name, its documentation and the type of its report.
+
+    options: the class of the job's options, which are the function's parameters. printing: declarations that the
+    command line has in addition to those of every command.
+    """
+    kind = cast("type[JobOptions]", options)
+
+    def made(stub: Callable[[], R]) -> Callable[P, R]:
+        signature = inspect.signature(kind).replace(return_annotation=inspect.signature(stub).return_annotation)
+
+        def run(*args: P.args, **given: P.kwargs) -> R:
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:
+                raise TypeError(f"{stub.__name__}() {error}") from None
+            asked = options(*args, **given)
+            asked.validate()
+            if not isinstance(asked.progress, bool):
+                return cast("R", imported(kind.job).run(asked, asked.progress))
+            with closing(Bar() if asked.progress else Silent()) as shown:
+                return cast("R", imported(kind.job).run(asked, shown))
+
+        doc = inspect.cleandoc(stub.__doc__ or "")
+        run.__name__, run.__qualname__, run.__module__ = stub.__name__, stub.__name__, stub.__module__
+        run.__doc__ = f"{doc}\n\nParameters:\n{_parameters(kind)}"
+        run.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks for
+        function = raises_job_errors(run)
+        COMMANDS[kind.job] = Command(kind, (*printing, Printing), doc, function)
+        return function
+
+    return made
+
+
+def _parameters(kind: type[JobOptions]) -> str:
+    """Return a line for each parameter, with its default."""
+    shown = [
+        f"    {value.name}: {value.help}" + (f" Default: {value.shown_default}." if value.shown_default else "")
+        for value in values_of(kind)
+    ]
+    return "\n".join(shown)

@@ -1,0 +1,378 @@
+"""Kinds of values that options take: each check and conversion once, for the command line and for programs."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from lastkey.jobs.command.config import Config, load_config, parse_config
+from lastkey.jobs.command.declare import Value, ValueKind
+from lastkey.jobs.command.parse import (
+    check_location,
+    check_text,
+    parse_counts,
+    parse_duration,
+    parse_filter,
+    parse_globs,
+    parse_partitions,
+    parse_span,
+    parse_time,
+    wrong_type,
+)
+from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.logformat.storage.locations import refuse_secrets
+
+Given = TypeVar("Given")
+Held = TypeVar("Held")
+Name = TypeVar("Name", bound=str)
+Some = TypeVar("Some")
+Location = str | os.PathLike[str]  # a path, or a URI such as s3://bucket/archive
+Globs = str | Iterable[str]  # globs of topics' names: one text with commas between them, or several
+Settings = Location | Mapping[str, Any] | Config  # a TOML file, its tables as dictionaries, or checked settings
+
+# Types of the commonest options
+Flag = Value[bool, bool]
+Place = Value[Location, str]
+MaybePlace = Value[Location | None, str | None]
+MaybeNumber = Value[int | None, int | None]
+Text = Value[str, str]
+MaybeText = Value[str | None, str | None]
+
+
+def maybe(kind: ValueKind[Given, Held]) -> ValueKind[Given | None, Held | None]:
+    """Return the kind that takes None too, for an option that is not given."""
+
+    def check(option: Value[Any, Any], value: object) -> Held | None:
+        return None if value is None else kind.check(option, value)
+
+    return ValueKind(check, kind.metavar, kind.from_text, kind.choices, kind.completes, kind.repeats, kind.is_flag)
+
+
+def _flag(option: Value[Any, Any], value: object) -> bool:
+    if not isinstance(value, bool):
+        raise wrong_type(option.name, "True or False", value)
+    return value
+
+
+def _text(option: Value[Any, Any], value: object) -> str:
+    """Check a text, as the command line checks every word but a key: it may not hold credentials."""
+    if not isinstance(value, str):
+        raise wrong_type(option.name, "text", value)
+    refuse_secrets(value)
+    check_text([value])
+    return value
+
+
+def _location(option: Value[Any, Any], value: object) -> str:
+    return check_location(option.name, value)
+
+
+def number(least: int | None = None, most: int | None = None, metavar: str = "N") -> ValueKind[int, int]:
+    """Return the kind of whole numbers from `least` to `most`."""
+
+    def from_text(option: Value[Any, Any], text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise option.wrong("a whole number", repr(text)) from None
+
+    def check(option: Value[Any, Any], value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise wrong_type(option.name, "a whole number", value)
+        if least is not None and value < least:
+            raise option.wrong(f"at least {least}", value)
+        if most is not None and value > most:
+            raise option.wrong(f"at most {most}", value)
+        return value
+
+    return ValueKind(check, metavar, from_text)
+
+
+def real(least: float, most: float = math.inf, metavar: str = "N") -> ValueKind[float, float]:
+    """Return the kind of finite numbers from `least` to `most`."""
+    expected = f"a number from {least:g} to {most:g}" if most < math.inf else f"a number from {least:g} on"
+
+    def from_text(option: Value[Any, Any], text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise option.wrong("a number", repr(text)) from None
+
+    def check(option: Value[Any, Any], value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise wrong_type(option.name, "a number", value)
+        if not (math.isfinite(value) and least <= value <= most):
+            raise option.wrong(expected, value)
+        return float(value)
+
+    return ValueKind(check, metavar, from_text)
+
+
+def one_of(names: tuple[Name, ...]) -> ValueKind[Name, Name]:
+    """Return the kind of names in a list."""
+
+    def check(option: Value[Any, Any], value: object) -> Name:
+        text = _text(option, value)
+        for name in names:
+            if text == name:
+                return name
+        raise option.wrong(" or ".join(names), repr(text))
+
+    return ValueKind(check, "|".join(names), choices=names)
+
+
+class _NotGiven(tuple[Any, ...]):
+    """Empty tuple of an option that is not given; an empty list that a program gives is refused."""
+
+    __slots__ = ()
+
+
+NOT_GIVEN: Final = _NotGiven()
+
+
+def several(value: object, wrong: Callable[[], TypeError]) -> tuple[Any, ...]:
+    """Return one text or path, or several values, as a tuple."""
+    if isinstance(value, str | os.PathLike):
+        return (value,)
+    if not isinstance(value, Iterable) or isinstance(value, bytes):
+        raise wrong()
+    return tuple(value)
+
+
+def _not_empty(option: Value[Any, Any], found: tuple[Some, ...], what: str) -> tuple[Some, ...]:
+    """Raise UsageError for an empty list of what narrows a run: it must not pass for "all"."""
+    if not found:
+        raise option.wrong(f"at least one {what}", "none; leave it out to take all")
+    return found
+
+
+def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> ValueKind[Globs | None, tuple[str, ...]]:
+    """Return the kind of one text, or several. adds: an empty list changes nothing; else it is refused."""
+
+    def check(option: Value[Any, Any], value: object) -> tuple[str, ...]:
+        if value is None or isinstance(value, _NotGiven):
+            return NOT_GIVEN
+        found = several(value, lambda: wrong_type(option.name, f"{what}, or several of them", value))
+        if not all(isinstance(text, str) for text in found):
+            raise wrong_type(option.name, f"{what}, or several of them", value)
+        found = tuple(_text(option, text) for text in found)
+        return found if adds else _not_empty(option, found, "value")
+
+    return ValueKind(check, metavar, repeats=True)
+
+
+def numbers(least: int, most: int) -> ValueKind[int | Iterable[int] | None, tuple[int, ...]]:
+    """Return the kind of one whole number, or several; none is as good as not given."""
+    one = number(least, most)
+
+    def check(option: Value[Any, Any], value: object) -> tuple[int, ...]:
+        if value is None or isinstance(value, _NotGiven):
+            return NOT_GIVEN
+        found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+        return tuple(one.check(option, each) for each in found)
+
+    return ValueKind(check, one.metavar, one.from_text, repeats=True)
+
+
+def span(parse: Callable[[str], int]) -> ValueKind[str | None, tuple[int | None, int | None]]:
+    """Return the kind of FROM..TO, whose ends `parse` reads."""
+
+    def check(option: Value[Any, Any], value: object) -> tuple[int | None, int | None]:
+        if value is None:
+            return None, None
+        if isinstance(value, tuple):  # checked before
+            return value
+        return parse_span(option.flag, _text(option, value), parse)
+
+    return ValueKind(check, "FROM..TO")
+
+
+def _keys(option: Value[Any, Any], value: object) -> tuple[str, ...]:
+    """Check keys of records, which may look like anything, also like a URI with credentials."""
+    if value is None:
+        return ()
+    found = several(value, lambda: wrong_type(option.name, "keys as text, or several of them", value))
+    if not all(isinstance(text, str) for text in found):
+        raise wrong_type(option.name, "keys as text, or several of them", value)
+    check_text(found)
+    return found
+
+
+def _key(option: Value[Any, Any], value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise wrong_type(option.name, "text", value)
+    check_text([value])
+    return parse_filter(value)
+
+
+def _files(option: Value[Any, Any], value: object) -> tuple[str, ...]:
+    if value is None or isinstance(value, _NotGiven):
+        return NOT_GIVEN
+    found = several(value, lambda: wrong_type(option.name, "a path, or several of them", value))
+    return tuple(check_location(option.name, file) for file in _not_empty(option, found, "file"))
+
+
+def _globs(option: Value[Any, Any], value: object) -> tuple[str, ...]:
+    found = several(value, lambda: wrong_type(option.name, "globs of topics as text, or several of them", value))
+    if not all(isinstance(text, str) for text in found):
+        raise wrong_type(option.name, "globs of topics as text, or several of them", value)
+    return parse_globs(option.flag, [_text(option, text) for text in found])
+
+
+def _include(option: Value[Any, Any], value: object) -> TopicFilter:
+    if value is None or isinstance(value, TopicFilter):
+        return value or EVERY_TOPIC
+    found = value if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    if isinstance(found, tuple):
+        _not_empty(option, found, "glob")
+    return TopicFilter(_globs(option, found))
+
+
+def _some_topics(option: Value[Any, Any], value: object) -> TopicFilter | None:
+    if value is None or isinstance(value, TopicFilter):
+        return value
+    globs = _globs(option, value)
+    return TopicFilter(globs) if globs else None
+
+
+def settings_of(value: object) -> Config:
+    """Return settings: checked ones as they are, tables as dictionaries, or a file's."""
+    if isinstance(value, Config):
+        return value
+    if isinstance(value, Mapping):
+        return parse_config(value)
+    return load_config(None if value is None else check_location("config", value))
+
+
+def _settings(option: Value[Any, Any], value: object) -> Config:
+    return settings_of(value)
+
+
+def _partitions(option: Value[Any, Any], value: object) -> tuple[range, ...]:
+    if isinstance(value, str):
+        return parse_partitions(_text(option, value)) or ()
+    found = tuple(value) if isinstance(value, Iterable) else ()
+    if found and all(isinstance(part, range) for part in found):
+        return found
+    if not found or not all(isinstance(part, int) and not isinstance(part, bool) for part in found):
+        raise wrong_type(option.name, "numbers of partitions, or text such as '0,3-5'", value)
+    return tuple(range(part, part + 1) for part in found)
+
+
+def _duration(option: Value[Any, Any], value: object) -> float:
+    if isinstance(value, str):
+        return parse_duration(option.flag, _text(option, value))
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise wrong_type(option.name, "seconds, or text such as '1h30m'", value)
+    if not 0 < value < 10**14:  # more than the longest text, 999999999d
+        raise option.wrong("seconds above 0", value)
+    return float(value)
+
+
+def _time(option: Value[Any, Any], value: object) -> int:
+    if isinstance(value, str):
+        return parse_time(_text(option, value))
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type(option.name, "milliseconds since 1970, or ISO 8601 as text", value)
+    return value
+
+
+def _now(option: Value[Any, Any], value: object) -> int:
+    return time.time_ns() // 1_000_000 if value is None else _WHOLE.check(option, value)
+
+
+def _progress(option: Value[Any, Any], value: object) -> Progress | bool:
+    if not isinstance(value, bool) and not callable(getattr(value, "start", None)):
+        raise wrong_type(option.name, "True or False", value)
+    return value  # type: ignore[return-value]  # a Progress, by its methods
+
+
+def _url(option: Value[Any, Any], value: object) -> str:
+    """Check that a post can go there. The message does not repeat the URL, which may hold a secret."""
+    text = _text(option, value)
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fits = fits and parts.username is None and parts.password is None and text.isascii() and text.isprintable()
+    except ValueError:
+        fits = False
+    if not fits or " " in text:
+        expected = "http://HOST/... or https://HOST/..., without user or password"
+        raise UsageError(message=f"{option.flag}: expected {expected}")
+    return text
+
+
+@dataclass(frozen=True)
+class AuditSource:
+    """Source of an audit: an archive, or a generation of a store, whose archive may have moved."""
+
+    archive: str | None = None
+    store: str | None = None
+    generation: int | None = None  # None: the current one
+
+
+def audit_side(text: str) -> AuditSource:
+    """Return the source that A or B names: an archive, STORE@GENERATION or STORE@current."""
+    store, at, generation = text.rpartition("@")
+    if not store or not at or not (generation == "current" or generation.isdecimal()):
+        return AuditSource(archive=text)
+    return AuditSource(store=store, generation=None if generation == "current" else int(generation))
+
+
+def _side(option: Value[Any, Any], value: object) -> AuditSource:
+    return value if isinstance(value, AuditSource) else audit_side(check_location(option.name, value))
+
+
+def _counts(option: Value[Any, Any], value: object) -> tuple[tuple[str, int], ...]:
+    if value is None:
+        return ()
+    found = several(value, lambda: wrong_type(option.name, "TOPIC=N, or several of them", value))
+    if all(isinstance(one, tuple) for one in found):  # checked before
+        return found
+    return parse_counts(option.flag, [_text(option, text) for text in found])
+
+
+_WHOLE: Final = number()
+FLAG: Final[ValueKind[bool, bool]] = ValueKind(_flag, is_flag=True)
+TEXT: Final[ValueKind[str, str]] = ValueKind(_text, "TEXT")
+URI: Final[ValueKind[Location, str]] = ValueKind(_location, "URI", completes="dir")
+ARCHIVE: Final[ValueKind[Location, str]] = ValueKind(_location, "ARCHIVE", completes="dir")
+STORE: Final[ValueKind[Location, str]] = ValueKind(_location, "STORE", completes="dir")
+DIR: Final[ValueKind[Location, str]] = ValueKind(_location, "DIR", completes="dir")
+FILE: Final[ValueKind[Location, str]] = ValueKind(_location, "FILE", completes="file")
+KEY: Final[ValueKind[str | bytes | None, bytes | None]] = ValueKind(_key, "key=KEY")
+KEYS: Final[ValueKind[Globs | None, tuple[str, ...]]] = ValueKind(_keys, "KEY", repeats=True)
+ARCHIVES: Final[ValueKind[Location | Iterable[Location], tuple[str, ...]]] = ValueKind(
+    _files, "ARCHIVE", completes="dir", repeats=True
+)
+STORES: Final[ValueKind[Location | Iterable[Location] | None, tuple[str, ...]]] = ValueKind(
+    _files, "STORE", completes="dir", repeats=True
+)
+FILES: Final[ValueKind[Location | Iterable[Location] | None, tuple[str, ...]]] = ValueKind(
+    _files, "FILE", completes="file", repeats=True
+)
+TOPICS: Final[ValueKind[Globs | TopicFilter | None, TopicFilter]] = ValueKind(_include, "GLOB", repeats=True)
+GLOBS: Final[ValueKind[Globs, tuple[str, ...]]] = ValueKind(_globs, "GLOB", repeats=True)
+SOME_TOPICS: Final[ValueKind[Globs | TopicFilter | None, TopicFilter | None]] = ValueKind(
+    _some_topics, "GLOB", repeats=True
+)
+URL: Final[ValueKind[str, str]] = ValueKind(_url, "URL")
+PROGRESS: Final[ValueKind[Progress | bool, Progress | bool]] = ValueKind(_progress)
+SETTINGS: Final[ValueKind[Settings | None, Config]] = ValueKind(_settings, "FILE", completes="file")
+PARTITIONS: Final[ValueKind[str | Iterable[int | range], tuple[range, ...]]] = ValueKind(_partitions, "N,N-M")
+DURATION: Final[ValueKind[str | float, float]] = ValueKind(_duration, "DURATION")
+SIDE: Final[ValueKind[Location | AuditSource, AuditSource]] = ValueKind(_side, completes="dir")
+COUNTS: Final[ValueKind[Globs | tuple[tuple[str, int], ...] | None, tuple[tuple[str, int], ...]]] = ValueKind(
+    _counts, "TOPIC=N", repeats=True
+)
+TIME: Final[ValueKind[int | str, int]] = ValueKind(_time, "TIME")
+NOW: Final[ValueKind[int | None, int]] = ValueKind(_now, "EPOCH_MS", _WHOLE.from_text)

@@ -1,0 +1,222 @@
+"""Options of the jobs that work on a store."""
+
+from __future__ import annotations
+
+from typing import ClassVar, get_args
+
+from lastkey.jobs.command.declare import Value, declared, option
+from lastkey.jobs.command.kinds import (
+    DIR,
+    FILE,
+    FLAG,
+    KEYS,
+    SOME_TOPICS,
+    STORE,
+    TEXT,
+    TIME,
+    URI,
+    Flag,
+    Globs,
+    MaybeNumber,
+    MaybePlace,
+    Place,
+    Text,
+    maybe,
+    number,
+    one_of,
+    real,
+    texts,
+)
+from lastkey.jobs.command.option_groups import (
+    RunsFormat,
+    TopicOptions,
+    WithEngine,
+    WithGaps,
+    WithKeyFormat,
+    WithLimit,
+)
+from lastkey.jobs.errors import UsageError
+from lastkey.jobs.topics import TopicFilter
+
+
+@declared
+class VacuumOptions(TopicOptions):
+    """Options of `vacuum --store STORE`."""
+
+    job: ClassVar[str] = "vacuum"
+
+    store: Place = option(STORE, "The store to clean up.", kw_only=False)
+    grace_hours: Value[float, float] = option(
+        real(0, metavar="HOURS"),
+        "Spare younger files.",
+        default=168.0,
+        shown="168",
+        note="Also generations that were replaced less long ago, by the wall clock or that of the store (its disk, its "
+        "server), whichever is behind",
+    )
+    keep_generations: Value[int, int] = option(
+        number(0), "Keep the N newest of a partition.", default=0, note="Whatever their age"
+    )
+    keep_daily: Value[int, int] = option(
+        number(0), "Keep the newest of each of N days.", default=0, note="Days that have one (UTC)"
+    )
+    keep_weekly: Value[int, int] = option(
+        number(0), "Keep the newest of each of N weeks.", default=0, note="Weeks that have one (from Monday on, UTC)"
+    )
+    give_up: Value[Globs | TopicFilter | None, TopicFilter | None] = option(
+        SOME_TOPICS,
+        "Of these topics, also delete what no later generation has read. Repeatable.",
+        default=(),
+        note="After the grace period: generations with offsets that the current one's chain never read",
+    )
+    erased: Flag = option(
+        FLAG,
+        "Delete what may hold erased keys at once: older generations, audits.",
+        default=False,
+        note="After an [erasure](erase/ERASURE.md#vacuum), whatever their age and the options above; also what dead "
+        "runs left",
+    )
+    dry_run: Flag = option(
+        FLAG,
+        "List what would be deleted; delete nothing.",
+        default=False,
+        group="Output",
+        note="The files, and each generation with why it stays or goes",
+    )
+
+
+@declared
+class RestoreOptions(WithLimit):
+    """Options of `restore --store STORE --output DIR`."""
+
+    job: ClassVar[str] = "restore"
+
+    store: Place = option(STORE, "The store to restore from.", kw_only=False)
+    output: Place = option(DIR, "A new or empty folder, which becomes a log directory.", kw_only=False, group="Output")
+    generation: MaybeNumber = option(
+        maybe(number(1)), "Restore this one.", default=None, shown="the current one", note="Of every partition"
+    )
+    as_of: Value[int | str | None, int | None] = option(
+        maybe(TIME),
+        "Restore what was current then: ISO 8601 (UTC), or ms since 1970.",
+        default=None,
+        note="A partition without a generation then is left out, with a note",
+    )
+    archive: MaybePlace = option(maybe(URI), "Where the archive is, if it has moved.", default=None)
+    full_clean: Flag = option(
+        FLAG,
+        "First clean what a broker would clean again, in a run of compact.",
+        default=False,
+        note="Not with `--generation` or `--as-of`",
+    )
+
+    def validate(self) -> None:
+        """Raise UsageError for two ways to name a generation."""
+        super().validate()
+        if self.generation is not None and self.as_of is not None:
+            raise UsageError(message="--generation and --as-of both name a generation: give only one of them")
+        if self.full_clean and (self.generation is not None or self.as_of is not None):
+            named = "--generation" if self.as_of is None else "--as-of"
+            raise UsageError(message=f"--full-clean makes a new generation of the current one: leave out {named}")
+
+
+@declared
+class RunsOptions(TopicOptions):
+    """Options of `runs --store STORE`."""
+
+    job: ClassVar[str] = "runs"
+
+    store: Place = option(STORE, "The store to look at.", kw_only=False)
+    since_ms: Value[int | str | None, int | None] = option(
+        maybe(TIME),
+        "Only runs that started at this time or later.",
+        flag="--since",
+        default=None,
+        note="Milliseconds since 1970, or ISO 8601 (UTC if it names no zone)",
+    )
+    format: Value[RunsFormat, RunsFormat] = option(
+        one_of(get_args(RunsFormat)),
+        "openmetrics: metrics of the newest run of each job but audits.",
+        default="text",
+        group="Output",
+        note="[Monitoring](#monitoring)",
+    )
+
+
+@declared
+class RollbackOptions(TopicOptions):
+    """Options of `rollback --store STORE --generation N`."""
+
+    job: ClassVar[str] = "rollback"
+
+    store: Place = option(STORE, "The store to change.", kw_only=False)
+    generation: Value[int, int] = option(number(1), "Make this generation current.", kw_only=False)
+    dry_run: Flag = option(FLAG, "Show what would be done; write nothing.", default=False, group="Output")
+
+
+@declared
+class RebuildStateOptions(TopicOptions):
+    """Options of `rebuild-state --store STORE`. `topics` must be every topic: the others' state would be lost."""
+
+    job: ClassVar[str] = "rebuild-state"
+
+    store: Place = option(
+        STORE,
+        "The store that has lost its tables.",
+        kw_only=False,
+        note="Its `state/` is gone, or you moved it away because it cannot be read",
+    )
+    choose: Value[Globs | None, tuple[str, ...]] = option(
+        texts("TOPIC-N=RUN_ID", adds=True, metavar="TOPIC-N=RUN_ID"),
+        "Which run counts; none: leave it out. Repeatable.",
+        default=None,
+        note="Where the manifests do not settle it",
+    )
+    dry_run: Flag = option(
+        FLAG, "Show what would be restored, even if there are tables.", default=False, group="Output"
+    )
+
+
+@declared
+class EraseOptions(WithKeyFormat, WithGaps, WithEngine):
+    """Options of `erase --store STORE`."""
+
+    job: ClassVar[str] = "erase"
+
+    store: Place = option(
+        STORE, "The store to erase from.", kw_only=False, note="The archive is the one that it was made of"
+    )
+    hmac_key: Place = option(
+        FILE,
+        "Your key, by which the store names erased keys.",
+        kw_only=False,
+        note="A file of 16 bytes or more that you keep apart. It is read once, so it may be a pipe",
+    )
+    keys: MaybePlace = option(
+        maybe(FILE), "Erase the keys in this file, one a line.", default=None, note="Without a byte order mark"
+    )
+    key: Value[Globs | None, tuple[str, ...]] = option(KEYS, "Erase this key too; repeatable.", default=None)
+    by: Text = option(TEXT, "Who asked for it: a text for the table erasures.", default="")
+    no_archive: Flag = option(FLAG, "The archive is gone: go on with the store alone.", default=False)
+    check: Flag = option(
+        FLAG,
+        "Erase nothing: show where the keys still are.",
+        default=False,
+        group="Output",
+        note="Also for keys that were never erased; adds a row. See [the search](erase/ERASURE.md#the-search)",
+    )
+    dry_run: Flag = option(
+        FLAG,
+        "Show what would be erased; write nothing.",
+        default=False,
+        group="Output",
+        note="Counts by partition",
+    )
+    proof: MaybePlace = option(
+        maybe(FILE),
+        "Write a proof to this new file, as JSON.",
+        default=None,
+        group="Output",
+        note="Of [the search](erase/ERASURE.md#proofs), to a disk. Only its owner can read it",
+    )
+    wait: Flag = option(FLAG, "Wait for another run that works on the same partitions.", default=False, group="Engine")
