@@ -44,7 +44,7 @@ Step = Literal[
     # erase
     "erasure written",  # its file of digests
     "keys erased",  # the places are not searched yet
-    "places searched",  # the table erasures has no row yet
+    "places searched",  # the run has no row yet
     # reindex
     "side file written",  # not flushed
     "side file flushed",  # not read back

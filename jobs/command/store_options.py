@@ -196,7 +196,7 @@ class EraseOptions(WithKeyFormat, WithGaps, WithEngine):
         maybe(FILE), "Erase the keys in this file, one a line.", default=None, note="Without a byte order mark"
     )
     key: Value[Globs | None, tuple[str, ...]] = option(KEYS, "Erase this key too; repeatable.", default=None)
-    by: Text = option(TEXT, "Who asked for it: a text for the table erasures.", default="")
+    by: Text = option(TEXT, "Who asked for it: a text for the run's row in cleaner_runs.", default="")
     no_archive: Flag = option(FLAG, "The archive is gone: go on with the store alone.", default=False)
     check: Flag = option(
         FLAG,

@@ -1,7 +1,7 @@
 """`erase --store STORE`: new generations without the records of some keys, and a search of every file for them.
 
   keys -> their digests, in a file of the store -> a run of `compact` that only erases (`jobs.compact.plan_inputs`)
-  -> a search of archive and store -> a row of the table `erasures`
+  -> a search of archive and store -> a row of `cleaner_runs`, with what the search found
 ERASURE.md has the reasons, and what cannot be reached. A run that is killed has erased in the partitions that it
 committed, and says nothing of the rest: the same command again does it.
 """
@@ -9,15 +9,12 @@ committed, and says nothing of the rest: the same command again does it.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
-from lastkey.jobs import installation, vacuum
+from lastkey.jobs import vacuum
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress, Silent
@@ -32,7 +29,7 @@ from lastkey.jobs.erase.write_proof import checked_proof, key_names, write_proof
 from lastkey.jobs.errors import JobError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
-from lastkey.jobs.store.erasures import ErasureRow, add_row, bounds_of, in_log, key_id, read_key, secret_of
+from lastkey.jobs.store.erasures import key_id, read_key, secret_of
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter, of_users
@@ -47,14 +44,14 @@ _LEAST_IN_TEXT: Final = 4  # bytes of a key: shorter ones stand in any text
 
 def run(options: EraseOptions, progress: Progress) -> EraseReport:
     """Erase, or with `check` only search."""
-    dry_run = options.dry_run or options.check
-    return recorded("erase", options.store, lambda: _run(options, progress), dry_run=dry_run)
+    job = "erase --check" if options.check else "erase"
+    return recorded(job, options.store, lambda: _run(options, progress), dry_run=options.dry_run)
 
 
 def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     began, at_ms = time.perf_counter(), time.time_ns() // 1_000_000
     if options.check and options.dry_run:
-        raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of the table erasures")
+        raise UsageError(message="--check contradicts --dry-run: it writes nothing but a row of cleaner_runs")
     key = read_key(options.hmac_key)  # once: it may be a pipe
     state = open_store(options.store)
     # beside the digests it would tell them
@@ -62,7 +59,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     keys = key_set(options.keys, options.key, options.key_format)
     archives = {row.archive_uri for row in state.checkpoints().values()}
     proof = None if options.proof is None else checked_proof(options.proof, archives, [options.store])
-    report = EraseReport(state.root.uri, options.dry_run, options.check, topics=of_users(options.topics))
+    report = EraseReport(state.root.uri, options.dry_run, options.check, options.by, of_users(options.topics))
     said = options.by.encode()
     if any(one in said for one in keys.keys.to_pylist() if len(one) >= _LEAST_IN_TEXT):
         raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
@@ -95,7 +92,6 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     report.searched, report.remains = found, Remains.of(sought, state.root.uri, current)
     report.seconds |= {"search": found.seconds["search"], "total": time.perf_counter() - began}
     step("places searched")
-    add_row(state, _row(options, state, report, names, at_ms))
     if any(row.erased for row in checkpoints.values()):
         report.vacuum = _vacuum(state, report.remains)
     return report
@@ -131,38 +127,3 @@ def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactO
         archive=archives[0], store=options.store, now_ms=now_ms, config=options.config, topics=of_users(options.topics),
         engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait,
     )  # fmt: skip
-
-
-def _went(state: State, erasure: str) -> list[tuple[Any, ...]]:
-    """Return what went from each partition, by the runs that set its bound: one that was killed told nobody."""
-    out = []
-    for _, chain in sorted(state.histories().items()):
-        for run, before in zip(chain, [*chain[1:], None], strict=True):
-            bound, known = (in_log(bounds_of(one), run.topic_id, 0).get(erasure, 0) for one in (run, before))
-            if bound != known and not run.back_to:
-                ranges = json.loads(run.erased_offsets or "[]")
-                numbers = run.generation_before, run.generation_after, bound, run.dropped_erased
-                out.append((run.topic, run.partition, *numbers, ranges))
-    return out
-
-
-def _row(options: EraseOptions, state: State, report: EraseReport, names: pa.StringArray, at_ms: int) -> ErasureRow:
-    erased, remains = report.erased, report.remains
-    results = [] if erased is None else erased.results
-    return ErasureRow(
-        erasure=report.erasure,
-        action="check" if report.check else "erase",
-        at_ms=at_ms,
-        who=options.by,
-        topics=json.dumps(asdict(options.topics)),
-        keys=json.dumps(names.to_pylist()),
-        partitions=json.dumps([] if report.check else _went(state, report.erasure)),
-        not_erased=json.dumps([f"{r.name()}: {r.problem}" for r in results if r.problem is not None]),
-        found_current=remains.current,
-        found_older=remains.older,
-        found_elsewhere=remains.elsewhere,
-        found_archive=remains.archive,
-        not_read=len(report.not_done),
-        result=report.result,
-        version=installation.version(),
-    )

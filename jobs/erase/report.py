@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lastkey.jobs.command.parse import some_of
@@ -27,9 +27,10 @@ class EraseReport(JobReport):
     store: str
     dry_run: bool
     check: bool
+    who: str = ""  # who asked for it, in the user's words
+    topics: TopicFilter = EVERY_TOPIC  # from which an erasure takes the keys
     erasure: str = ""
     n_keys: int = 0
-    topics: TopicFilter = EVERY_TOPIC  # from which an erasure takes the keys
     erased: CompactReport | None = None
     searched: SearchReport | None = None
     remains: Remains = field(default_factory=Remains)
@@ -71,8 +72,19 @@ class EraseReport(JobReport):
         return "older" if self.remains.older or self.remains.elsewhere else "gone"
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
-        return super().figures() | ({} if self.erased is None else self.erased.figures())
+        """Return what monitoring is told of the run, and, once it has searched, what the store keeps of the erasure."""
+        told = super().figures() | ({} if self.erased is None else self.erased.figures())
+        if self.searched is None:
+            return told
+        left, results = self.remains, [] if self.erased is None else self.erased.results
+        return told | {
+            "erasure": {
+                "id": self.erasure, "keys": self.n_keys, "who": self.who, "topics": asdict(self.topics),
+                "not_erased": [r.name() for r in results if r.problem is not None], "found_current": left.current,
+                "found_older": left.older, "found_elsewhere": left.elsewhere, "found_archive": left.archive,
+                "not_read": len(self.not_done), "result": self.result,
+            }
+        }  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for programs."""

@@ -26,7 +26,7 @@ _UNREACHED: Final = "consumers, mirrors, replicas, backups of the archive, and r
 
 
 def key_names(keys: KeySet, secret: bytes) -> pa.StringArray:
-    """Return the keys as reports, proofs and the table `erasures` name them: their HMAC-SHA256 in hex."""
+    """Return the keys as reports and proofs name them: their HMAC-SHA256 in hex."""
     # hashlib takes one value a call: this is the one loop over keys
     return pa.array((hmac.digest(secret, k, "sha256").hex() for k in keys.keys.to_pylist()), pa.string())
 

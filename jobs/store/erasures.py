@@ -14,16 +14,12 @@ import hmac
 import json
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.errors import ERASED_RECORDS, MissingPathError, UsageError
-from lastkey.jobs.store import rows
-from lastkey.jobs.store.paths import ERASED_KEYS, ERASURES
+from lastkey.jobs.store.paths import ERASED_KEYS
 from lastkey.jobs.store.rows import Checkpoint, RunRow
-from lastkey.jobs.store.table import Change
-from lastkey.jobs.store.tables import State
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
@@ -37,28 +33,6 @@ Bounds = dict[
 
 _LEAST_BYTES: Final = 16  # of the user's key
 _SECRET: Final = struct.Struct("<QQ")
-
-
-@dataclass(frozen=True)
-class ErasureRow:
-    """Row of `erasures`: an erasure, or a later check, with what a search of every file found right after."""
-
-    erasure: str
-    action: str  # erase or check
-    at_ms: int
-    who: str  # who asked, in the user's words
-    topics: str  # JSON: globs that were given
-    keys: str  # JSON: HMAC-SHA256 of each key by the user's key, in hex, as proofs name keys
-    partitions: str  # JSON [[topic, partition, generation before, generation after, bound, records that went, ranges of
-    # their offsets as [first, last]], ...], of earlier runs of the same erasure too
-    not_erased: str  # JSON: partitions that were set aside, and why
-    found_current: int  # places in current generations
-    found_older: int  # in older generations, and in what dead runs left
-    found_elsewhere: int  # in other files of the store
-    found_archive: int
-    not_read: int  # places that could not be searched
-    result: str  # gone (of all of the store), older, held, or unknown
-    version: str  # of Lastkey
 
 
 def read_key(path: str) -> bytes:
@@ -114,12 +88,6 @@ def check_key(store: Root, erasures: Iterable[str], key: bytes) -> None:
                 message=f"{store.uri}: expected the --hmac-key of erasure {erasure}, found another one: all erasures "
                 "of a store take the same"
             )
-
-
-def add_row(state: State, row: ErasureRow) -> None:
-    """Add a row to `erasures`."""
-    schema = rows.arrow_schema(ErasureRow)
-    state.swap(ERASURES, schema, lambda _: Change(added=[rows.to_arrow(ErasureRow, [row])]))
 
 
 def bounds_of(row: Checkpoint | RunRow | None) -> Bounds:

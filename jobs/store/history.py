@@ -1,8 +1,8 @@
 """Rows of `cleaner_runs` and `log_segments` that are still needed: this bounds the history of a store.
 
 The newest KEEP_GENERATIONS of each partition stay, and those younger than KEEP_DAYS. A generation that is older in both
-senses stays if its folder is there, for it can be restored. Rows of runs that died go. If the row of a parent is gone,
-`rows.histories` continues with the next older one. Rows about whole runs: `newest_jobs`.
+senses stays if its folder is there, for it can be restored, or if its run erased records. Rows of runs that died go. If
+the row of a parent is gone, `rows.histories` continues with the next older one. Rows about whole runs: `newest_jobs`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ Made = tuple[str, int, int, str]  # topic, partition, generation, run id
 
 
 def newest_jobs(found: pa.Table) -> pa.Table:
-    """Return the newest KEEP_JOBS rows about whole runs, and the newest success of each job, for monitoring."""
+    """Return the newest KEEP_JOBS rows about whole runs, the newest success of each job, for monitoring, and every
+    erasure and check, for auditors.
+    """
     ordered = found.sort_by([("ended_ms", "descending"), ("run_id", "ascending")])
     done: dict[str, int] = {}
+    kept = set(range(min(KEEP_JOBS, len(ordered))))
     for number, row in enumerate(ordered.select(["job", "exit_code"]).to_pylist()):
         if row["exit_code"] == DONE:
             done.setdefault(row["job"], number)
-    kept = sorted({*range(min(KEEP_JOBS, len(ordered))), *done.values()})
-    return ordered.take(pa.array(kept, pa.int64()))
+        if row["job"].startswith("erase"):
+            kept.add(number)
+    kept |= set(done.values())
+    return ordered.take(pa.array(sorted(kept), pa.int64()))
 
 
 def gone(
@@ -54,6 +59,8 @@ def gone(
         if not chains.get(key) or generation > checkpoints[key].generation - KEEP_GENERATIONS:
             return True
         run = committed.get((topic, partition, generation, run_id))
-        return run is not None and (run.started_ms >= young_ms or run.folder in there(*key))
+        if run is None:
+            return False
+        return run.started_ms >= young_ms or run.dropped_erased > 0 or run.folder in there(*key)
 
     return [one for one in made if not stays(*one)]

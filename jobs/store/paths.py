@@ -18,7 +18,6 @@ CHECKPOINTS: Final = "compaction_checkpoints"
 SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
-ERASURES: Final = "erasures"  # written by jobs.erase; a row for each erasure and each check
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
 # Written by jobs.store.audits; no part of a generation either
 AUDIT_READS: Final = "audit_reads"
@@ -33,7 +32,7 @@ AUDIT_TABLES: Final = (
     AUDIT_DELIVERIES,
     AUDIT_PAIRS,
 )
-TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, ERASURES, TIME_INDEX, *AUDIT_TABLES)
+TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # leases of runs, see jobs.store.leases
 ERASED_KEYS: Final = "erasures"

@@ -5,6 +5,7 @@ Records are what a plain decoder (`tests.reference.log`) finds in the files that
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -150,8 +151,31 @@ def verified(world: Erasures) -> list[Any]:
 
 
 def table_of(store: Path) -> list[dict[str, Any]]:
-    files = (store / "state" / "erasures").glob("*.parquet")
-    return sorted((row for path in files for row in pq.read_table(path).to_pylist()), key=lambda row: row["at_ms"])
+    """Return what cleaner_runs keeps of each erasure and check that searched, oldest first, with its job."""
+    rows = [row | json.loads(row["figures"]) for row in rows_of_runs(store) if row["topic"] is None]
+    told = sorted((row for row in rows if "erasure" in row), key=lambda row: row["ended_ms"])
+    return [row["erasure"] | {"job": row["job"]} for row in told]
+
+
+def erased_from(store: Path) -> list[tuple[Any, ...]]:
+    """Return what went, from rows of cleaner_runs: partition, generation before and after, bounds, records, offsets."""
+    rows = [row for row in rows_of_runs(store) if row["topic"] is not None and row["dropped_erased"]]
+    return sorted(
+        (
+            f"{row['topic']}-{row['partition']}",
+            row["generation_before"],
+            row["generation_after"],
+            sorted(bound for logs in json.loads(row["erased"]).values() for bound in logs.values()),
+            row["dropped_erased"],
+            json.loads(row["erased_offsets"]),
+        )
+        for row in rows
+    )
+
+
+def rows_of_runs(store: Path) -> list[dict[str, Any]]:
+    files = (store / "state" / "cleaner_runs").glob("*.parquet")
+    return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
 def records_of(paths: Iterable[Path]) -> Iterator[Record]:

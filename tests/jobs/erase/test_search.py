@@ -87,7 +87,7 @@ def test_keys_that_were_never_erased(lab: Path, capsys: pytest.CaptureFixture[st
         "rows": footer["rows"]["file"] + 8,
     }  # fmt: skip
     assert (tree(store / "segments"), tree(archive)) == before  # it changes nothing but its table
-    assert [row["action"] for row in table_of(store)] == ["check"]
+    assert [row["job"] for row in table_of(store)] == ["erase --check"]
     code, told = check(capsys, lab, "--key", GONE)
     assert (code, told["result"], told["problems"]) == (0, "gone", [])
 
@@ -111,7 +111,7 @@ def test_keys_are_named_by_hashes_alone(lab: Path, capsys: pytest.CaptureFixture
     assert code == 3 and THERE not in json.dumps(told)
     assert THERE not in proof.read_text() and THERE.encode().hex() not in proof.read_text()
     rows = table_of(lab / "store")
-    assert json.loads(rows[0]["keys"]) == [name_of(THERE), name_of(GONE)]
+    assert rows[0]["keys"] == 2
     assert THERE not in str(rows) and THERE.encode().hex() not in str(rows)
 
 
