@@ -85,7 +85,7 @@ class DataError(JobError):
 
 
 class GenerationError(DataError):
-    """A generation whose manifest, or whose run, is damaged or lost."""
+    """A generation whose manifest is damaged or lost."""
 
 
 class ConflictError(JobError):
@@ -188,10 +188,6 @@ DATA_LOSS: Final = Kind("DataLossError", DataError,
     "{path}: expected {expected}, where the stream continues, found {found}",
     cause="Records that a stream has still to read, and that are gone.",
     hint="to continue with what is left, set failOnDataLoss=false")
-LOST_RUN: Final = Kind("LostRunError", GenerationError,
-    "{partition}: the run that made its generation is not in the table cleaner_runs",
-    cause="The table of runs lacks a partition's newest run, so that nobody knows which runs made its generations.",
-    hint="rebuild-state brings it back")
 MISSING_FILE: Final = Kind("MissingFileError", DataError,
     cause="A `.log` that a generation names, or files with one among them, missing or changed.",
     hint="if the archive has moved, give --archive URI; else bring these files back from a copy, restore an older "

@@ -36,7 +36,6 @@ from lastkey.jobs.store.paths import (
     MANIFEST,
     PARTITIONS,
     RUNS,
-    SEGMENTS,
     STATES,
     table_folder,
 )
@@ -115,7 +114,7 @@ def run(options: RebuildStateOptions, progress: Progress) -> RebuildReport:
         raise UsageError(message=f"rebuild-state takes no {none}: --choose TOPIC-N=none leaves a partition out")
     if store.filesystem.get_file_info(store.full(PARTITIONS)).type != pafs.FileType.Directory:
         raise MissingPathError(path=store.uri, expected=f"a store, with {PARTITIONS}", found="none")
-    left = [name for name in (CHECKPOINTS, SEGMENTS, STATES, RUNS) if state.table_exists(name)]
+    left = [name for name in (CHECKPOINTS, STATES, RUNS) if state.table_exists(name)]
     if left and not options.dry_run:
         raise UsageError(
             message=f"{store.uri}/{table_folder(left[0])} exists, and rebuild-state replaces nothing: if it "

@@ -1,7 +1,7 @@
 """`rollback --store STORE --generation N`: a new generation, above the highest, that uses the files of generation N.
 
-  each partition above N: find its run of generation N by the chain of parents; read the manifest in that run's folder;
-  check that all files that it names are there, in the archive too -> make a folder with a manifest alone -> one commit
+  each partition above N: find generation N by the chain of parents; read the manifest in the folder of its files; check
+  that all files that it names are there, in the archive too -> make a folder with a manifest alone -> one commit
   -> `committed`
 
 It changes all partitions or none. If N is itself a rollback, the new generation goes back to the same one as N. The
@@ -24,13 +24,13 @@ from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
 from lastkey.jobs.command.store_options import RollbackOptions
-from lastkey.jobs.errors import NO_GENERATION, MissingPathError, UsageError
+from lastkey.jobs.errors import NO_GENERATION, GenerationError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.store import manifests, writing
 from lastkey.jobs.store.coverage import Ranges, covered, shown, without
 from lastkey.jobs.store.erasures import check_nothing_comes_back
-from lastkey.jobs.store.generations import check_runs, going_back, nobody_has, open_store
-from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
+from lastkey.jobs.store.generations import going_back, list_generations, nobody_has, open_store
+from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
@@ -97,14 +97,12 @@ def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
         if all(row.generation < options.generation for row in current.values()):
             raise nobody_has(options.generation)
         above = {key: row for key, row in sorted(current.items()) if row.generation > options.generation}
-        chains = state.histories({topic for topic, _ in above}) if above else {}
-        check_runs(above, chains)
         progress.start("rollback", len(above))
         commits, run_id, now_ms = [], uuid.uuid4().hex, time.time_ns() // 1_000_000
         report.run_id = run_id
         for key, row in above.items():
             with timed(names.partition_folder(*key)):
-                old = _target(store, row, chains[key], options.generation)
+                old = _target(store, row, options.generation)
             if old.run.generation_after != (row.back_to or row.generation):
                 check_nothing_comes_back(old.checkpoint, row)
                 commits.append(going_back(old, row.generation + 1, run_id, row.run_id, now_ms, row.erased))
@@ -170,10 +168,10 @@ def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
     return held
 
 
-def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generation: int) -> Commit:
+def _target(store: Root, current: Checkpoint, generation: int) -> Commit:
     """Return the commit that made generation N. Raise NO_GENERATION if it cannot be current any more."""
-    found = {run.generation_after: run for run in chain}
-    missing = "never committed"
+    found = dict(list_generations(store, current))
+    missing = "its files are gone"
     if generation in found:
         commit, missing = _usable(store, found[generation])
         if commit is not None and not missing:
@@ -188,11 +186,14 @@ def _target(store: Root, current: Checkpoint, chain: Sequence[RunRow], generatio
     )
 
 
-def _usable(store: Root, run: RunRow) -> tuple[Commit | None, str]:
+def _usable(store: Root, found: Commit | GenerationError) -> tuple[Commit | None, str]:
     """Return the commit whose files a generation uses, and the reason why it cannot be used; "": all are there."""
-    commit, wrong = manifests.read_whole(store, run.folder)
+    if isinstance(found, GenerationError):
+        return None, str(found)
+    folder = found.checkpoint.folder
+    commit, wrong = manifests.read_whole(store, folder)
     if commit is not None and not wrong:
         used = [(s.path, s.size_bytes) for s in commit.segments if s.root == "archive"]
         archive = open_root(normal_uri(commit.checkpoint.archive_uri)) if used else store
         wrong = next((f"{archive.uri}/{path}" for path in absent(archive, used)), "")
-    return commit, wrong and f"its files in {run.folder} are gone ({wrong})"
+    return commit, wrong and f"its files in {folder} are gone ({wrong})"

@@ -47,7 +47,7 @@ from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.keep import Keep, kept_by
 from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.manifests import read_manifests, say_committed
-from lastkey.jobs.store.paths import AUDIT_KEY, COMMITTED, MANIFEST, SEGMENTS, is_audit_table, table_folder
+from lastkey.jobs.store.paths import AUDIT_KEY, COMMITTED, MANIFEST, is_audit_table, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
@@ -274,12 +274,15 @@ def _kept(
     needed, stay = live | never_read.keys(), stay | never_read.keys()
     backs = decided | {f.run: found[f.path].checkpoint for f in asked if f.path in found}
     needed |= {(r[0], row.back_to, row.back_to_run_id or "") for r, row in backs.items() if r in stay and row.back_to}
-    rows = state.segments_of(needed | stay)
+    known = {f.run: found[f.path].segments for f in folders if f.path in found and f.run not in decided}
+    rows = {run: known[run] for run in (needed | stay) & known.keys()} | state.segments_of(
+        (needed | stay) - known.keys()
+    )
     there = {folder.run: folder.path for folder in folders}
     unreadable |= {run[0]: there[run] for run in (needed & there.keys()) - rows.keys()}
     report.notes += [
-        f"{folder}: the files of this generation are not known: neither the table {SEGMENTS} nor its {MANIFEST} "
-        f"can be read; {topic}-{partition} is left alone"
+        f"{folder}: the files of this generation are not known: its {MANIFEST} cannot be read; {topic}-{partition} is "
+        "left alone"
         for (topic, partition), folder in sorted(unreadable.items())
     ]
     report.kept = [_line(run, ranges, rows[run]) for run, ranges in sorted(never_read.items()) if run in rows]

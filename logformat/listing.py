@@ -32,7 +32,7 @@ class NamedBytes(NamedTuple):
 @dataclass(frozen=True)
 class Segment:
     """One segment of a log. A listing knows its files, a scan adds facts about its batches, and a run that writes a
-    generation adds the rest of its row in `log_segments` (`jobs.store.rows.SEGMENT_COLUMNS`).
+    generation adds the rest of what its manifest holds (`jobs.store.rows.SEGMENT_COLUMNS`).
 
     It holds only plain values, because it crosses between processes, and they suffice to find the files again.
     """

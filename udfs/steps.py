@@ -27,7 +27,7 @@ Step = Literal[
     "run stopped",  # early; its unfinished output is not removed
     # every commit
     "manifests written",  # of generations that no table names yet
-    "history appended",  # to log_segments or cleaner_runs
+    "history appended",  # to cleaner_runs
     "rows written",  # of any table; no commit names their file
     "table committed",  # any table; nobody was told
     "states set",  # in compaction_checkpoints, not yet in cleaner_state

@@ -11,7 +11,7 @@ generation that was counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -27,11 +27,10 @@ from lastkey.jobs.command.reporting import counted
 from lastkey.jobs.compact.needed import ANCHOR, Answer, Facts, Kept, Needed, answer, needed, not_judged
 from lastkey.jobs.errors import GenerationError, UsageError
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import lost_runs, older_generations, open_store
+from lastkey.jobs.store.generations import open_store, own_and_older
 from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.manifests import other_files
-from lastkey.jobs.store.paths import RUNS, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow
+from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
@@ -51,8 +50,6 @@ class _Stored:
     state: State
     checkpoints: Mapping[Key, Checkpoint]
     manifests: Mapping[Key, list[Segment]]
-    chains: Mapping[Key, Sequence[RunRow]]  # committed runs, newest first
-    lost: Mapping[Key, GenerationError]
     states: Mapping[Key, PartitionState]
     at_work: Mapping[Key, str]  # partitions that a run works on, and which run
 
@@ -110,15 +107,13 @@ def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:
                 message=f"{state.root.uri}: {partition_folder(*key)} was made from the archive {row.archive_uri}, not "
                 f"from {archive.root.uri}"
             )
-    chains = state.histories({topic for topic, _ in archive.partitions})
-    wanted = {key: row for key, row in checkpoints.items() if key in archive.partitions}
     working: dict[Key, str] = {}
     unseen: list[str] = []
     for lease in list_leases(state.root, unseen):
         if lease.is_valid(time.time_ns()):
             working |= dict.fromkeys(lease.common(archive.partitions), lease.label())
     working |= dict.fromkeys(archive.partitions if unseen else (), "; ".join(unseen))
-    return _Stored(state, checkpoints, manifests, chains, lost_runs(wanted, chains), state.states(), working)
+    return _Stored(state, checkpoints, manifests, state.states(), working)
 
 
 def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _Stored) -> Facts:
@@ -132,15 +127,15 @@ def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _
         wrong = _at_work(archived, stored.at_work[key])
     if wrong is not None or current is None or facts.uncleanable or archived.held_by_broker:
         return replace(facts, problem=wrong)
-    if (wrong := _damage(current, stored)) is not None:
-        return replace(facts, problem=wrong)
-    chain = stored.chains[key]
     try:
-        older = [Kept.of(one) for one in older_generations(stored.state, chain)]
+        own, commits = own_and_older(stored.state.root, current.checkpoint)
     except GenerationError as error:
         problem = Problem("unreadable", str(error.fields["path"]), 0, "a manifest", "another", hint=error.advice)
         return replace(facts, problem=problem)
-    return replace(facts, sealed=chain[0].sealed, older=lambda: older, rollbacks=not options.current_only)
+    if (wrong := _damage(replace(own, segments=stored.manifests[key]), stored)) is not None:
+        return replace(facts, problem=wrong)
+    older = [Kept.of(one) for one in commits]
+    return replace(facts, sealed=own.run.sealed, older=lambda: older, rollbacks=not options.current_only)
 
 
 def _why_uncleanable(row: PartitionState | None) -> str:
@@ -148,13 +143,8 @@ def _why_uncleanable(row: PartitionState | None) -> str:
     return "" if row is None or row.state in ("clean", "dirty") else row.reason or row.state
 
 
-def _damage(current: Kept, stored: _Stored) -> Problem | None:
-    """Return what is wrong with the current generation: its run is lost, or one of its files."""
-    at = current.checkpoint
-    if at.key in stored.lost:
-        expected, hint = f"the run that made generation {at.generation}", stored.lost[at.key].advice
-        return Problem("unreadable", table_folder(RUNS), NO_POSITION, expected, "none", hint=hint)
-    commit = Commit(at, stored.manifests[at.key], stored.chains[at.key][0])
+def _damage(commit: Commit, stored: _Stored) -> Problem | None:
+    """Return what is wrong with a file of the current generation."""
     for path, size, seen in other_files(stored.state.root, commit):
         expected = "a file of the generation" if size is None else f"{size} bytes"
         return Problem("unreadable", path, 0, expected, "no such file" if seen is None else f"{seen} bytes")

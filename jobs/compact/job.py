@@ -30,19 +30,12 @@ from lastkey.jobs.compact.plan_partitions import is_reset, plan_partitions
 from lastkey.jobs.compact.report import CompactReport, lag_of
 from lastkey.jobs.compact.start_outcome import ListedArchive, Outcome, Start, key_of
 from lastkey.jobs.compact.waves import run_waves
-from lastkey.jobs.errors import (
-    LOST_RUN,
-    POLICY_CONTRADICTED,
-    ConflictError,
-    GenerationError,
-    RunningError,
-    UsageError,
-)
+from lastkey.jobs.errors import POLICY_CONTRADICTED, ConflictError, GenerationError, RunningError, UsageError
 from lastkey.jobs.recorded import record_killed, recorded
 from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import read_key
 from lastkey.jobs.store.folders import check_not_lost
-from lastkey.jobs.store.generations import older_generations
+from lastkey.jobs.store.generations import own_and_older
 from lastkey.jobs.store.leases import Lease, held_by, hold_lease, wait_until_released
 from lastkey.jobs.store.paths import PARTITIONS
 from lastkey.jobs.store.rows import Checkpoint
@@ -312,17 +305,15 @@ def _missing(
     """Return the archived segments that the generations of partitions use that are not in the archive: a disk may not
     be mounted, or the topic was deleted.
     """
-    absent = {
-        key: (checkpoint.generation, checkpoint.run_id)
+    absent = [
+        (key, checkpoint.generation, checkpoint.run_id)
         for key, checkpoint in checkpoints.items()
         if key not in listing.archive.partitions
         and key[0] not in listing.not_compacted
         and options.topics.takes(key[0])
-    }
-    used = (
-        (key, [s for s in segments if s.root == "archive"])
-        for key, segments in (state.known_manifests(absent) if absent else {}).items()
-    )
+    ]
+    found = state.segments_of(absent) if absent else {}
+    used = ((run[0], [s for s in segments if s.root == "archive"]) for run, segments in found.items())
     return {key: segments for key, segments in sorted(used) if segments}
 
 
@@ -415,10 +406,7 @@ def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult
     segments = r.log.segments if key in committed else start.manifests.get(key, ())
 
     def older() -> Sequence[Kept]:
-        chain = start.state.histories({r.topic}).get(key)
-        if not chain:
-            raise LOST_RUN(partition=r.name())
-        return [Kept.of(one) for one in older_generations(start.state, chain)]
+        return [] if row is None else [Kept.of(one) for one in own_and_older(start.state.root, row)[1]]
 
     return Facts(
         start.archive.partitions[key],

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import NO_GENERATION, UsageError
-from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import (
     Generation,
     generation_of,
+    list_generations,
     manifests_of,
     open_store,
-    runs_at,
+    readable_at,
 )
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
@@ -55,19 +55,23 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
 
 def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
     """Return the generation of each partition that has it. Raise NO_GENERATION if none has."""
-    chains = state.histories({topic for topic, _ in wanted})
-    runs = runs_at(wanted, chains, generation)
-    if not runs:
-        known = sorted({run.generation_after for key in wanted for run in chains[key]})
+    rows = readable_at(state.root, wanted, generation)
+    if gone := sorted(key for key, row in wanted.items() if row.generation > generation and key not in rows):
+        raise NO_GENERATION(
+            partition=names.partition_folder(*gone[0]),
+            found=generation,
+            reason="its files are gone",
+            expected="a generation that vacuum has not deleted",
+        )
+    if not rows:
+        known = sorted({number for row in wanted.values() for number, _ in list_generations(state.root, row)})
         raise NO_GENERATION(
             partition="every partition",
             found=generation,
             reason="never committed",
             expected=f"one of {', '.join(map(str, known))}",
         )
-    for key, run in runs.items():
-        check_nothing_comes_back(run, wanted[key])
-    return [generation_of(run) for run in runs.values()]
+    return [generation_of(row) for row in rows.values()]
 
 
 def generation_partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:

@@ -17,8 +17,7 @@ from typing import Final
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store.delta import data_files
-from lastkey.jobs.store.folders import Run
-from lastkey.jobs.store.generations import generation_of
+from lastkey.jobs.store.generations import list_each
 from lastkey.jobs.store.paths import (
     AUDIT_KEY,
     AUDIT_READS,
@@ -29,14 +28,15 @@ from lastkey.jobs.store.paths import (
     MANIFEST,
     PARTITIONS,
     TABLES,
-    generation_folder,
     is_audit_table,
     parse_run_folder,
 )
+from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import TopicFilter
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.audit.findings import SearchFile
 from lastkey.udfs.audit.list_files import FileListing, ListedFile, list_files
 from lastkey.udfs.groups import groups
@@ -253,32 +253,25 @@ class _Generations:
             places.problems.append(_unknown(state.root, "no tables", "rebuild-state makes them from the manifests"))
 
     def _read(self, state: State) -> None:
-        checkpoints = state.checkpoints()
-        histories = state.histories()
-        runs: dict[Run, bool] = {}  # -> whether it is the current one
-        for key, chain in histories.items():
-            for run in chain:
-                one = generation_of(run)
-                is_current = run.generation_after == checkpoints[key].generation
-                runs[key, one.generation, one.run_id] = is_current
-                (self.current if is_current else self.older).add(one.folder)
-                (self.current if is_current else self.older).add(
-                    f"{PARTITIONS}/{one.name}/{one.generation}-{one.run_id}"
-                )
-        for key, row in checkpoints.items():
-            runs[key, row.generation, row.run_id] = True
-            self.current |= {row.folder, row.own_folder}
-        for run_of, segments in state.segments_of(list(runs)).items():
-            named = self.current if runs[run_of] else self.older
-            secret = f"{generation_folder(*run_of[0], *run_of[1:])}/{HASH_KEY}"
-            for segment in segments:
-                stems = [segment.path.removesuffix(".log")] if segment.root == "store" else []
-                for _, _, path, n, checksum in json.loads(segment.key_files or "[]"):
-                    self.key_files[path] = n, checksum
-                    stems.append(path.removesuffix(_KEY_FILE))
-                named.update(stems)
-                for stem in stems:
-                    self.secrets.setdefault(stem, []).append(secret)
+        checkpoints, manifests = state.current()
+        for key, generations in list_each(state.root, checkpoints).items():
+            self._add(checkpoints[key], manifests[key], self.current)
+            for number, commit in generations:
+                if number < checkpoints[key].generation and isinstance(commit, Commit):
+                    self._add(commit.checkpoint, commit.segments, self.older)
+
+    def _add(self, row: Checkpoint, segments: Iterable[Segment], named: set[str]) -> None:
+        """Add the folders and files of a generation to those of the current ones, or of the older ones."""
+        named |= {row.folder, row.own_folder}
+        secret = f"{row.own_folder}/{HASH_KEY}"
+        for segment in segments:
+            stems = [segment.path.removesuffix(".log")] if segment.root == "store" else []
+            for _, _, path, n, checksum in json.loads(segment.key_files or "[]"):
+                self.key_files[path] = n, checksum
+                stems.append(path.removesuffix(_KEY_FILE))
+            named.update(stems)
+            for stem in stems:
+                self.secrets.setdefault(stem, []).append(secret)
 
     def state_of(self, file: SearchFile, folder: str) -> str:
         """Return current, older, dead (of a run that no checkpoint names) or unknown."""

@@ -1,11 +1,11 @@
 """Source of the tables of `export --latest`: an archive, or generations of a store.
 
 A generation lacks what compactions have taken. Superseded records do not matter: their successors are there. Tombstones
-do: one that was dropped before a run read it deletes nothing. `cleaner_runs` says whether runs since the table's last
-one dropped any, and could reach new ones. If so, a key of the table that the generation does not hold at all was
-deleted, as nothing but a tombstone takes the last record of a key. Or retention: a key whose row is below the log
-start, or in a partition of which `retention.exact` took single records, is gone for the one reason or the other. Then
-the partition stands still, and is named.
+do: one that was dropped before a run read it deletes nothing. The manifests of generations say whether runs since the
+table's last one dropped any, and could reach new ones; if one is gone, its run may have. If so, a key of the table that
+the generation does not hold at all was deleted, as nothing but a tombstone takes the last record of a key. Or
+retention: a key whose row is below the log start, or in a partition of which `retention.exact` took single records, is
+gone for the one reason or the other. Then the partition stands still, and is named.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from lastkey.jobs.archive.listing import listed as archive_of
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
 from lastkey.jobs.export.read import MALFORMED, Extent, decoded, listed, observed, records_of, seen_by
-from lastkey.jobs.store.generations import check_runs, open_store
+from lastkey.jobs.store.generations import list_each, open_store
 from lastkey.jobs.store.latest import TOMBSTONE, rows_of
-from lastkey.jobs.store.manifests import read_manifests
-from lastkey.jobs.store.rows import RunRow
+from lastkey.jobs.store.rows import Commit, RunRow
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -51,14 +50,14 @@ class Origin:
     logs: Mapping[Key, str | None]  # which log it is: the topic id; in a store the run that began its chain
     cleaned: Mapping[Key, int | None] = field(default_factory=dict)  # in an archive: how far a broker cleaned it
     generations: Mapping[Key, int] = field(default_factory=dict)
-    chains: Mapping[Key, Sequence[RunRow]] = field(default_factory=dict)  # committed runs, newest first
+    runs: Mapping[Key, Sequence[RunRow]] = field(default_factory=dict)  # of generations that are there, newest first
 
     def doubts(self, key: Key, generation: int | None, offset: int) -> Doubts:
         """Return what went since a generation that was read up to an offset."""
         if key not in self.generations:
             return Doubts()
         last, since = self.generations[key], generation or 0
-        runs = [run for run in self.chains.get(key, ()) if since < run.generation_after <= last]
+        runs = [run for run in self.runs.get(key, ()) if since < run.generation_after <= last]
         unknown = generation is None or len(runs) < last - since
         return Doubts(
             unknown or any(run.dropped_tombstones and run.end_offset > offset for run in runs),
@@ -76,18 +75,18 @@ def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Or
     state = open_store(options.store)
     while True:
         version, partitions = state.version(), listed(options)
-        current, chains = state.checkpoints(), state.histories({str(one.topic) for one in partitions})
+        current = state.checkpoints()
         if version == state.version():  # else a run may have committed between them
             break
     keys = [(str(one.topic), one.partition or 0) for one in partitions]
-    check_runs({key: current[key] for key in keys}, chains)
     generations = {key: options.generation or current[key].generation for key in keys}
-    logs = {key: current[key].chain or None for key in keys}
-    older = {key: run.folder for key in keys for run in chains[key] if run.generation_after == generations[key]}
-    older = {key: folder for key, folder in older.items() if generations[key] != current[key].generation}
-    manifests = read_manifests(state.root, set(older.values()))
-    logs |= {key: manifests[folder].checkpoint.chain if folder in manifests else None for key, folder in older.items()}
-    return partitions, Origin(state.root.uri, logs, {}, generations, chains)
+    held = list_each(state.root, {key: current[key] for key in keys})
+    commits = {key: [one for _, one in of if isinstance(one, Commit)] for key, of in held.items()}
+    rows = [row for key in keys for row in (current[key], *(one.checkpoint for one in commits[key]))]
+    chains = {row.key: row.chain or None for row in rows if row.generation == generations[row.key]}
+    logs = {key: chains.get(key) for key in keys}
+    runs = {key: [one.run for one in of] for key, of in commits.items()}
+    return partitions, Origin(state.root.uri, logs, {}, generations, runs)
 
 
 def deleted_keys(

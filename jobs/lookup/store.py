@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.read_options import LookupOptions
-from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import (
     generation_of,
     manifests_of,
     nobody_has,
     open_store,
-    runs_at,
+    readable_at,
 )
 from lastkey.jobs.topics import of_topics
 from lastkey.logformat import names
@@ -34,11 +33,8 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     if options.generation is None:
         found = {key: generation_of(row) for key, row in wanted.items()}
     else:
-        chains = tables.histories({topic for topic, _ in wanted})
-        runs = runs_at(wanted, chains, options.generation)
-        for key, run in runs.items():
-            check_nothing_comes_back(run, wanted[key])
-        found = {key: generation_of(run) for key, run in runs.items()}
+        rows = readable_at(store, wanted, options.generation)
+        found = {key: generation_of(row) for key, row in rows.items()}
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"
         for topic, partition in wanted

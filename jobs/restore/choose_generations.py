@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from pyarrow import fs as pafs
-
 from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
 from lastkey.jobs.command.parse import check_topics
@@ -14,8 +12,8 @@ from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE, NO_GENERATION, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
-from lastkey.jobs.store.generations import Generation, check_runs, generation_of, runs_at
-from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.store.generations import Generation, generation_of, list_each, list_generations, readable_at
+from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, of_topics
 from lastkey.logformat import names
@@ -31,19 +29,16 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
     current = _current(tables, topics)
     if generation is None or all(row.generation == generation for row in current.values()):
         return [generation_of(row) for _, row in sorted(current.items())]
-    chains = tables.histories({topic for topic, _ in current})
-    runs = runs_at(current, chains, generation)
-    for key in sorted(current):
-        if key not in runs:
+    found = readable_at(tables.root, current, generation)
+    for key, row in sorted(current.items()):
+        if key not in found:
             raise NO_GENERATION(
                 partition=names.partition_folder(*key),
                 found=generation,
-                reason="never committed",
-                expected=_listed(_still_there(tables, chains[key])),
+                reason="never committed" if generation > row.generation else "its files are gone",
+                expected=_listed(_still_there(tables.root, row)),
             )
-    for key, run in sorted(runs.items()):
-        check_nothing_comes_back(run, current[key])
-    return [generation_of(run) for _, run in sorted(runs.items())]
+    return [generation_of(row) for _, row in sorted(found.items())]
 
 
 def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
@@ -57,32 +52,32 @@ def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
 
 def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Generation]:
     """Return the partitions of the wanted topics, each at the generation that was current at a time; note those that
-    had none then. Raise NO_GENERATION where it is gone.
+    had none then. Raise NO_GENERATION where it is gone, or where one that is gone may have been current then.
     """
+    chosen, firsts, at = [], [], moment(at_ms)
     current = _current(tables, topics)
-    chains = tables.histories({topic for topic, _ in current})
-    check_runs(current, chains)
-    chosen, at = [], moment(at_ms)
-    for key, row in sorted(current.items()):
-        name, chain = names.partition_folder(*key), chains[key]
-        then = next((run for run in chain if run.started_ms <= at_ms), None)
-        if back := next((pair for pair in pairwise(chain) if pair[0].started_ms < pair[1].started_ms), None):
-            newer, older = (f"generation {run.generation_after} ({_time(run)})" for run in back)
+    for key, generations in sorted(list_each(tables.root, current).items()):
+        name, row = names.partition_folder(*key), current[key]
+        commits = [commit for _, commit in generations if isinstance(commit, Commit)]
+        if back := next((pair for pair in pairwise(commits) if pair[0].run.started_ms < pair[1].run.started_ms), None):
+            newer, older = (f"generation {commit.checkpoint.generation} ({_time(commit)})" for commit in back)
             said = f"{name}: a clock was wrong: {newer} was made after {older}, so {at} may be the time of another"
-            notes += [f"{said}; --generation chooses one"] if at_ms < max(run.started_ms for run in chain) else []
-        if then is not None and then.generation_after == row.generation:
+            latest = max(commit.run.started_ms for commit in commits)
+            notes += [f"{said}; --generation chooses one"] if at_ms < latest else []
+        then = next((commit for commit in commits if commit.run.started_ms <= at_ms), None)
+        after = commits[commits.index(then) - 1 if then is not None else -1] if commits else None  # its successor
+        if then is None and after is not None and after.checkpoint.generation == 1:
+            firsts.append(after)
+            notes.append(f"{name}: left out: it had no generation at {at}; its first is of {_time(after)}")
+        elif then is not None and then.checkpoint.generation == row.generation:
             chosen.append(generation_of(row))
-        elif then is None and chain[-1].generation_after == 1:
-            notes.append(f"{name}: left out: it had no generation at {at}; its first is of {_time(chain[-1])}")
+        elif then is None or after is None or after.parent != then.folder or not _has_logs(tables.root, then):
+            raise _gone_since(tables.root, name, then, after, at)
         else:
-            there = set(_still_there(tables, chain))
-            left = {run.generation_after: run for run in chain if run.generation_after in there}
-            if then is None or then.generation_after not in left:
-                raise _gone_since(name, then, chain, left, at)
-            check_nothing_comes_back(then, row)
-            chosen.append(generation_of(then))
+            check_nothing_comes_back(then.checkpoint, row)
+            chosen.append(generation_of(then.checkpoint))
     if not chosen:
-        first = min((chain[-1] for chain in chains.values()), key=lambda run: run.started_ms)
+        first = min(firsts, key=lambda commit: commit.run.started_ms)
         raise NO_GENERATION(
             partition="every partition", found=1, reason=f"not yet committed at {at}",
             expected=f"a time from {_time(first)} on",
@@ -90,30 +85,33 @@ def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str
     return chosen
 
 
-def _gone_since(
-    name: str, then: RunRow | None, chain: Sequence[RunRow], left: Mapping[int, RunRow], at: str
-) -> UsageError:
-    """Return the error for a generation that is gone; then: its run, if that is still known."""
-    oldest = min(left, default=0)
+def _gone_since(store: Root, name: str, then: Commit | None, after: Commit | None, at: str) -> UsageError:
+    """Return the error for a generation that is gone. then, after: those that are left, made before `at` and later."""
+    near = [commit for commit in (then, after) if commit is not None and _has_logs(store, commit)]
+    left = (f"--generation {commit.checkpoint.generation} of {_time(commit)}" for commit in near)
     return NO_GENERATION(
         partition=name,
-        found=then.generation_after if then is not None else f"before {chain[-1].generation_after}",
-        reason=f"it was current at {at}, and its files are gone",
-        expected=f"a time from {_time(left[oldest])} on, when generation {oldest} was made, the oldest that is left"
-        if left
-        else "another, but none is left",
+        found=after.run.generation_before if after is not None else "",
+        reason=f"it or an older one was current at {at}, and its files are gone",
+        expected=" or ".join(left) or "another, but none is left",
     )
 
 
-def _time(run: RunRow) -> str:
-    return moment(run.started_ms)
+def _time(commit: Commit) -> str:
+    return moment(commit.run.started_ms)
 
 
 def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]:
     """Yield a note for each generation from before a reset: the archive may now hold another log, or a part of it."""
-    chains = tables.histories({t.topic for t in targets})
+    current = tables.checkpoints()
     for target in targets:
-        later = [r.generation_after for r in chains[target.key] if r.anew and r.generation_after > target.of]
+        if target.of == current[target.key].generation:
+            continue
+        later = [
+            number
+            for number, commit in list_generations(tables.root, current[target.key])
+            if number > target.of and isinstance(commit, Commit) and commit.checkpoint.chain != target.chain
+        ]
         if later:
             yield (
                 f"{target.name}: generation {target.generation} is from before the --reset that started over with "
@@ -160,15 +158,15 @@ def check_files(
         )
         gone += [f"{target.folder}/{name}" for name in _absent_beside(here, manifests[target.key])]
         if gone:
-            chain = tables.histories({target.topic}).get(target.key, [])
-            if chain and chain[0].run_id == target.run_id:  # this is the current generation: its files must be there
+            row = tables.checkpoints()[target.key]
+            if row.run_id == target.run_id:  # this is the current generation: its files must be there
                 missing += [f"{store.uri}/{path}" for path in gone]
                 continue
             raise NO_GENERATION(
                 partition=target.name,
                 found=target.generation,
                 reason=f"its files are gone ({gone[0]})",
-                expected=_listed(_still_there(tables, chain)),
+                expected=_listed(_still_there(store, row)),
             )
         written = side_checksums(s.side_files for s in manifests[target.key])
         side_files[target.key] = sorted(written or filter(_may_be_ours, here))
@@ -212,15 +210,14 @@ def _logs(segments: Iterable[Segment], root: str) -> list[tuple[str, int]]:
     return [(s.path, s.size_bytes) for s in segments if s.root == root]
 
 
-def _still_there(tables: State, chain: Sequence[RunRow]) -> list[int]:
-    """Return the generations of one partition whose files in the store are all there."""
-    runs = {((row.topic, row.partition), row.generation_after, row.run_id): row for row in chain}
-    there = []
-    for run, segments in tables.segments_of(runs).items():
-        folder = tables.root.filesystem.get_file_info(tables.root.full(generation_of(runs[run]).folder))
-        if folder.type == pafs.FileType.Directory and not absent(tables.root, _logs(segments, "store")):
-            there.append(runs[run].generation_after)
-    return there
+def _still_there(store: Root, row: Checkpoint) -> list[int]:
+    """Return the generations of one partition whose logs in the store are all there."""
+    found = list_generations(store, row)
+    return [number for number, commit in found if isinstance(commit, Commit) and _has_logs(store, commit)]
+
+
+def _has_logs(store: Root, commit: Commit) -> bool:
+    return not absent(store, _logs(commit.segments, "store"))
 
 
 def _listed(generations: Iterable[int]) -> str:

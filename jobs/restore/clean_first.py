@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import NOT_CLEANED, RUNNING_MEANWHILE, ConflictError, RunningError, UsageError
-from lastkey.jobs.store.generations import Generation
+from lastkey.jobs.store.generations import Generation, current_commit
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter
@@ -51,7 +51,7 @@ def clean_first(
         archive=archive,
         store=tables.root.uri,
         now_ms=time.time_ns() // 1_000_000,
-        config=_with_settings_of_runs(options.config, tables.histories(topics).values()),
+        config=_with_settings_of_runs(options.config, tables, topics),
         topics=TopicFilter(tuple(topics)),
         force=True,
     )
@@ -66,12 +66,10 @@ def clean_first(
     return cleaned
 
 
-def _with_settings_of_runs(config: Config, chains: Iterable[Sequence[RunRow]]) -> Config:
-    """Return settings in which each topic without a cleanup.policy of its own has those of its last run.
-
-    chains: of each partition, newest first.
-    """
-    last = {chain[0].topic: chain[0] for chain in sorted(filter(None, chains), key=lambda chain: chain[0].now_ms)}
+def _with_settings_of_runs(config: Config, tables: State, topics: Collection[str]) -> Config:
+    """Return settings in which each topic without a cleanup.policy of its own has those of its last run."""
+    runs = [current_commit(tables.root, row).run for key, row in tables.checkpoints().items() if key[0] in topics]
+    last = {run.topic: run for run in sorted(runs, key=lambda run: run.now_ms)}
     of_runs = {topic: _settings_of(run) for topic, run in last.items() if not config.topic_settings(topic).compacts}
     return replace(config, topics={**of_runs, **config.topics})
 

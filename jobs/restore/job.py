@@ -1,6 +1,6 @@
 """A generation of the store -> a log directory that a broker starts on with no recovery.
 
-  checkpoints, cleaner_runs, log_segments -> which files, from the store and from the archive (nothing is written yet)
+  checkpoints, or manifests of older generations -> which files, from the store and the archive (nothing is written yet)
   every file is there, at least as long as its row says -> copies, checksum by checksum, partitions in parallel
      (batches of magic 3 become magic 2, and the indexes of their files new ones)
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all

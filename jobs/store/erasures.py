@@ -19,7 +19,7 @@ from typing import Final
 
 from lastkey.jobs.errors import ERASED_RECORDS, MissingPathError, UsageError
 from lastkey.jobs.store.paths import ERASED_KEYS
-from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.names import MAX_OFFSET
@@ -90,7 +90,7 @@ def check_key(store: Root, erasures: Iterable[str], key: bytes) -> None:
             )
 
 
-def bounds_of(row: Checkpoint | RunRow | None) -> Bounds:
+def bounds_of(row: Checkpoint | None) -> Bounds:
     """Return the bounds that a generation notes, of all logs that the partition had. What was noted while the topic id
     was lost is of the generation's own log, also after a rollback to before that.
     """
@@ -128,12 +128,12 @@ def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, in
     return out
 
 
-def searched(row: Checkpoint | RunRow) -> int:
+def searched(row: Checkpoint) -> int:
     """Return the offset below which a generation's log was searched for the keys of any erasure; 0: nowhere."""
     return max(in_log(bounds_of(row), row.topic_id, 0).values(), default=0)
 
 
-def brought_back(old: Checkpoint | RunRow, now: Checkpoint) -> str | None:
+def brought_back(old: Checkpoint, now: Checkpoint) -> str | None:
     """Return an erasure of which a generation may hold records, given the current one; None: it holds none. An erasure
     that only other logs know must have been searched for up to the generation's end.
     """
@@ -142,10 +142,9 @@ def brought_back(old: Checkpoint | RunRow, now: Checkpoint) -> str | None:
     return min((one for one, until in wanted.items() if had.get(one, -1) < min(until, end)), default=None)
 
 
-def check_nothing_comes_back(old: Checkpoint | RunRow, now: Checkpoint) -> None:
+def check_nothing_comes_back(old: Checkpoint, now: Checkpoint) -> None:
     """Raise ERASED_RECORDS if a generation may hold records that were erased (`brought_back`)."""
     erasure = brought_back(old, now)
     if erasure is not None:
-        number = old.generation if isinstance(old, Checkpoint) else old.generation_after
-        name = names.partition_folder(old.topic, old.partition)
-        raise ERASED_RECORDS(partition=name, found=number, erasure=erasure)
+        name = names.partition_folder(*old.key)
+        raise ERASED_RECORDS(partition=name, found=old.generation, erasure=erasure)

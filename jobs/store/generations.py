@@ -1,22 +1,31 @@
-"""Generations of a store: current ones, older ones, and those that a rollback makes."""
+"""Generations of a store: current ones, older ones, and those that a rollback makes.
+
+The row of `compaction_checkpoints` decides which generation is current. Older ones are known by the manifests in their
+folders: no table of history is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import LOST_RUN, NO_GENERATION, GenerationError, MissingPathError, UsageError
+from lastkey.jobs.errors import NO_GENERATION, GenerationError, MissingPathError, UsageError
+from lastkey.jobs.store.erasures import check_nothing_comes_back
+from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import other_files, read_manifest
-from lastkey.jobs.store.paths import CHECKPOINTS, table_folder
+from lastkey.jobs.store.paths import CHECKPOINTS, COMMITTED, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.storage import Root, sizes_in
+from lastkey.udfs.storage import Root, exists, sizes_in
+
+_AT_ONCE: Final = 8  # partitions
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,7 @@ class Generation(OfGeneration):
     archive_uri: str
     folder: str  # below the store; holds the files beside its logs
     of: int  # the generation whose files it uses: itself, or the one that a rollback goes back to
+    chain: str  # the run that began its chain from the archive alone
 
     @property
     def name(self) -> str:
@@ -45,14 +55,11 @@ class Generation(OfGeneration):
         return tuple(sorted((f.base, f"{self.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
-def generation_of(row: Checkpoint | RunRow) -> Generation:
-    """Return the generation that a checkpoint names, or that a committed run made."""
-    if isinstance(row, Checkpoint):
-        number, first_dirty = row.generation, row.first_dirty_offset
-    else:
-        number, first_dirty = row.generation_after, row.end_offset
-    of, offsets = row.back_to or number, (first_dirty, row.log_start_offset, row.next_offset)
-    return Generation(row.topic, row.partition, number, row.run_id, *offsets, row.archive_uri, row.folder, of)
+def generation_of(row: Checkpoint) -> Generation:
+    """Return the generation that a checkpoint names."""
+    offsets = row.first_dirty_offset, row.log_start_offset, row.next_offset
+    of = row.back_to or row.generation
+    return Generation(*row.key, row.generation, row.run_id, *offsets, row.archive_uri, row.folder, of, row.chain)
 
 
 def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int, erased: str | None) -> Commit:
@@ -77,29 +84,59 @@ def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms
     )
 
 
-def runs_at(
-    current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]], generation: int | None
-) -> dict[Key, RunRow]:
-    """Return the committed run that made a generation (None: the current one), of each partition that has it.
+def list_generations(root: Root, row: Checkpoint) -> Iterator[tuple[int, Commit | GenerationError]]:
+    """Yield the generations of a partition that its folders hold, newest first, from the current one (row) on: number,
+    and commit, or the error of a manifest that cannot be read.
 
-    Raises LOST_RUN if a generation is given, and the runs of a partition are lost.
+    A manifest names its parent, and no other folder of that number is a parent. Where the parent is gone, the next
+    older folder that has a file `committed` follows. Costs one listing and a read for each generation.
     """
-    if generation is not None:
-        check_runs(current, chains)
-    made = {(key, run.generation_after): run for key, chain in chains.items() for run in chain}
-    return {key: made[at] for key, row in current.items() if (at := (key, generation or row.generation)) in made}
+    older = ((number, path) for path, (number, _) in folders_of(root, *row.key) if number < row.generation)
+    parent = row.generation, row.own_folder
+    for number, path in (parent, *sorted(older, reverse=True)):
+        if (number, path) != parent and (number >= parent[0] or not exists(root, f"{path}/{COMMITTED}")):
+            continue  # of a run that died, or of a history that was replaced by an older copy of the tables
+        try:
+            commit = read_manifest(root, path)
+        except GenerationError as error:
+            if number == row.generation or exists(root, f"{path}/{COMMITTED}"):  # else vacuum has deleted it
+                yield number, error
+        else:
+            yield number, commit
+            parent = commit.run.generation_before, commit.parent
 
 
-def lost_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> dict[Key, GenerationError]:
-    """Return an error for each partition that has a generation, but no run; its older generations are unknown too."""
-    lost = [key for key, row in sorted(current.items()) if row.generation > 0 and not chains.get(key)]
-    return {key: LOST_RUN(partition=names.partition_folder(*key)) for key in lost}
+def list_each(root: Root, current: Mapping[Key, Checkpoint]) -> dict[Key, list[tuple[int, Commit | GenerationError]]]:
+    """Return `list_generations` of partitions."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(lambda row: list(list_generations(root, row)), current.values())
+        return dict(zip(current, found, strict=True))
 
 
-def check_runs(current: Mapping[Key, Checkpoint], chains: Mapping[Key, Sequence[RunRow]]) -> None:
-    """Raise LOST_RUN if the runs of a partition, and so its older generations, are unknown."""
-    for error in lost_runs(current, chains).values():
-        raise error
+def checkpoints_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
+    """Return the checkpoint of a generation, of each partition that still has it. Raise GenerationError if its manifest
+    cannot be read.
+    """
+
+    def find(row: Checkpoint) -> Checkpoint | None:
+        if row.generation <= generation:
+            return row if row.generation == generation else None
+        number, found = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))
+        if number == generation and isinstance(found, GenerationError):
+            raise found
+        return found.checkpoint if number == generation and isinstance(found, Commit) else None
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = zip(current, pool.map(find, current.values()), strict=True)
+        return {key: row for key, row in found if row is not None}
+
+
+def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
+    """Return the same as `checkpoints_at`. Raise ERASED_RECORDS for a generation that may hold records erased since."""
+    found = checkpoints_at(root, current, generation)
+    for key, row in found.items():
+        check_nothing_comes_back(row, current[key])
+    return found
 
 
 def manifests_of(tables: State, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
@@ -117,17 +154,24 @@ def nobody_has(generation: int) -> UsageError:
     )
 
 
-def older_generations(state: State, chain: Sequence[RunRow]) -> Iterator[Commit]:
-    """Yield the older generations whose files are still in the store. chain: the committed runs of one partition, by
-    time, the newest first. Raise BAD_MANIFEST for a damaged manifest.
+def current_commit(root: Root, row: Checkpoint) -> Commit:
+    """Return the commit of a partition's current generation (row). Raise GenerationError if it cannot be read."""
+    _, commit = next(list_generations(root, row))
+    if isinstance(commit, GenerationError):
+        raise commit
+    return commit
+
+
+def own_and_older(root: Root, row: Checkpoint) -> tuple[Commit, list[Commit]]:
+    """Return the commit of a partition's current generation (row), and of the older ones whose files in the store are
+    all there, newest first. Raise GenerationError for a manifest that cannot be read.
     """
-    for folder in dict.fromkeys(run.folder for run in chain[1:]):
-        try:
-            commit = read_manifest(state.root, folder)
-        except FileNotFoundError:
-            continue
-        if not any(other_files(state.root, commit)):
-            yield commit
+    commits = []
+    for _, commit in list_generations(root, row):
+        if isinstance(commit, GenerationError):
+            raise commit
+        commits.append(commit)
+    return commits[0], [commit for commit in commits[1:] if not any(other_files(root, commit))]
 
 
 def open_store(uri: str) -> State:

@@ -1,29 +1,56 @@
-"""Rows of `cleaner_runs` and `log_segments` that are still needed: this bounds the history of a store.
+"""Rows of `cleaner_runs` that are still needed: this bounds the history of a store.
 
 The newest KEEP_GENERATIONS of each partition stay, and those younger than KEEP_DAYS. A generation that is older in both
 senses stays if its folder is there, for it can be restored, or if its run erased records. Rows of runs that died go. If
-the row of a parent is gone, `rows.histories` continues with the next older one. Rows about whole runs: `newest_jobs`.
+the row of a parent is gone, `rows.histories` continues with the next older one. Rows about whole runs: `_newest_jobs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lastkey.jobs.errors import DONE
+from lastkey.jobs.store import rows
 from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.topics import Key
 
 KEEP_GENERATIONS: Final = 10  # for readers of a partition that is seldom compacted
 KEEP_JOBS: Final = 1000  # nearly three years of daily runs
 KEEP_DAYS: Final = 30  # for readers of past runs; Delta's own default for its log
-Made = tuple[str, int, int, str]  # topic, partition, generation, run id
 
 
-def newest_jobs(found: pa.Table) -> pa.Table:
+def needed(
+    found: pa.Table,
+    checkpoints: Mapping[Key, Checkpoint],
+    folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
+    now_ms: int,
+) -> pa.Table:
+    """Return the rows that stay. folders: `folders_of` for a topic and partition."""
+    young_ms = now_ms - KEEP_DAYS * 86_400_000
+    there = cache(lambda topic, partition: {path for path, _ in folders(topic, partition)})
+    is_job = pc.is_null(found["topic"])
+    runs = found.filter(pc.invert(is_job))
+    made = rows.runs_in(runs)
+    chains = rows.histories(checkpoints, made)
+    committed = {(*key, run.generation_after, run.run_id) for key, chain in chains.items() for run in chain}
+
+    def stays(run: RunRow) -> bool:
+        key = run.topic, run.partition
+        if not chains.get(key) or run.generation_after > checkpoints[key].generation - KEEP_GENERATIONS:
+            return True
+        if (*key, run.generation_after, run.run_id) not in committed:
+            return False
+        return run.started_ms >= young_ms or run.dropped_erased > 0 or run.folder in there(*key)
+
+    return pa.concat_tables([runs.filter(pa.array(map(stays, made), pa.bool_())), _newest_jobs(found.filter(is_job))])
+
+
+def _newest_jobs(found: pa.Table) -> pa.Table:
     """Return the newest KEEP_JOBS rows about whole runs, the newest success of each job, for monitoring, and every
     erasure and check, for auditors.
     """
@@ -37,30 +64,3 @@ def newest_jobs(found: pa.Table) -> pa.Table:
             kept.add(number)
     kept |= set(done.values())
     return ordered.take(pa.array(sorted(kept), pa.int64()))
-
-
-def gone(
-    made: Iterable[Made],
-    checkpoints: Mapping[Key, Checkpoint],
-    chains: Mapping[Key, Sequence[RunRow]],
-    folders: Callable[[str, int], Collection[tuple[str, tuple[int, str]]]],
-    now_ms: int,
-) -> list[Made]:
-    """Return the generations whose rows go.
-
-    chains: committed runs, newest first, none if they are lost; folders: `folders_of` for a topic and partition.
-    """
-    young_ms = now_ms - KEEP_DAYS * 86_400_000
-    committed = {(*key, run.generation_after, run.run_id): run for key, chain in chains.items() for run in chain}
-    there = cache(lambda topic, partition: {path for path, _ in folders(topic, partition)})
-
-    def stays(topic: str, partition: int, generation: int, run_id: str) -> bool:
-        key = topic, partition
-        if not chains.get(key) or generation > checkpoints[key].generation - KEEP_GENERATIONS:
-            return True
-        run = committed.get((topic, partition, generation, run_id))
-        if run is None:
-            return False
-        return run.started_ms >= young_ms or run.dropped_erased > 0 or run.folder in there(*key)
-
-    return [one for one in made if not stays(*one)]

@@ -6,7 +6,8 @@ that died early. It holds the rows that the commit brings to the tables:
     {"format": 3, "crc32c": of the text of "generation", as json.dumps writes it with sorted keys,
      "generation": {"checkpoint": {...}, "segments": [{...}, ...], "run": {...}, "partition_state": {...} or null}}
 
-As long as the tables are there, only `rollback` and `vacuum` read it. The folder of a rollback holds nothing else.
+The row of `compaction_checkpoints` decides which generation is current; the manifest is what the store knows of an
+older one. The folder of a rollback holds nothing else.
 
 An empty file `committed` beside it says that the commit was made. It is written after the commit. If a crash comes
 between the two, a vacuum, or the commit that replaces this generation, writes it, since the table names the generation.
@@ -60,7 +61,6 @@ def from_json(data: bytes, path: str) -> Commit:
             partition_state=state and rows.row_of(PartitionState, state),
         )
         rows.to_arrow(RunRow, [commit.run])  # raises for values that the tables cannot hold
-        rows.segments_to_arrow([commit])
         rows.to_checkpoints([commit])
         keys = {(one["topic"], one["partition"]) for one in (generation["run"], *generation["segments"])}
         if foreign := keys - {commit.key}:
@@ -135,7 +135,7 @@ def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:
     """Return the manifests of folders, without those that are missing or damaged."""
 
     def read(folder: str) -> tuple[str, Commit] | None:
-        with contextlib.suppress(FileNotFoundError, GenerationError):
+        with contextlib.suppress(GenerationError):
             return folder, read_manifest(store, folder)
         return None
 
@@ -144,10 +144,13 @@ def read_manifests(store: Root, folders: Collection[str]) -> dict[str, Commit]:
 
 
 def read_manifest(store: Root, folder: str) -> Commit:
-    """Return the manifest of a run's folder. Raise FileNotFoundError without one, BAD_MANIFEST if it has changed."""
+    """Return the manifest of a run's folder. Raise GenerationError if there is none, or if it has changed."""
     path = f"{folder}/{MANIFEST}"
-    with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
-        commit = from_json(bytes(stream.read()), path)
+    try:
+        with store.filesystem.open_input_stream(store.full(path), compression=None) as stream:
+            commit = from_json(bytes(stream.read()), path)
+    except FileNotFoundError:
+        raise BAD_MANIFEST(path=path, expected="a manifest of a generation", found="no such file") from None
     if commit.folder != folder:
         raise BAD_MANIFEST(path=path, expected=f"the manifest of {folder}", found=f"that of {commit.folder}")
     return commit
@@ -157,8 +160,6 @@ def read_whole(store: Root, folder: str) -> tuple[Commit | None, str]:
     """Return the commit of a run's folder (None: its manifest cannot be read), and what is wrong with it, or ""."""
     try:
         commit = read_manifest(store, folder)
-    except FileNotFoundError:
-        return None, f"no {MANIFEST}"
     except GenerationError as error:
         return None, str(error)
     for path, size, seen in other_files(store, commit):
@@ -171,7 +172,7 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
     """Yield the files of a generation that differ from its manifest: path below the store, bytes expected (None: more
     than 0), bytes found (None: no such file).
     """
-    folder = commit.run.folder  # a rollback's files lie in an older one
+    folder = commit.checkpoint.folder  # a rollback's files lie in an older one
     found: dict[str, int | None] = {f"{folder}/{name}": size for name, size in sizes_in(store, folder).items()}
     wanted = dict(_files(commit, folder))
     older = [path for path in wanted if not path.startswith(f"{folder}/")]
@@ -205,11 +206,11 @@ def _files(commit: Commit, folder: str) -> Iterator[tuple[str, int | None]]:
         yield f"{folder}/{names.segment_file(s.base_offset, names.TIME_INDEX)}", s.time_index_bytes
         if s.txn_index_bytes:
             yield f"{folder}/{names.segment_file(s.base_offset, names.TXN_INDEX)}", s.txn_index_bytes
-        if s.base_offset != commit.run.log_start_offset:
+        if s.base_offset != commit.checkpoint.log_start_offset:
             yield f"{folder}/{names.segment_file(s.base_offset, names.SNAPSHOT)}", None
-    yield f"{folder}/{names.segment_file(commit.run.next_offset, names.SNAPSHOT)}", None
+    yield f"{folder}/{names.segment_file(commit.checkpoint.next_offset, names.SNAPSHOT)}", None
     yield f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}", None
-    if commit.run.topic_id is not None:
+    if commit.checkpoint.topic_id is not None:
         yield f"{folder}/{names.PARTITION_METADATA}", None
     yield f"{commit.folder}/{MANIFEST}", None
 

@@ -15,7 +15,6 @@ from typing import Final
 from lastkey.logformat import names
 
 CHECKPOINTS: Final = "compaction_checkpoints"
-SEGMENTS: Final = "log_segments"
 STATES: Final = "cleaner_state"
 RUNS: Final = "cleaner_runs"
 TIME_INDEX: Final = "time_index"  # written by jobs.store.minutes; no part of a generation
@@ -32,7 +31,7 @@ AUDIT_TABLES: Final = (
     AUDIT_DELIVERIES,
     AUDIT_PAIRS,
 )
-TABLES: Final = (CHECKPOINTS, SEGMENTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
+TABLES: Final = (CHECKPOINTS, STATES, RUNS, TIME_INDEX, *AUDIT_TABLES)
 
 RUNNING: Final = "state/running"  # leases of runs, see jobs.store.leases
 ERASED_KEYS: Final = "erasures"

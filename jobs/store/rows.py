@@ -220,7 +220,7 @@ class JobRow:
     """Row of `cleaner_runs` about a run of a job as a whole, whatever its end. It has no topic and no partition."""
 
     run_id: str
-    job: str  # compact, rollback, vacuum
+    job: str  # compact, erase, erase --check, rollback, vacuum
     started_ms: int  # by the host's clock
     ended_ms: int
     exit_code: int | None  # None: killed
@@ -266,6 +266,11 @@ class Commit:
     def folder(self) -> str:
         """Folder below the store that holds its manifest."""
         return self.checkpoint.own_folder
+
+    @property
+    def parent(self) -> str:
+        """Folder of the generation that was current before it; that of generation 0 if there was none."""
+        return generation_folder(*self.key, self.run.generation_before, self.run.parent_run_id or "")
 
 
 class _Dataclass(Protocol):
@@ -395,40 +400,21 @@ def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
     return {row.key: row for row in from_arrow(Checkpoint, has)}
 
 
-def segment_schema() -> pa.Schema:
-    """Return the columns of `log_segments`, the manifests: the generation, and SEGMENT_COLUMNS."""
-    columns = [pa.field(name, _arrow_type(name, hint)) for name, hint in SEGMENT_COLUMNS.items()]
-    return pa.schema([*arrow_schema(OfGeneration), *columns])
-
-
 def manifest_row(segment: Segment) -> dict[str, Any]:
     """Return the values of SEGMENT_COLUMNS of a segment."""
     return {name: getattr(segment, name) for name in SEGMENT_COLUMNS}
 
 
 def segment_rows(commit: Commit) -> list[dict[str, Any]]:
-    """Return the rows of `log_segments` of a generation."""
+    """Return the segments of a generation as its manifest holds them."""
     of = {name: getattr(commit.checkpoint, name) for name in _OF_GENERATION}
     return [of | manifest_row(segment) for segment in commit.segments]
-
-
-def segments_to_arrow(commits: Iterable[Commit]) -> pa.Table:
-    """Return the rows of `log_segments` of generations."""
-    return pa.Table.from_pylist([row for commit in commits for row in segment_rows(commit)], segment_schema())
 
 
 def segment_of(told: Mapping[str, Any]) -> Segment:
     """Return the segment of a row, as `row_of` does. Raise KeyError for a column that every version has written."""
     given = {name: told[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in told or name in _REQUIRED)}
     return Segment(**{name: value for name, value in given.items() if value is not None or name in _REQUIRED})
-
-
-def segments_in(found: pa.Table) -> dict[Run, list[Segment]]:
-    """Return the segments in rows of `log_segments`, by run."""
-    out: dict[Run, list[Segment]] = {}
-    for row in found.to_pylist():
-        out.setdefault(((row["topic"], row["partition"]), row["generation"], row["run_id"]), []).append(segment_of(row))
-    return out
 
 
 def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:

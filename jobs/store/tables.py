@@ -4,8 +4,8 @@
 the partition stands. One commit of it is the switch; nothing has to be joined to it. A change is made by
 compare-and-swap (`jobs.store.table`).
 
-`log_segments` and `cleaner_runs` are history, never needed for what is current. `cleaner_state` is a copy of how the
-partitions stand, for people who query it.
+`cleaner_runs` is history for people, and `cleaner_state` a copy of how the partitions stand: no decision reads them. An
+older generation is what the manifest in its folder says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -29,7 +28,7 @@ from lastkey.jobs.store.exclusive import check_exclusive
 from lastkey.jobs.store.folders import Run, check_no_archive, check_no_links, check_not_inside
 from lastkey.jobs.store.local_lock import LOCK_SECONDS, local_lock
 from lastkey.jobs.store.manifests import read_manifests
-from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, generation_folder, table_folder
+from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, generation_folder, table_folder
 from lastkey.jobs.store.rows import Checkpoint, PartitionState, RunRow
 from lastkey.jobs.store.table import Change, Held, Version
 from lastkey.jobs.topics import Key
@@ -85,31 +84,23 @@ class State:
         """Return the segments of many partitions' (generation, run id), each list by base offset. Raise
         NO_GENERATION if those of a partition are not known any more.
         """
-        found = self.known_manifests(wanted)
+        runs = self.segments_of([(key, *run) for key, run in wanted.items()])
+        found = {run[0]: segments for run, segments in runs.items()}
         for key in wanted.keys() - found.keys():
             raise NO_GENERATION(
                 partition=names.partition_folder(*key), found=wanted[key][0],
-                reason="its segments are not in the store's tables, and its folder has no manifest",
+                reason="its folder has no manifest that can be read",
                 expected="another generation",
             )  # fmt: skip
         return found
 
-    def known_manifests(self, wanted: Mapping[Key, tuple[int, str]]) -> dict[Key, list[Segment]]:
-        """Return the same as `manifests`, without partitions whose segments are unknown."""
-        return {run[0]: found for run, found in self.segments_of([(key, *run) for key, run in wanted.items()]).items()}
-
     def segments_of(self, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-        """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the history,
-        else from the manifests in their folders. Runs that are in none, or whose manifest is damaged, are left out.
+        """Return the segments of runs, committed or not, by base offset: from the checkpoints, else from the manifests
+        in their folders. Runs whose manifest is gone or damaged are left out.
         """
         found = self._manifests_in(self.checkpoint_rows(), set(runs))
-        older = set(runs) - found.keys()
-        history = self.rows(SEGMENTS, rows.segment_schema()) if older else rows.segments_to_arrow(())
-        of_runs = pc.is_in(history["run_id"], pa.array(sorted({run_id for _, _, run_id in older}), pa.string()))
-        of_history = self._with_places(rows.segments_in(history.filter(of_runs)), SEGMENTS)
-        found |= {run: of_history[run] for run in older & of_history.keys()}  # a run has one id in all its partitions
-        absent = {generation_folder(*run[0], *run[1:]): run for run in older - found.keys()}
-        found |= {absent[folder]: made.segments for folder, made in read_manifests(self.root, absent).items()}
+        older = {generation_folder(*run[0], *run[1:]): run for run in set(runs) - found.keys()}
+        found |= {older[folder]: commit.segments for folder, commit in read_manifests(self.root, older).items()}
         return {run: sorted(found[run], key=lambda row: row.base_offset) for run in runs if run in found}
 
     def current(self) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
@@ -121,30 +112,27 @@ class State:
 
     def _checkpoints_in(self, found: pa.Table) -> dict[Key, Checkpoint]:
         checkpoints = rows.from_checkpoints(found)
-        self._check_places((row.places for row in checkpoints.values()), CHECKPOINTS)
+        self._check_places(row.places for row in checkpoints.values())
         return checkpoints
 
     def _manifests_in(self, found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
-        return self._with_places(rows.manifests_in(found, runs), CHECKPOINTS)
-
-    def _with_places(self, manifests: dict[Run, list[Segment]], name: str) -> dict[Run, list[Segment]]:
-        """Return manifests whose rows name files of their own partition. Raise DAMAGED_TABLE for others."""
-        self._check_places((rows.segment_places(run[0], s) for run, held in manifests.items() for s in held), name)
+        manifests = rows.manifests_in(found, runs)
+        self._check_places(rows.segment_places(run[0], s) for run, held in manifests.items() for s in held)
         return manifests
 
-    def _check_places(self, places: Iterable[str], name: str) -> None:
-        rows.check_places(places, f"{self.root.uri}/{table_folder(name)}", DAMAGED_TABLE)
+    def _check_places(self, places: Iterable[str]) -> None:
+        rows.check_places(places, f"{self.root.uri}/{table_folder(CHECKPOINTS)}", DAMAGED_TABLE)
 
     def histories(self, topics: Iterable[str] | None = None) -> dict[Key, list[RunRow]]:
-        """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents."""
+        """Return the committed runs of each partition (topics: of these), newest first, by the chain of parents. They
+        are for reports alone.
+        """
         names = None if topics is None else set(topics)
         checkpoints = {key: row for key, row in self.checkpoints().items() if names is None or key[0] in names}
         runs = self.rows(RUNS, rows.run_schema())
         if names is not None:
             runs = runs.filter(pc.is_in(runs["topic"], pa.array(sorted(names), pa.string())))
-        histories = rows.histories(checkpoints, rows.runs_in(runs))
-        self._check_places((row.places for row in chain.from_iterable(histories.values())), RUNS)
-        return histories
+        return rows.histories(checkpoints, rows.runs_in(runs))
 
     # -- changing
 

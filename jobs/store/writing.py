@@ -1,8 +1,8 @@
 """Changes of a store's tables: `commit_wave`, the one write that matters, and what goes with it.
 
-A wave is written to `log_segments` and `cleaner_runs`, then one commit of `compaction_checkpoints` is the switch, by
-compare-and-swap (`jobs.store.table`): read the head, check that our partitions are where the run planned on, check that
-the files of the wave are there, put version n + 1. A run that comes second reads again, and commits if its partitions
+A wave is appended to `cleaner_runs`, then one commit of `compaction_checkpoints` is the switch, by compare-and-swap
+(`jobs.store.table`): read the head, check that our partitions are where the run planned on, check that the files of the
+wave are there, put version n + 1. A run that comes second reads again, and commits if its partitions
 are as they were.
 
 `vacuum` and a run need no lock between them: vacuum puts a version that names the folders that it will delete, and a
@@ -18,14 +18,13 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError
 from lastkey.jobs.store import commit_file, history, rows, table
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import say_committed, write_committed
-from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES, TABLES, table_folder
+from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, STATES, TABLES, table_folder
 from lastkey.jobs.store.rows import Checkpoint, Commit, JobRow, PartitionState
 from lastkey.jobs.store.table import Change, Version
 from lastkey.jobs.store.tables import KEY_COLUMNS, State
@@ -49,8 +48,9 @@ def commit_wave(
     if not commits:
         return
     step("manifests written")
-    _append(state, SEGMENTS, rows.segments_to_arrow(commits))
-    _append(state, RUNS, rows.runs_to_arrow(commit.run for commit in commits))
+    new = rows.runs_to_arrow(commit.run for commit in commits)
+    state.swap(RUNS, new.schema, partial(_appended, state, new))
+    step("history appended")
     _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
         write_committed(state.root, [commit.folder for commit in commits])
@@ -60,38 +60,17 @@ def append_job_rows(state: State, new: Sequence[JobRow]) -> None:
     """Append rows about whole runs to `cleaner_runs`."""
     added = rows.runs_to_arrow(new)
     # Not State.swap, whose probe of the place costs more than the rows: their loss would do no harm
-    table.swap(state.root, RUNS, added.schema, partial(_appended, state, RUNS, added))
+    table.swap(state.root, RUNS, added.schema, partial(_appended, state, added))
 
 
-def _append(state: State, name: str, new: pa.Table) -> None:
-    state.swap(name, new.schema, partial(_appended, state, name, new))
-    step("history appended")
-
-
-def _appended(state: State, name: str, new: pa.Table, version: Version) -> Change:
-    """Return the change that appends rows to a history. Once it has many files, join them and drop old rows."""
+def _appended(state: State, new: pa.Table, version: Version) -> Change:
+    """Return the change that appends rows to `cleaner_runs`. Once it has many files, join them and drop old rows."""
     files = version.files()
     if len(files) < _MOST_FILES:
         return Change(added=table.in_files(new))
     found = table.rows(version, new.schema).drop_columns([table.FILE])
-    needed = _needed(state, name, found)
-    if name == RUNS:
-        is_job = pc.is_null(needed["topic"])
-        needed = pa.concat_tables([needed.filter(pc.invert(is_job)), history.newest_jobs(needed.filter(is_job))])
+    needed = history.needed(found, state.checkpoints(), partial(folders_of, state.root), state.now_ms())
     return Change(added=[pa.concat_tables([needed, new])], removed=files)
-
-
-def _needed(state: State, name: str, found: pa.Table) -> pa.Table:
-    """Return the rows of a history that `jobs.store.history` keeps."""
-    checkpoints = state.checkpoints()
-    runs = rows.runs_in(found if name == RUNS else state.rows(RUNS, rows.run_schema()))
-    chains = rows.histories(checkpoints, runs)
-    columns = [*KEY_COLUMNS, "generation_after" if name == RUNS else "generation", "run_id"]
-    made = zip(*found.group_by(columns).aggregate([]).to_pydict().values(), strict=True)
-    gone = history.gone(made, checkpoints, chains, partial(folders_of, state.root), state.now_ms())
-    schema = pa.schema([found.schema.field(column) for column in columns])
-    old = pa.Table.from_pylist([dict(zip(columns, one, strict=True)) for one in gone], schema)
-    return table.joined(found, old, "left anti")
 
 
 def _switch(state: State, commits: Sequence[Commit], verify_files: Callable[[], None] | None, look_back: bool) -> None:
@@ -153,8 +132,7 @@ def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) 
         return Change(added=table.in_files(made))
 
     runs = rows.runs_to_arrow(commit.run for commit in known)
-    histories = (SEGMENTS, rows.segments_to_arrow(known)), (RUNS, runs)
-    for name, made in (*histories, (CHECKPOINTS, rows.to_checkpoints(decided))):
+    for name, made in ((RUNS, runs), (CHECKPOINTS, rows.to_checkpoints(decided))):
         state.swap(name, made.schema, partial(plan, made))
     write_states(state)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 from lastkey.jobs.archive.listing import Archive, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
@@ -16,16 +17,23 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.reporting import tells_io
-from lastkey.jobs.errors import BAD_MANIFEST, MissingPathError
+from lastkey.jobs.errors import GenerationError, MissingPathError
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import generation_of, lost_runs, manifests_of, nobody_has, open_store, runs_at
-from lastkey.jobs.store.manifests import read_manifest
-from lastkey.jobs.store.paths import MANIFEST, RUNS, table_folder
-from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.store.generations import (
+    checkpoints_at,
+    generation_of,
+    list_generations,
+    manifests_of,
+    nobody_has,
+    open_store,
+)
+from lastkey.jobs.store.manifests import read_manifest, read_manifests
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
 from lastkey.jobs.verify.report import VerifyReport
 from lastkey.logformat.errors import NO_POSITION, unreadable
+from lastkey.logformat.names import partition_folder
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, normal_uri, same_kind
 from lastkey.udfs.verify.findings import CheckResult
@@ -33,6 +41,7 @@ from lastkey.udfs.verify.generation import check_generation
 from lastkey.udfs.verify.partition import check_log_directory, check_partition
 
 T = TypeVar("T")
+_AT_ONCE: Final = 8  # manifests
 
 
 @tells_io
@@ -111,15 +120,10 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = of_topics(options.topics, current)
-    histories = tables.histories({topic for topic, _ in checkpoints})
-    runs = {key: _made_of(store, run) for key, run in _runs(options, checkpoints, histories, report).items()}
-    manifests = manifests_of(tables, map(generation_of, runs.values()))
-    parents = {
-        key: (r.generation_before, r.parent_run_id)
-        for key, r in runs.items()
-        if r.parent_run_id is not None and not r.anew
-    }
-    before = tables.known_manifests(parents)
+    made = _made(options, store, checkpoints, report)
+    manifests = manifests_of(tables, (generation_of(commit.checkpoint) for commit in made.values()))
+    parents = read_manifests(store, [commit.parent for commit in made.values() if not commit.run.anew])
+    runs = {key: commit.run for key, commit in made.items()}
     uris = {_archive_of(options, r) for r in runs.values()}
     archives = {uri: _archive_now(uri, options, report) for uri in sorted(uris)}
     report.seconds["state"] = time.perf_counter() - at
@@ -131,13 +135,11 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
                 f"archive that it was made from, not with generation {run.generation_before}"
             )
         uri = _archive_of(options, run)
-        previous = next((r for r in histories[key] if r.generation_after == run.generation_before), None)
         plans.append(
             plan_generation(
                 run,
                 manifests[key],
-                before.get(key),
-                previous,
+                parents.get(made[key].parent),
                 archives[uri],
                 store,
                 uri,
@@ -153,15 +155,38 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     return report
 
 
-def _made_of(store: Root, run: RunRow) -> RunRow:
-    """Return the run whose files a generation has: a rollback's are those of the generation that it goes back to."""
-    if not run.back_to:
-        return run
-    try:
-        return read_manifest(store, run.folder).run
-    except FileNotFoundError:
-        wanted = f"the manifest of generation {run.back_to}, which generation {run.generation_after} goes back to"
-        raise BAD_MANIFEST(path=f"{run.folder}/{MANIFEST}", expected=wanted, found="no such file") from None
+def _made(
+    options: VerifyOptions, store: Root, current: Mapping[Key, Checkpoint], report: VerifyReport
+) -> dict[Key, Commit]:
+    """Return the commit that made the files of the wanted generation, of each partition that has it: a rollback's are
+    those of the generation that it goes back to.
+    """
+    wanted = {key: options.generation or row.generation for key, row in current.items()}
+
+    def find(key: Key) -> Commit | GenerationError | None:
+        try:
+            rows = checkpoints_at(store, {key: current[key]}, wanted[key])
+            return read_manifest(store, rows[key].folder) if rows else None
+        except GenerationError as error:
+            return error
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = dict(zip(current, pool.map(find, current), strict=True))
+    for key, commit in found.items():
+        if isinstance(commit, GenerationError):
+            path, expected, other = (str(commit.fields[name]) for name in ("path", "expected", "found"))
+            problem = Problem("unreadable", path, NO_POSITION, expected, other, hint=commit.advice)
+            report.other_problems.append(problem)
+        elif commit is None:
+            held = ", ".join(str(number) for number, _ in list_generations(store, current[key]))
+            report.not_checked.append(
+                f"{partition_folder(*key)}: it has no generation {wanted[key]}; there are: {held}"
+            )
+        else:
+            report.generations[key] = wanted[key]
+    if not any(found.values()) and options.generation is not None:
+        raise nobody_has(options.generation)
+    return {key: commit for key, commit in found.items() if isinstance(commit, Commit)}
 
 
 def _archive_of(options: VerifyOptions, run: RunRow) -> str:
@@ -182,30 +207,3 @@ def _archive_now(uri: str, options: VerifyOptions, report: VerifyReport) -> Arch
     except OSError as error:
         report.other_problems.append(Problem.of(unreadable(uri, error)))
     return None
-
-
-def _runs(
-    options: VerifyOptions,
-    checkpoints: Mapping[Key, Checkpoint],
-    histories: Mapping[Key, Sequence[RunRow]],
-    report: VerifyReport,
-) -> dict[Key, RunRow]:
-    """Return the run that made the wanted generation, of each partition that has it."""
-    runs = runs_at(checkpoints, histories, options.generation)
-    report.generations |= {key: run.generation_after for key, run in runs.items()}
-    lost = lost_runs(checkpoints, histories)
-    report.other_problems += [
-        Problem(
-            "unreadable", table_folder(RUNS), NO_POSITION,
-            f"the run that made generation {checkpoints[key].generation} of {key[0]}-{key[1]}", "none",
-            hint=error.advice,
-        )
-        for key, error in lost.items()
-    ]  # fmt: skip
-    for key in (key for key in checkpoints if key not in runs and key not in lost):
-        held = ", ".join(str(r.generation_after) for r in histories.get(key, ())) or "none"
-        wanted = options.generation or checkpoints[key].generation
-        report.not_checked.append(f"{key[0]}-{key[1]}: it has no generation {wanted}; there are: {held}")
-    if not runs and options.generation is not None:
-        raise nobody_has(options.generation)
-    return runs

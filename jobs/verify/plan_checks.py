@@ -10,7 +10,7 @@ from typing import Any
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.store.coverage import Ranges, read_by, without
-from lastkey.jobs.store.rows import Checkpoint, RunRow
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
@@ -56,8 +56,7 @@ def plan_archived(archived: ArchivedPartition, config: Config, *, sealed: bool, 
 def plan_generation(
     run: RunRow,
     manifest: Sequence[Segment],
-    before: Sequence[Segment] | None,
-    previous: RunRow | None,
+    previous: Commit | None,
     archive: Archive | None,
     store: Root,
     archive_uri: str,
@@ -65,7 +64,7 @@ def plan_generation(
     task_memory_bytes: int,
     current: Checkpoint,
 ) -> GenerationPlan:
-    """Return the checks of a generation. `before`: the parent's manifest; None: compare with the archive alone;
+    """Return the checks of a generation. `previous`: its parent; None: compare with the archive alone;
     current: the partition's checkpoint, with the offsets that its chain has read, and that retention has deleted.
     """
     settings: dict[str, Any] = json.loads(run.settings)
@@ -74,9 +73,9 @@ def plan_generation(
         settings |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
     segments = _located(run, manifest, store.uri, archive_uri)
-    start_before = _start_before(run, previous if before is not None else None, current)
-    gone, parent = _parent(run, before, start_before, archived, store.uri, archive_uri, manifest)
-    parent_known = run.parent_run_id is None or run.anew or before is not None
+    start_before = _start_before(run, previous, current)
+    gone, parent = _parent(run, previous, start_before, archived, store.uri, archive_uri, manifest)
+    parent_known = run.parent_run_id is None or run.anew or previous is not None
     return GenerationPlan(
         side=_plan_side_files(run, segments, archived, settings, store.uri, chunk_bytes),
         manifest=tuple(manifest),
@@ -160,10 +159,10 @@ def _plan_side_files(
     )
 
 
-def _start_before(run: RunRow, previous: RunRow | None, current: Checkpoint) -> int:
+def _start_before(run: RunRow, previous: Commit | None, current: Checkpoint) -> int:
     """Return the log start before the run. If the run's parent is unknown, retention of earlier runs tells it."""
     if previous is not None:
-        return previous.log_start_offset
+        return previous.checkpoint.log_start_offset
     if run.parent_run_id is None or run.anew:
         return 0
     first: list[int] = [one[1] for one in json.loads(run.expired or "[]")]
@@ -224,7 +223,7 @@ def _began_at(run: RunRow, archived: ArchivedPartition | None, start_before: int
 
 def _parent(
     run: RunRow,
-    before: Sequence[Segment] | None,
+    previous: Commit | None,
     start_before: int,
     archived: ArchivedPartition | None,
     store_uri: str,
@@ -234,7 +233,8 @@ def _parent(
     """Return (the reason why there is nothing to compare with, else ""; what the run read). The run read the previous
     generation's segments in the store, and the archive from their end on, as far as it went.
     """
-    held = [s for s in before or () if s.root == "store"]
+    before = sorted(previous.segments, key=lambda s: s.base_offset) if previous is not None else []
+    held = [s for s in before if s.root == "store"]
     parent = [replace(s, root=store_uri) for s in held]
     first = min([s.base_offset for s in manifest] + [one[1] for one in json.loads(run.expired or "[]")], default=0)
     covered = held[-1].next_offset if held else min(start_before, first)  # earlier expiry is not compared

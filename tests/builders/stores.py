@@ -13,8 +13,17 @@ import pyarrow as pa
 
 from lastkey.jobs.store import writing
 from lastkey.jobs.store.coverage import read_with
+from lastkey.jobs.store.generations import list_generations
 from lastkey.jobs.store.manifests import say_committed, write_manifests
-from lastkey.jobs.store.rows import Checkpoint, Commit, PartitionState, RunRow, arrow_schema, segment_of, segment_schema
+from lastkey.jobs.store.rows import (
+    Checkpoint,
+    Commit,
+    PartitionState,
+    RunRow,
+    arrow_schema,
+    checkpoint_schema,
+    segment_of,
+)
 from lastkey.jobs.store.tables import open_state
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
@@ -32,7 +41,8 @@ def row(kind, **values):
     """Return a row of a state table with these values, defaults for fields that have one, and zeros for the rest."""
     empty = {pa.string(): "x", pa.int64(): 0, pa.int32(): 0, pa.float64(): 0.0, pa.bool_(): False}
     if kind is Segment:
-        filled = {f.name: empty[f.type] for f in segment_schema() if f.name not in LATER}
+        columns = checkpoint_schema().field("segments").type.value_type
+        filled = {f.name: empty[f.type] for f in columns if f.name not in LATER}
         return segment_of(filled | values)
     types = {f.name: f.type for f in arrow_schema(kind)}
     needed = [f.name for f in dataclasses.fields(kind) if f.init and f.default is dataclasses.MISSING]
@@ -62,12 +72,19 @@ def make_commit(partition, generation, run_id, parent=None, segments=2, topic="t
 
 def manifest_of(state, topic, partition, generation=None):
     """Return the segments of one generation (None: the current one), by base offset; empty if there is none."""
-    key, current = (topic, partition), state.checkpoints().get((topic, partition))
-    if current is None:
-        return []
-    made = {run.generation_after: run.run_id for run in state.histories()[key]} | {current.generation: current.run_id}
-    number = generation or current.generation
-    return state.manifests({key: (number, made[number])})[key]
+    key, (checkpoints, manifests) = (topic, partition), state.current()
+    if key not in checkpoints or generation in (None, checkpoints[key].generation):
+        return manifests.get(key, [])
+    segments = dict(list_generations(state.root, checkpoints[key]))[generation].segments
+    return sorted(segments, key=lambda segment: segment.base_offset)
+
+
+def commit_with_files(state, *commits):
+    """Commit a wave after its manifests."""
+    for commit in commits:
+        Path(state.root.full(commit.folder)).mkdir(parents=True, exist_ok=True)
+    write_manifests(state.root, commits)
+    writing.commit_wave(state, commits)
 
 
 def partition_state_of(commit, state="clean"):

@@ -14,13 +14,13 @@ from pyarrow import fs as pafs
 
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.errors import DONE, PROBLEMS, USAGE
-from lastkey.jobs.store import writing
 from lastkey.jobs.store.rows import Commit
 from lastkey.udfs.storage import Root, open_root
 from tests.attack.model_judge import read_folder
 from tests.builders.archives import Lab
 from tests.builders.damage import flip
 from tests.builders.logs import START_MS, write_partition
+from tests.builders.stores import commit_with_files
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -148,14 +148,17 @@ def lost_in_store(lab: Lab) -> None:
     next(lab.folder().glob("*.timeindex")).unlink()
 
 
-def lost_history(lab: Lab) -> None:
-    shutil.rmtree(lab.store / "state" / "cleaner_runs")
+def lost_manifest(lab: Lab) -> None:
+    (lab.folder() / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize("harm", [damaged_store, lost_in_store, lost_history])
+@pytest.mark.parametrize("harm", [damaged_store, lost_in_store, lost_manifest])
 def test_a_store_that_does_not_hold_it_makes_all_of_it_needed(lab, capsys, harm):
     night(lab, 4)
-    assert asked(lab, capsys)["not_needed"]["segments"]
+    before = asked(lab, capsys)
+    assert before["not_needed"]["segments"]
+    shutil.rmtree(lab.store / "state" / "cleaner_runs")
+    assert asked(lab, capsys) == before
     harm(lab)
     found = asked(lab, capsys, code=PROBLEMS)
     assert (found["kinds"], found["not_needed"]["segments"], found["files"]) == ({"not_judged"}, 0, [])
@@ -189,9 +192,7 @@ def test_a_store_that_never_said_what_it_read_needs_all(lab, capsys):
     back = {"back_to": 1, "back_to_run_id": row.run_id}
     told = {"generation_before": 1, "generation_after": 2, "parent_run_id": run.run_id, "run_id": new["run_id"]}
     old = dataclasses.replace(row, archived_files=None, **new, **back)
-    (lab.store / old.own_folder).mkdir()
-    (lab.store / old.own_folder / "manifest.json").write_text("{}")
-    writing.commit_wave(state, [Commit(old, segments, dataclasses.replace(run, **told, **back))])
+    commit_with_files(state, Commit(old, segments, dataclasses.replace(run, **told, **back)))
     found = asked(lab, capsys)
     assert ("unread" in found["kinds"], found["needed_from"]) == (True, 0)
 

@@ -52,7 +52,7 @@ def test_an_archive_that_cannot_be_listed_is_a_problem(
     assert told["problems"]  # what the exit code is about
 
 
-@pytest.mark.parametrize("name", ["compaction_checkpoints", "log_segments"])
+@pytest.mark.parametrize("name", ["compaction_checkpoints", "cleaner_runs"])
 @pytest.mark.parametrize("size", [None, 0, 100])
 def test_a_damaged_file_of_a_table_is_named(tmp_path: Path, name: str, size: int | None) -> None:
     state = open_state(str(tmp_path))

@@ -103,7 +103,7 @@ def test_reports_count_what_the_server_saw(proxy):
         seen.clear()
         io = json.loads(run(*words, "--json"))["io"]
         requests = Counter(io["requests"])
-        assert requests["commit"] == seen["commit"] == {"compact": 5, "vacuum": 1}.get(words[0], 0)
+        assert requests["commit"] == seen["commit"] == {"compact": 4, "vacuum": 1}.get(words[0], 0)
         assert requests["write"] == seen["PUT"]
         if words[0] in ("verify", "reindex"):
             assert requests["read"] == seen["GET"] > 100

@@ -38,8 +38,8 @@ TOML = """
 """
 
 
-# (where, at which call, whether the generation is the new one then). A wave has three commits: two of the history, and
-# the switch
+# (where, at which call, whether the generation is the new one then). A wave has two commits: the history, and the
+# switch
 STEPS = [
     ("segments scanned", 1, False),
     ("log written", 1, False),
@@ -49,8 +49,8 @@ STEPS = [
 OF_COMMIT = [
     ("manifests written", 1, False),
     ("history appended", 1, False),
-    ("rows written", 3, False),
-    ("table committed", 3, True),
+    ("rows written", 2, False),
+    ("table committed", 2, True),
     ("states set", 1, True),
 ]
 # The first worker at one of these dies
@@ -185,7 +185,7 @@ def test_a_kill_between_waves_keeps_what_was_committed(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=1, engine="threads")
-    run = start(tmp_path / "run", arguments, "rows written", nth=6)
+    run = start(tmp_path / "run", arguments, "rows written", nth=4)
     run.wait_until_reached()
     run.kill()
     run.finish()
@@ -395,7 +395,7 @@ def test_a_signal_during_the_commit_waits_for_it(begun, now_ms, tmp_path):
     lab, archive, expected = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, engine="threads")
-    run = start(tmp_path / "run", arguments, "rows written", nth=3)
+    run = start(tmp_path / "run", arguments, "rows written", nth=2)
     run.wait_until_reached()
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait_until_said("stopping: ")
@@ -501,7 +501,7 @@ def test_a_wave_commits_as_a_whole_or_not_at_all(begun, now_ms, tmp_path, wave, 
     """
     mine = _copy(begun[0], tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, wave=wave, engine="threads")
-    late = start(tmp_path / "late", arguments, "rows written", nth=3 if wave > 1 else 6)
+    late = start(tmp_path / "late", arguments, "rows written", nth=2 if wave > 1 else 4)
     late.wait_until_reached()
     _delete_leases(mine)
     assert mine.run(now_ms, topics=TopicFilter(("new",))).exit_code == 0

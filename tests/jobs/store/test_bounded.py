@@ -13,7 +13,7 @@ from lastkey.jobs.store import history, table, writing
 from lastkey.jobs.store.job_rows import job_rows
 from lastkey.jobs.store.old_versions import forget
 from lastkey.jobs.store.paths import parse_run_folder
-from lastkey.jobs.store.rows import Checkpoint, JobRow, RunRow, histories
+from lastkey.jobs.store.rows import Checkpoint, JobRow, RunRow, runs_to_arrow
 from lastkey.jobs.store.table import Change
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.store.writing import append_job_rows
@@ -56,9 +56,8 @@ def test_state_grows_no_more_after_some_months(tmp_path: Path) -> None:
     assert numbers[-1] == 4
     assert numbers[:-1] == list(range(240, 240 - len(numbers) + 1, -1))
     assert history.KEEP_DAYS <= len(numbers) <= history.KEEP_DAYS + 70
-    assert len(manifest_of(state, "t", 0, 4)) == 2
     assert len(manifest_of(state, "t", 0)) == 2
-    for name in ("compaction_checkpoints", "log_segments", "cleaner_runs"):
+    for name in ("compaction_checkpoints", "cleaner_runs"):
         logs = list((tmp_path / f"state/{name}/_delta_log").glob("*.json"))
         assert len(logs) < 7 + 21 + 21, name
 
@@ -153,11 +152,11 @@ def _chain(upto: int) -> list[RunRow]:
 
 
 def _needed(runs: list[RunRow], now_day: int, *folders: str) -> list[int]:
-    chains = histories(_checkpoints(100), runs)
     there = [(f"segments/t-0/{name}", made) for name in folders if (made := parse_run_folder(name)) is not None]
-    made = {("t", 0, run.generation_after, run.run_id) for run in runs}
-    gone = history.gone(made, _checkpoints(100), chains, lambda topic, partition: there, now_day * DAY_MS)
-    return sorted(number for *_, number, _ in made - {*gone} if number <= 90)  # the ten above stay always
+    kept = history.needed(runs_to_arrow(runs), _checkpoints(100), lambda topic, partition: there, now_day * DAY_MS)
+    return sorted(
+        number for number in kept["generation_after"].to_pylist() if number <= 90
+    )  # the ten above stay always
 
 
 def test_what_is_old_and_far_behind_goes() -> None:
@@ -171,6 +170,19 @@ def test_a_generation_that_is_there_stays_and_so_does_a_rollback_to_it() -> None
         replace(run, back_to=7, back_to_run_id=run_id(7)) if run.generation_after == 9 else run for run in _chain(100)
     ]
     assert _needed(chain, 1000, f"7-{run_id(7)}") == [7, 9]
+
+
+def test_a_run_that_erased_records_stays() -> None:
+    chain = [replace(run, dropped_erased=1) if run.generation_after == 5 else run for run in _chain(100)]
+    assert _needed(chain, 1000) == [5]
+
+
+def test_erasures_and_checks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "KEEP_JOBS", 2)
+    jobs = ["erase", "compact", "erase --check", "vacuum", "compact", "compact"]
+    runs = [row(JobRow, run_id=run_id(n), job=job, ended_ms=n, exit_code=5) for n, job in enumerate(jobs)]
+    kept = history.needed(runs_to_arrow(runs), {}, lambda topic, partition: [], 0)
+    assert sorted(kept["ended_ms"].to_pylist()) == [0, 2, 4, 5]
 
 
 def test_rows_of_runs_that_died_go() -> None:

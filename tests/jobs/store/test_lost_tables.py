@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -43,20 +44,19 @@ def maker(tmp_path):
 
 def test_an_older_generation_of_which_no_segments_are_known_is_not_restored_as_empty(maker):
     output = maker.folder / "restored"
-    shutil.rmtree(maker.store / "state" / "log_segments")
     (maker.run_folder("t", 0, 2) / "manifest.json").unlink()
     with pytest.raises(JobError):
         restore.run(RestoreOptions(str(maker.store), str(output), generation=2), Silent())
     assert not output.exists()
 
 
-def test_vacuum_keeps_what_only_log_segments_could_name(maker):
+def test_vacuum_keeps_what_only_a_lost_manifest_could_name(maker):
     """The folder of generation 2 stays, since it may be the only copy; its first run's .log must stay with it."""
     maker.age(400, *[maker.run_folder("t", 0, g) for g in (1, 2, 3)])
     kept = maker.run_folder("t", 0, 1) / "00000000000000000100.log"
     vacuum.run(VacuumOptions(str(maker.store)), Silent())
-    assert kept.exists(), "as long as the table is there"
-    shutil.rmtree(maker.store / "state" / "log_segments")
+    assert kept.exists(), "as long as the manifest is there"
+    (maker.run_folder("t", 0, 2) / "manifest.json").unlink()
     with contextlib.suppress(JobError):  # to refuse is as good
         vacuum.run(VacuumOptions(str(maker.store)), Silent())
     assert kept.exists()
@@ -121,6 +121,46 @@ def begun(tmp_path):
 def _compact(root, *words):
     how = ["--config", str(root / "lastkey.toml"), "--now", str(START_MS + 3_600_000)]
     return cli.main(["compact", str(root / "archive"), "--store", str(root / "store"), *how, *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("restore", "--output", "restored", "--generation", "1"),
+        ("lookup", "--offset", "0", "--generation", "1"),
+        ("verify", "--generation", "1"),
+        ("rollback", "--generation", "1", "--dry-run"),
+        ("archive-needed",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_lost_history_changes_no_answer(begun, monkeypatch, capsys, words):
+    monkeypatch.chdir(begun)
+    shutil.rmtree(begun / "store")
+    assert [_compact(begun), _compact(begun, "--force")] == [0, 0]
+    words = [words[0], *([str(begun / "archive")] if words[0] == "archive-needed" else []), *words[1:]]
+
+    def answer():
+        capsys.readouterr()
+        code = cli.main([*words, "--store", str(begun / "store"), "--json"])
+        told = json.loads(capsys.readouterr().out)
+        shutil.rmtree(begun / "restored", ignore_errors=True)
+        return code, without(told)
+
+    def without(told):
+        """Return what a program is told, without what differs from run to run."""
+        if isinstance(told, list):
+            return [without(each) for each in told]
+        if isinstance(told, dict):
+            varies = ("seconds", "io", "engine", "run_id")
+            return {name: without(value) for name, value in told.items() if name not in varies}
+        return told
+
+    before = answer()
+    assert before[0] == 0
+    for name in ("cleaner_runs", "cleaner_state"):
+        shutil.rmtree(begun / "store" / "state" / name)
+    assert answer() == before
 
 
 def _first_folder(root, partition):

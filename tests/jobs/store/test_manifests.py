@@ -12,7 +12,7 @@ import pytest
 from lastkey.jobs.errors import BAD_MANIFEST, GenerationError
 from lastkey.jobs.store import manifests
 from lastkey.jobs.store.manifests import from_json, to_json
-from lastkey.jobs.store.rows import Commit, PartitionState, RunRow, segments_to_arrow, to_arrow, to_checkpoints
+from lastkey.jobs.store.rows import Commit, PartitionState, RunRow, to_arrow, to_checkpoints
 from lastkey.logformat import names
 from lastkey.udfs.storage import Root, open_root
 from tests.builders.errors import raises_kind
@@ -97,7 +97,6 @@ def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str,
             assert "m: expected" in str(error)
         else:
             to_arrow(RunRow, [found.run])
-            segments_to_arrow([found])
             to_checkpoints([found])
         changed.clear()
         changed.update(before)

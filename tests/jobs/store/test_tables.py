@@ -21,22 +21,21 @@ from lastkey.jobs.errors import DAMAGED_TABLE, NO_GENERATION, ConflictError, Mis
 from lastkey.jobs.store import rows as store_rows
 from lastkey.jobs.store import table, writing
 from lastkey.jobs.store.generations import open_store
-from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, SEGMENTS, STATES
+from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, STATES
 from lastkey.jobs.store.rows import (
     Checkpoint,
     PartitionState,
     RunRow,
     arrow_schema,
+    checkpoint_schema,
     from_arrow,
     segment_of,
-    segment_schema,
-    segments_in,
     to_arrow,
 )
 from lastkey.jobs.store.tables import open_state
 from tests.builders.errors import raises_kind
 from tests.builders.limits import within
-from tests.builders.stores import make_commit, manifest_of, partition_state_of, row, run_id
+from tests.builders.stores import commit_with_files, make_commit, manifest_of, partition_state_of, row, run_id
 
 ROOT = Path(__file__).resolve().parents[3]
 CLEAN, DIRTY = "clean", "dirty"
@@ -52,7 +51,7 @@ def test_rows_and_columns_agree():
     for kind in (Checkpoint, PartitionState, RunRow):
         assert arrow_schema(kind).names == [field.name for field in dataclasses.fields(kind)]
     assert arrow_schema(PartitionState).field("dirty_ratio").type == pa.float64()
-    assert segment_schema().field("cleaned").type == pa.bool_()
+    assert checkpoint_schema().field("segments").type.value_type.field("cleaned").type == pa.bool_()
 
 
 @pytest.fixture
@@ -104,7 +103,6 @@ OF_OTHER = f"{R1}/../../u-0/1-{R1}"  # a run id that leads to another partition'
         ("checkpoint", {"run_id": OF_OTHER}),
         ("checkpoint", {"run_id": "r1"}),
         ("checkpoint", {"back_to": 1, "back_to_run_id": OF_OTHER}),
-        ("run", {"back_to": 1, "back_to_run_id": OF_OTHER}),
     ],
 )
 def test_rows_that_name_files_of_others_are_refused(state, kind, values):
@@ -116,7 +114,6 @@ def test_rows_that_name_files_of_others_are_refused(state, kind, values):
     reads = {
         "segments": (state.current, lambda: state.manifests({made.key: (1, R1)})),
         "checkpoint": (state.current, state.checkpoints, state.histories),
-        "run": (state.histories,),
     }
     for read in reads[kind]:
         with raises_kind(DAMAGED_TABLE, match="runs and files of its own partition, found"):
@@ -128,16 +125,6 @@ def test_rows_of_topics_that_cannot_be_are_refused(topic):
     checkpoint = dataclasses.replace(make_commit(0, 1, R1).checkpoint, topic=topic)
     with raises_kind(DAMAGED_TABLE, match="runs and files of its own partition, found"):
         store_rows.check_places([checkpoint.places], "table", DAMAGED_TABLE)
-
-
-def test_rows_of_the_history_that_name_files_of_others_are_refused(state):
-    """The rows of an older generation are not in the table of the current one."""
-    made = make_commit(0, 1, R1, segments=1)
-    other = dataclasses.replace(made.segments[0], path=f"u-0/{LOG}")
-    writing.commit_wave(state, [dataclasses.replace(made, segments=[other])])
-    writing.commit_wave(state, [make_commit(0, 2, R2, R1)])
-    with raises_kind(DAMAGED_TABLE, match="log_segments: expected"):
-        state.manifests({made.key: (1, R1)})
 
 
 @pytest.mark.parametrize("path", [f"t-00/{LOG}", f"disk 1//t-0/{LOG}", f"..a/t-0/{LOG}", f"/t-0/{LOG}"])
@@ -154,7 +141,7 @@ def test_commits_are_read_back(state):
     assert state.states() == {}
     assert state.histories() == {}
     first = [make_commit(0, 1, R1), make_commit(1, 1, R1, segments=0)]
-    writing.commit_wave(state, first)
+    commit_with_files(state, *first)
     assert state.exists()
     second = make_commit(0, 2, R2, R1, segments=1)
     writing.commit_wave(state, [second, make_commit(2, 1, R2)])
@@ -189,12 +176,11 @@ def test_the_same_wave_again_changes_nothing(state):
 
 
 def test_what_is_current_needs_no_history(state, store):
-    """Manifests lie beside the checkpoints: lost history takes older generations alone."""
+    """Manifests lie beside the checkpoints."""
     first, second = make_commit(0, 1, R1), with_state(make_commit(0, 2, R2, R1))
     writing.commit_wave(state, [first])
     writing.commit_wave(state, [second])
-    for name in (SEGMENTS, RUNS):
-        (store / "state" / name).rename(store / name)
+    (store / "state" / RUNS).rename(store / RUNS)
     again = open_state(str(store))
     checkpoints, manifests = again.current()
     assert checkpoints["t", 0] == second.checkpoint
@@ -218,8 +204,7 @@ def test_many_waves_leave_few_files_and_lose_no_row(state, store, monkeypatch):
     for generation in range(1, 11):
         writing.commit_wave(state, [numbered(generation)])
     assert [run.generation_after for run in state.histories()["t", 0]] == list(range(10, 0, -1))
-    assert [len(manifest_of(state, "t", 0, generation)) for generation in range(1, 11)] == [2] * 10
-    for name in (CHECKPOINTS, SEGMENTS, RUNS):
+    for name in (CHECKPOINTS, RUNS):
         assert len(DeltaTable(store / "state" / name).file_uris()) <= 4
 
 
@@ -252,18 +237,7 @@ def test_a_run_that_died_left_rows_under_the_same_number(state):
         writing.commit_wave(state, [make_commit(0, 2, DEAD, run_id(0), segments=5)])
     writing.commit_wave(state, [make_commit(0, 2, R2, R1, segments=3)])
     writing.commit_wave(state, [make_commit(0, 3, R3, R2)])
-    assert len(manifest_of(state, "t", 0, 2)) == 3
     assert [run.run_id for run in state.histories()["t", 0]] == [R3, R2, R1]
-    assert [len(rows) for rows in state.segments_of([(("t", 0), 2, DEAD)]).values()] == [5]
-
-
-def test_a_run_that_is_current_in_one_partition_and_old_in_another_counts_once_in_each(state):
-    writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1, segments=3)])
-    writing.commit_wave(state, [make_commit(0, 2, R2, R1)])
-    made = state.segments_of([(("t", 0), 1, R1), (("t", 1), 1, R1)])
-    assert {run[0]: [row.base_offset for row in rows] for run, rows in made.items()} == {
-        ("t", 0): [0, 10], ("t", 1): [0, 10, 20],
-    }  # fmt: skip
 
 
 def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
@@ -403,7 +377,6 @@ def test_a_vacuum_of_the_tables_takes_nothing_that_is_needed(state):
     assert writing.vacuum_state(state, dry_run=True) == 0  # all of it is young
     assert writing.vacuum_state(state) == 0
     assert runs_of(state) == {0: R3}
-    assert [len(manifest_of(state, "t", 0, generation)) for generation in (1, 2, 3)] == [2, 2, 2]
     writing.commit_wave(state, [make_commit(0, 4, R4, R3)])
     assert runs_of(state) == {0: R4}
 
@@ -507,10 +480,10 @@ print(*won)
         assert [run.run_id for run in reversed(state.histories()["t", name])] == [R1, *wins]
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_at_any_commit_leaves_a_whole_generation(state, store, exit_code, when, nth):
-    """The first and the second are those of the history, the third is the switch."""
+    """The first is that of the history, the second is the switch."""
     writing.commit_wave(state, [make_commit(0, 1, R1)])
     code = """
 real, calls = table._commit, []
@@ -526,7 +499,7 @@ writing.commit_wave(state, [make_commit(0, 2, run_id(7), run_id(1), segments=7)]
 """
     with within(120):
         assert exit_code(store, code.replace("NTH", str(nth)).replace("WHEN", repr(when))) == -signal.SIGKILL
-    new = (when, nth) == ("after", 3)
+    new = (when, nth) == ("after", 2)
     assert runs_of(state) == {0: KILLED if new else R1}
     assert len(manifest_of(state, "t", 0)) == (7 if new else 2)
     assert [run.run_id for run in state.histories()["t", 0]] == ([KILLED, R1] if new else [R1])
@@ -593,7 +566,7 @@ def test_another_delta_protocol_is_refused(state, store):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_reads_all_four_tables(state, store, spark):
+def test_spark_reads_the_tables(state, store, spark):
     second = with_state(make_commit(0, 2, R2, R1))
     writing.commit_wave(state, [make_commit(0, 1, R1), with_state(make_commit(1, 1, R1, segments=0))])
     writing.commit_wave(state, [second])
@@ -606,9 +579,6 @@ def test_spark_reads_all_four_tables(state, store, spark):
     def ordered(rows):
         return sorted(rows, key=repr)
 
-    made = [(("t", 0), 1, R1), (("t", 1), 1, R1), (("t", 0), 2, R2)]
-    segments = {run: ordered(rows) for run, rows in state.segments_of(made).items() if rows}
-    assert {run: ordered(rows) for run, rows in segments_in(read(SEGMENTS)).items()} == segments
     runs = [run for chain in state.histories().values() for run in chain]
     assert ordered(from_arrow(RunRow, read(RUNS))) == ordered(runs)
     stood = {(row.topic, row.partition): row for row in from_arrow(PartitionState, read(STATES))}
