@@ -13,12 +13,12 @@ from dataclasses import replace
 from lastkey.jobs.data_source.read_options import ReadOptions
 from lastkey.jobs.errors import NO_GENERATION, UsageError
 from lastkey.jobs.store.generations import (
-    Generation,
-    generation_of,
+    file_names,
     list_generations,
     manifests_of,
     open_store,
     readable_at,
+    snapshots,
 )
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
@@ -42,9 +42,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     current = state.checkpoints()
     wanted = {key: row for key, row in current.items() if options.selection.partition(*key)}
     options.selection.check((topic for topic, _ in current), f"the store {store.uri}", some=bool(wanted))
-    generations = [generation_of(row) for row in wanted.values()]
-    if options.generation is not None:
-        generations = _at(state, wanted, options.generation)
+    generations = list(wanted.values()) if options.generation is None else _at(state, wanted, options.generation)
     manifests = manifests_of(state, generations)
     archive = normal_uri(options.paths[0]) if options.paths else None
     return [
@@ -53,7 +51,7 @@ def generation_partitions(options: ReadOptions) -> list[SourcePartition]:
     ]
 
 
-def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Generation]:
+def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list[Checkpoint]:
     """Return the generation of each partition that has it. Raise NO_GENERATION if none has."""
     rows = readable_at(state.root, wanted, generation)
     if gone := sorted(key for key, row in wanted.items() if row.generation > generation and key not in rows):
@@ -71,13 +69,13 @@ def _at(state: State, wanted: Mapping[Key, Checkpoint], generation: int) -> list
             reason="never committed",
             expected=f"one of {', '.join(map(str, known))}",
         )
-    return [generation_of(row) for row in rows.values()]
+    return list(rows.values())
 
 
-def generation_partition(store: Root, one: Generation, manifest: list[Segment], archive: str | None) -> SourcePartition:
+def generation_partition(store: Root, one: Checkpoint, manifest: list[Segment], archive: str | None) -> SourcePartition:
     """Return a generation to read. Raise NO_GENERATION if its files are gone. archive: where it is, if it moved."""
     folder = one.folder
-    beside = one.files(store)
+    beside = file_names(store, one)
     # after a run by yield, its logs lie in the folders of earlier generations too
     gone = absent(store, [(segment.path, segment.size_bytes) for segment in manifest if segment.root == "store"])
     if gone:
@@ -102,7 +100,7 @@ def generation_partition(store: Root, one: Generation, manifest: list[Segment], 
     ]
     epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}" if names.LEADER_EPOCH_CHECKPOINT in beside else None
     whole = SourcePartition(
-        *one.key, tuple(segments), one.log_start_offset, one.next_offset, store.uri, one.snapshots(beside), epochs
+        *one.key, tuple(segments), one.log_start_offset, one.next_offset, store.uri, snapshots(one, beside), epochs
     )
     return replace(whole, sealed=True)
 

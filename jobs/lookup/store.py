@@ -7,11 +7,12 @@ from dataclasses import replace
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.read_options import LookupOptions
 from lastkey.jobs.store.generations import (
-    generation_of,
+    file_names,
     manifests_of,
     nobody_has,
     open_store,
     readable_at,
+    snapshots,
 )
 from lastkey.jobs.topics import of_topics
 from lastkey.logformat import names
@@ -30,11 +31,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     wanted = of_topics(options.topics, current)
-    if options.generation is None:
-        found = {key: generation_of(row) for key, row in wanted.items()}
-    else:
-        rows = readable_at(store, wanted, options.generation)
-        found = {key: generation_of(row) for key, row in rows.items()}
+    found = wanted if options.generation is None else readable_at(store, wanted, options.generation)
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"
         for topic, partition in wanted
@@ -58,11 +55,11 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
             )
             for s in manifests[one.key]
         )
-        files = one.files(store)
+        files = file_names(store, one)
         if not files:
             notes.append(f"{store_uri}/{folder}: vacuum has deleted generation {one.generation}; left out")
             continue
-        snapshots = tuple((offset, store_uri, path) for offset, path in one.snapshots(files))
+        located = tuple((offset, store_uri, path) for offset, path in snapshots(one, files))
         epochs = f"{folder}/{names.LEADER_EPOCH_CHECKPOINT}"
         known: tuple[checkpoints.EpochEntry, ...] = ()
         try:
@@ -71,7 +68,5 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
             pass
         except LogFormatError as error:
             notes.append(f"{error}; leader epochs unknown")
-        plans.append(
-            LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known, snapshots)
-        )
+        plans.append(LookupPlan(*one.key, archive_uri, segments, one.log_start_offset, one.next_offset, known, located))
     return plans

@@ -30,7 +30,7 @@ from lastkey.jobs.report.several import SeveralArchives, check_distinct, short_n
 from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.store.generations import generation_of, manifests_of, open_store
+from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.logformat.listing import Segment
@@ -158,7 +158,7 @@ def _of_the_store(
         for run in chain
         if run.anew
     ]
-    manifests = manifests_of(state, map(generation_of, wanted.values()))
+    manifests = manifests_of(state, wanted.values())
     report.yields = yields_of(state, report.history, manifests)
     return wanted, manifests
 

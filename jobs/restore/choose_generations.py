@@ -12,7 +12,7 @@ from lastkey.jobs.command.reporting import moment
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE, NO_GENERATION, UsageError
 from lastkey.jobs.store.erasures import check_nothing_comes_back
-from lastkey.jobs.store.generations import Generation, generation_of, list_each, list_generations, readable_at
+from lastkey.jobs.store.generations import list_each, list_generations, readable_at
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter, of_topics
@@ -24,11 +24,11 @@ from lastkey.udfs.storage import Root, absent, sizes_in
 _NAMED = 10  # files that an error names
 
 
-def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[Generation]:
+def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[Checkpoint]:
     """Return the partitions of the wanted topics, each at one generation (None: its current one)."""
     current = _current(tables, topics)
     if generation is None or all(row.generation == generation for row in current.values()):
-        return [generation_of(row) for _, row in sorted(current.items())]
+        return [row for _, row in sorted(current.items())]
     found = readable_at(tables.root, current, generation)
     for key, row in sorted(current.items()):
         if key not in found:
@@ -38,7 +38,7 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[G
                 reason="never committed" if generation > row.generation else "its files are gone",
                 expected=_listed(_still_there(tables.root, row)),
             )
-    return [generation_of(row) for _, row in sorted(found.items())]
+    return [row for _, row in sorted(found.items())]
 
 
 def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
@@ -50,7 +50,7 @@ def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
     return current
 
 
-def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Generation]:
+def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str]) -> list[Checkpoint]:
     """Return the partitions of the wanted topics, each at the generation that was current at a time; note those that
     had none then. Raise NO_GENERATION where it is gone, or where one that is gone may have been current then.
     """
@@ -70,12 +70,12 @@ def choose_as_of(tables: State, topics: TopicFilter, at_ms: int, notes: list[str
             firsts.append(after)
             notes.append(f"{name}: left out: it had no generation at {at}; its first is of {_time(after)}")
         elif then is not None and then.checkpoint.generation == row.generation:
-            chosen.append(generation_of(row))
+            chosen.append(row)
         elif then is None or after is None or after.parent != then.folder or not _has_logs(tables.root, then):
             raise _gone_since(tables.root, name, then, after, at)
         else:
             check_nothing_comes_back(then.checkpoint, row)
-            chosen.append(generation_of(then.checkpoint))
+            chosen.append(then.checkpoint)
     if not chosen:
         first = min(firsts, key=lambda commit: commit.run.started_ms)
         raise NO_GENERATION(
@@ -101,16 +101,17 @@ def _time(commit: Commit) -> str:
     return moment(commit.run.started_ms)
 
 
-def before_resets(tables: State, targets: Sequence[Generation]) -> Iterator[str]:
+def before_resets(tables: State, targets: Sequence[Checkpoint]) -> Iterator[str]:
     """Yield a note for each generation from before a reset: the archive may now hold another log, or a part of it."""
     current = tables.checkpoints()
     for target in targets:
-        if target.of == current[target.key].generation:
+        of = target.back_to or target.generation
+        if of == current[target.key].generation:
             continue
         later = [
             number
             for number, commit in list_generations(tables.root, current[target.key])
-            if number > target.of and isinstance(commit, Commit) and commit.checkpoint.chain != target.chain
+            if number > of and isinstance(commit, Commit) and commit.checkpoint.chain != target.chain
         ]
         if later:
             yield (
@@ -140,7 +141,7 @@ def check_files(
     tables: State,
     store: Root,
     archives: Mapping[str, Root],
-    targets: Sequence[Generation],
+    targets: Sequence[Checkpoint],
     manifests: Mapping[Key, Sequence[Segment]],
 ) -> dict[Key, list[str]]:
     """Return each partition's side files. Raise, before anything is written, if a file of a manifest is not there."""

@@ -15,8 +15,8 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import NOT_CLEANED, RUNNING_MEANWHILE, ConflictError, RunningError, UsageError
-from lastkey.jobs.store.generations import Generation, current_commit
-from lastkey.jobs.store.rows import RunRow
+from lastkey.jobs.store.generations import current_commit
+from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.logformat.listing import Segment
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def clean_first(
     tables: State,
     options: RestoreOptions,
-    targets: Sequence[Generation],
+    targets: Sequence[Checkpoint],
     manifests: Mapping[Key, Sequence[Segment]],
     progress: Progress,
 ) -> CompactReport | None:

@@ -43,7 +43,8 @@ from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, checksum_of, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
-from lastkey.jobs.store.generations import Generation, manifests_of, open_store
+from lastkey.jobs.store.generations import manifests_of, open_store
+from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
@@ -67,7 +68,7 @@ class RestorePlan:
 
     store: Root
     archives: Mapping[str, Root]  # by their URIs when the generations were written
-    targets: Sequence[Generation]
+    targets: Sequence[Checkpoint]
     manifests: Mapping[Key, Sequence[Segment]]
     side_files: Mapping[Key, Sequence[str]]
 
@@ -106,7 +107,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     return report
 
 
-def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[Generation]:
+def _targets(tables: State, options: RestoreOptions, notes: list[str]) -> list[Checkpoint]:
     """Return the generations to restore. Raise BAD_LOG_START if the log of one ends below its start."""
     if options.as_of is None:
         targets = choose(tables, options.topics, options.generation)
@@ -188,7 +189,7 @@ def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> Conver
     )
 
 
-def _archives(options: RestoreOptions, targets: Sequence[Generation]) -> dict[str, Root]:
+def _archives(options: RestoreOptions, targets: Sequence[Checkpoint]) -> dict[str, Root]:
     """Open the archives that generations use, by their URIs then."""
     return {
         t.archive_uri: open_root(same_kind(normal_uri(options.archive or t.archive_uri), t.archive_uri))
@@ -197,7 +198,7 @@ def _archives(options: RestoreOptions, targets: Sequence[Generation]) -> dict[st
 
 
 def _restore_partition(
-    target: Generation, plan: RestorePlan, made: CreatedFiles, formats: ConvertSettings, progress: Progress
+    target: Checkpoint, plan: RestorePlan, made: CreatedFiles, formats: ConvertSettings, progress: Progress
 ) -> RestoredPartition:
     """Copy a generation's files. A broker reads magic 2 alone, so a log with batches of magic 3 becomes another one."""
     segments = plan.manifests[target.key]
@@ -308,7 +309,7 @@ def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: 
 
 
 def checkpoints_of(
-    targets: Sequence[Generation], manifests: Mapping[Key, Sequence[Segment]]
+    targets: Sequence[Checkpoint], manifests: Mapping[Key, Sequence[Segment]]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of the checkpoints of a log directory that holds these generations."""
     ends = {t.key: t.next_offset for t in targets}
@@ -339,7 +340,7 @@ def _write_checkpoints(made: CreatedFiles, plan: RestorePlan) -> None:
 def _list_beyond(
     report: RestoreReport,
     listed: Mapping[str, Archive | None],
-    targets: Sequence[Generation],
+    targets: Sequence[Checkpoint],
     manifests: Mapping[Key, Sequence[Segment]],
 ) -> None:
     """Report what the archive holds at or beyond each partition's end, and partitions that the store does not hold."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from pyarrow import fs as pafs
@@ -18,7 +18,7 @@ from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import other_files, read_manifest
 from lastkey.jobs.store.paths import CHECKPOINTS, COMMITTED, table_folder
-from lastkey.jobs.store.rows import Checkpoint, Commit, OfGeneration, RunRow
+from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.jobs.topics import Key
 from lastkey.logformat import names
@@ -28,38 +28,15 @@ from lastkey.udfs.storage import Root, exists, sizes_in
 _AT_ONCE: Final = 8  # partitions
 
 
-@dataclass(frozen=True)
-class Generation(OfGeneration):
-    """Generation of one partition: its files and the offsets that it covers."""
-
-    first_dirty_offset: int
-    log_start_offset: int
-    next_offset: int
-    archive_uri: str
-    folder: str  # below the store; holds the files beside its logs
-    of: int  # the generation whose files it uses: itself, or the one that a rollback goes back to
-    chain: str  # the run that began its chain from the archive alone
-
-    @property
-    def name(self) -> str:
-        """Name of the partition's folder in a log directory."""
-        return names.partition_folder(self.topic, self.partition)
-
-    def files(self, store: Root) -> set[str]:
-        """Return the names of the files in its folder; none if vacuum has deleted it."""
-        return set(sizes_in(store, self.folder))
-
-    def snapshots(self, files: Iterable[str]) -> tuple[tuple[int, str], ...]:
-        """Return (offset, path) of its producer snapshots, rising; files: the names in its folder."""
-        found = (file for name in files if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT)
-        return tuple(sorted((f.base, f"{self.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
+def file_names(store: Root, row: Checkpoint) -> set[str]:
+    """Return the names of the files in a generation's folder; none if vacuum has deleted it."""
+    return set(sizes_in(store, row.folder))
 
 
-def generation_of(row: Checkpoint) -> Generation:
-    """Return the generation that a checkpoint names."""
-    offsets = row.first_dirty_offset, row.log_start_offset, row.next_offset
-    of = row.back_to or row.generation
-    return Generation(*row.key, row.generation, row.run_id, *offsets, row.archive_uri, row.folder, of, row.chain)
+def snapshots(row: Checkpoint, files: Iterable[str]) -> tuple[tuple[int, str], ...]:
+    """Return (offset, path) of a generation's producer snapshots, rising; files: the names in its folder."""
+    found = (file for name in files if (file := names.parse_segment_file(name)) and file.kind == names.SNAPSHOT)
+    return tuple(sorted((f.base, f"{row.folder}/{names.segment_file(f.base, names.SNAPSHOT)}") for f in found))
 
 
 def going_back(old: Commit, number: int, run_id: str, parent_run_id: str, now_ms: int, erased: str | None) -> Commit:
@@ -139,7 +116,7 @@ def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) 
     return found
 
 
-def manifests_of(tables: State, generations: Iterable[Generation]) -> dict[Key, list[Segment]]:
+def manifests_of(tables: State, generations: Iterable[Checkpoint]) -> dict[Key, list[Segment]]:
     """Return the segments of generations, by partition, each list by base offset."""
     return tables.manifests({one.key: (one.generation, one.run_id) for one in generations})
 

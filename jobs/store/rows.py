@@ -22,7 +22,7 @@ from lastkey.jobs.store.folders import Run
 from lastkey.jobs.store.paths import PARTITIONS, RUN_FOLDER, generation_folder
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.names import MAX_TOPIC
+from lastkey.logformat.names import MAX_TOPIC, partition_folder
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.segments import ReadFile
 
@@ -63,6 +63,11 @@ class OfGeneration:
     def key(self) -> Key:
         """(topic, partition)."""
         return self.topic, self.partition
+
+    @property
+    def name(self) -> str:
+        """Name of the partition's folder in a log directory."""
+        return partition_folder(self.topic, self.partition)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from lastkey.jobs.errors import GenerationError, MissingPathError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import (
     checkpoints_at,
-    generation_of,
     list_generations,
     manifests_of,
     nobody_has,
@@ -121,7 +120,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = of_topics(options.topics, current)
     made = _made(options, store, checkpoints, report)
-    manifests = manifests_of(tables, (generation_of(commit.checkpoint) for commit in made.values()))
+    manifests = manifests_of(tables, (commit.checkpoint for commit in made.values()))
     parents = read_manifests(store, [commit.parent for commit in made.values() if not commit.run.anew])
     runs = {key: commit.run for key, commit in made.items()}
     uris = {_archive_of(options, r) for r in runs.values()}

@@ -15,7 +15,6 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job as compact
 from lastkey.jobs.compact.report import CompactReport
-from lastkey.jobs.store.generations import generation_of
 from lastkey.jobs.store.tables import State, open_state
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
@@ -121,7 +120,7 @@ class Lab:
 
     def folder(self, key: tuple[str, int] = ("t", 0)) -> Path:
         """Return the folder of a partition's current generation."""
-        return self.store / generation_of(self.state().checkpoints()[key]).folder
+        return self.store / self.state().checkpoints()[key].folder
 
     def folder_of(self, generation: int) -> Path:
         """Return a generation's own folder, of t-0."""
