@@ -116,7 +116,6 @@ def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
             manifests.write_manifests(store, commits)
             writing.commit_wave(state, commits, lambda: manifests.check_files(store, commits), look_back=True)
             writing.write_states(state)
-    report.notes += state.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

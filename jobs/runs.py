@@ -129,7 +129,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
         (run for run in runs if run.started_ms >= since), key=lambda run: (run.started_ms, run.now_ms, run.run_id)
     )
     unknown = (partition_folder(*key) for key, row in sorted(current.items()) if key[0] in wanted and not chains[key])
-    report.notes += [*state.notes, *(f"{name}: its runs are not in the table {RUNS}" for name in unknown)]
+    report.notes += [f"{name}: its runs are not in the table {RUNS}" for name in unknown]
     report.seconds["total"] = time.monotonic() - began
     return report
 

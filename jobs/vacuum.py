@@ -145,7 +145,6 @@ def _run(options: VacuumOptions, progress: Progress) -> VacuumReport:
         ahead_hours = (wall_ms - now_ms) // 3_600_000
         live_ms = wall_ms if of_store_ms is None else of_store_ms
         chosen = _chosen(state, now_ms - options.grace_hours * 3_600_000, live_ms, options, report)
-        report.notes += state.notes
         if ahead_hours > 0:
             report.notes.append(
                 f"this machine's clock is {counted(ahead_hours, 'hour')} ahead of the store's; ages are by the store's"

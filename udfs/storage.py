@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -158,6 +159,33 @@ def write_file(root: Root, path: str, data: bytes | memoryview) -> None:
     """Write a small file and flush it to the disk."""
     put_file(root, path, data)
     flush(root, path)
+
+
+def put_if_absent(root: Root, path: str, data: bytes) -> bool:
+    """Put a small file under a name that nothing has, whole, by the time that this returns; return False if something
+    has that name, which then survives a power cut too. After an OSError the file may be there all the same.
+
+    An object store does this by itself. On a disk the order is: 1. the bytes go to a file of another name, and are
+    flushed; 2. a hard link, which replaces nothing, gives them their name; 3. the folder is flushed. ext4 and XFS write
+    a file's size and blocks after its name if nobody flushes it, so a power cut can leave it empty, cut short or with
+    zeros: here only between 1 and 2, under the other name, which starts with a dot and which nothing reads. Between 2
+    and 3 the name may be lost, and nobody was told of it. Once 3 is done nothing is. So what lies under a name that was
+    put is whole: if it is not, it was changed later.
+    """
+    if not root.is_local:
+        return bool(root.filesystem.put_if_absent(root.full(path), data))
+    folder, _, name = path.rpartition("/")
+    other = f"{folder}/.{name}.{uuid.uuid4().hex}"
+    try:
+        write_file(root, other, data)
+        os.link(root.full(other), root.full(path))
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):  # it costs its bytes until old commits go
+            os.unlink(root.full(other))  # noqa: PTH108
+        flush(root, folder)
+    return True
 
 
 def make_private(root: Root, path: str) -> None:

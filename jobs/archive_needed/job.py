@@ -77,7 +77,7 @@ def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededRepor
         at = time.perf_counter()
         _read(options, stored, report, progress)
         report.seconds["read"] = time.perf_counter() - at
-    report.notes += [*stored.state.notes, *_only_in_store(options, archive, stored), *_afterwards(options, report)]
+    report.notes += [*_only_in_store(options, archive, stored), *_afterwards(options, report)]
     report.entries = [*archive.not_read, *(path for a in report.answers for path in a.archived.not_read)]
     report.archive_needed = _archive_needed(options, archive, stored, report)
     report.seconds["total"] = time.perf_counter() - began

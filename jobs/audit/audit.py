@@ -100,7 +100,6 @@ def _run(
                     check_files(state, found.files)  # raises if Spark failed at one of them
                 raise
         report.seconds["ask"] = time.perf_counter() - at
-    report.notes += state.notes
     report.seconds["total"] = time.perf_counter() - began
     return report
 

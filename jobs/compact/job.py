@@ -172,7 +172,6 @@ def _report(
             *_missing_notes(start),
             *(note for _, archived in sorted(archive.partitions.items()) for note in archived.notes),
             *outcome.notes,
-            *start.state.notes,
             *_moved_notes(start, outcome),
             *listing.notes_on_topics,
             *outcome.notes_on_runs,

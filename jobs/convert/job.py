@@ -152,7 +152,7 @@ def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
     archives = {t.archive_uri: open_root(normal_uri(t.archive_uri)) for t in targets}
     list_apart(open_root(output), archives, RestoreOptions(uri, output, config=options.config, topics=options.topics))
     side_files = check_files(tables, store, archives, targets, manifests)
-    plan = _Plan(store.uri, notes=tables.notes)
+    plan = _Plan(store.uri)
     for t in targets:
         segments = [
             replace(s, root=store.uri if s.root == "store" else archives[t.archive_uri].uri) for s in manifests[t.key]

@@ -53,7 +53,7 @@ _NO_KEYS = re.compile(  # of Kafka: offsets, times, producers, epochs, identitie
     r"|leader-epoch-checkpoint|partition\.metadata|meta\.properties|quorum-state|\.lock|\.kafka_cleanshutdown"
     rf"|({'|'.join(names.OFFSET_CHECKPOINTS)})(\.tmp)?"
 )
-_OF_TABLE = re.compile(r".*\.parquet|[0-9]{20}(\.[a-z0-9.-]+)?\.(json|parquet)(\.torn-[0-9a-f]+)?|_last_checkpoint.*")
+_OF_TABLE = re.compile(r".*\.parquet|[0-9]{20}(\.[a-z0-9.-]+)?\.(json|parquet)|\.[0-9]{20}\..*|_last_checkpoint.*")
 _FACTS: Final = ".facts"
 _KEY_FILE: Final = ".keys"
 _FILTER: Final = ".filter"

@@ -25,7 +25,6 @@ from lastkey.udfs.storage import normal_uri, read_file
 def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPlan]:
     """Return a plan for each partition that has the wanted generation; add a note on each of the others."""
     tables = open_store(options.store or "")
-    notes += tables.notes
     store = tables.root
     store_uri = store.uri
     current = tables.checkpoints()

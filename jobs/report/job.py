@@ -144,7 +144,6 @@ def _of_the_store(
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Return checkpoints and manifests of the current generations; put the history into the report."""
     state = open_store(report.store or "")
-    report.notes += state.notes
     checkpoints = state.checkpoints()
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:

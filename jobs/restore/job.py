@@ -102,7 +102,6 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     report.notes += advice(report.partitions)
     report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)
-    report.notes += tables.notes
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
 

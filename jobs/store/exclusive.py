@@ -4,59 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import uuid
 from pathlib import Path
 from typing import Final
 
 from lastkey.jobs.errors import NOT_EXCLUSIVE, MachineError
-from lastkey.udfs.storage import Root, make_folders
+from lastkey.udfs.storage import Root, make_folders, put_if_absent
 
-_OF_TODAY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # such errors do not show that links are missing
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # of disks without hard links
 
 
 def check_exclusive(root: Root) -> None:
-    """Raise NOT_EXCLUSIVE if the place lacks what every commit relies on. Nothing of the probe stays there."""
-    probe = f".probe-{uuid.uuid4().hex}"
+    """Raise NOT_EXCLUSIVE if the place lacks what every commit relies on: FUSE, exFAT and some network shares have
+    no hard links, and not every server honours If-None-Match. Nothing of the probe stays there.
+    """
+    probe = f"state/.probe-{uuid.uuid4().hex}"
+    expected = (
+        "a hard link that replaces no file"
+        if root.is_local
+        else ("a server that refuses to replace a file (If-None-Match: *)")
+    )
     if root.is_local:
-        _check_links(Path(root.full("state")), probe)
-    else:
-        _check_conditional_puts(root, root.full(f"state/{probe}"))
-
-
-def _check_links(folder: Path, probe: str) -> None:
-    """Check that hard links work, by which delta-rs commits. FUSE, exFAT and some network shares have none."""
-    make_folders(folder)
-    first, second = folder / probe, folder / f"{probe}-2"
+        make_folders(Path(root.full("state")))
     try:
-        first.touch()
-        try:
-            os.link(first, second)
-        except OSError as error:
-            if error.errno in _OF_TODAY:
-                raise
-            raise _refused(folder, "hard links, which commits need", error.strerror or str(error)) from error
-        with contextlib.suppress(FileExistsError):
-            os.link(first, second)
-            raise _refused(folder, "a hard link that replaces no file", "one that replaced one")
-    finally:
-        first.unlink(missing_ok=True)
-        second.unlink(missing_ok=True)
-
-
-def _check_conditional_puts(root: Root, path: str) -> None:
-    """Check that the server honours If-None-Match: of two that put the same object it must refuse the second."""
-    try:
-        root.filesystem.put_if_absent(path, b"")
-        if root.filesystem.put_if_absent(path, b""):
-            expected = "a server that refuses to replace a file (If-None-Match: *)"
-            raise _refused(f"{root.uri}/state", expected, "one that replaced it")
-    except OSError:
-        return  # a bucket that fails otherwise shows nothing; the commit will fail with the reason
+        put_if_absent(root, probe, b"")
+        if put_if_absent(root, probe, b""):
+            raise _refused(root, expected, "one that replaced one")
+    except OSError as error:
+        if root.is_local and error.errno in _NO_LINKS:
+            raise _refused(root, "hard links, which commits need", error.strerror or str(error)) from error
+        if root.is_local:
+            raise  # a bucket that fails otherwise shows nothing; the commit will fail with the reason
     finally:
         with contextlib.suppress(OSError):
-            root.filesystem.delete_file(path)
+            root.filesystem.delete_file(root.full(probe))
 
 
-def _refused(where: Path | str, expected: str, found: str) -> MachineError:
-    return NOT_EXCLUSIVE(path=where, expected=expected, found=found)
+def _refused(root: Root, expected: str, found: str) -> MachineError:
+    return NOT_EXCLUSIVE(path=f"{root.uri}/state", expected=expected, found=found)

@@ -1,10 +1,9 @@
-"""Lock on a store of a local disk: one vacuum, one rebuild, one repair at a time. No commit needs it."""
+"""Lock on a store of a local disk: one vacuum, one rebuild at a time. No commit needs it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +14,15 @@ from lastkey.jobs.store.folders import check_no_links
 from lastkey.udfs.storage import Root
 
 LOCK_SECONDS: Final = 300.0
-_MINE: Final = threading.local()  # `held`: folders whose lock this thread holds
 
 
 @contextlib.contextmanager
 def local_lock(root: Root, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold an exclusive lock on a store of a local disk; it ends with the process at the latest. Raise ConflictError if
-    another process keeps it for `seconds`, LINKED_FOLDER if a part of the store's state is a symbolic link. A
-    thread that holds the lock gets it again at once.
+    another process keeps it for `seconds`, LINKED_FOLDER if a part of the store's state is a symbolic link.
     """
     folder = Path(root.full("state"))
-    held: set[Path] = _MINE.__dict__.setdefault("held", set())
-    if folder in held:
-        yield
-        return
-    check_no_links(root)  # a repair for a command that only reads takes the lock too, and renames files
+    check_no_links(root)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:  # empties nothing, whatever has come there since
         deadline = time.monotonic() + seconds
@@ -45,8 +38,4 @@ def local_lock(root: Root, seconds: float = LOCK_SECONDS) -> Iterator[None]:
                         found="another process that holds it",
                     ) from None
                 time.sleep(0.05)
-        held.add(folder)
-        try:
-            yield
-        finally:
-            held.remove(folder)
+        yield

@@ -1,9 +1,8 @@
 """Old commits that a table of a store needs no more, and the data files that they removed.
 
 A version is read from the newest checkpoint and the commits after it. The newest checkpoint older than KEEP_DAYS stays,
-and all after it. So a checkpoint that a power cut has torn costs nothing, and a run or reader that began later finds
-every commit since then, and every file of the versions that it read. The clock is the files' own times, so this
-machine's may be ahead.
+and all after it. So a run or reader that began later finds every commit since then, and every file of the versions that
+it read. The clock is the files' own times, so this machine's may be ahead.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from urllib.parse import unquote
 
 from pyarrow import fs as pafs
 
-from lastkey.jobs.store.torn import CHECKPOINT
+from lastkey.jobs.store.commit_file import CHECKPOINT
 from lastkey.udfs.storage import Root
 
 KEEP_DAYS: Final = 7  # a run, or a reader, that takes longer fails
 _AT_ONCE: Final = 8
-_NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums of other writers, torn files
+_NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums, files of killed runs
 
 
 def forget(root: Root, table: str, needed: Collection[str]) -> None:

@@ -8,28 +8,29 @@ There is no lock.
     change = plan(version)              rows to add, files to remove; raises if the change is impossible by now
     put(version, change)                new files, flushed; then the commit of version n + 1, never of another
 
+delta-rs reads the tables. Lastkey puts the commits, by `udfs.storage.put_if_absent`, and so they are whole and flushed
+once they have their names, and so are checkpoints on a disk: a power cut tears neither. What is not whole was damaged
+later, perhaps after somebody was told of it, and is an error.
+
 A commit whose answer is lost may have been made, or may be made later. So each commit carries its own id, and after any
 error the versions from n + 1 to the head are searched for that id: if it is found, the commit is done. If not, the
 attempt on n can be repeated, for only one of the two can land; once another writer's n + 1 is there, neither can.
-
-delta-rs commits by a hard link without flushing anything, so this module flushes: data before the commit; the commit
-and the folder's names before success is reported, and before another commit is built upon it. So a power cut can leave
-only the last commit empty or torn. Each commit says how many actions it holds, and a torn one counts as never made
-(`jobs.store.torn`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import random
 import re
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -37,32 +38,41 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from deltalake.transaction import AddAction
 from pyarrow import fs as pafs
 
-from lastkey.jobs.errors import DAMAGED_TABLE, UNSURE_COMMIT, ConflictError, FileSystemError, UsageError
-from lastkey.jobs.store import commit_file
-from lastkey.jobs.store.delta import READABLE, open_table, storage_options, uri_of
+from lastkey.jobs.errors import DAMAGED_TABLE, UNSURE_COMMIT, ConflictError, DataError, FileSystemError, UsageError
+from lastkey.jobs.store.commit_file import (
+    CHECKPOINT,
+    COMMIT,
+    ID,
+    MARK,
+    READER,
+    WRITER,
+    check_name,
+    commit_of,
+    created,
+    is_whole,
+    sum_line,
+    sum_of,
+)
+from lastkey.jobs.store.delta import READABLE, open_table
 from lastkey.jobs.store.old_versions import forget
-from lastkey.jobs.store.torn import COMMIT, commit_numbers, torn_set_aside
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.buckets import is_bucket
-from lastkey.logformat.storage.io_counts import count
 from lastkey.udfs.steps import step
-from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_folder, open_file, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_folder, make_folder, open_file, put_if_absent
 
 FILE: Final = "_file"  # column: the data file that holds the row
 _FILE_FIELD: Final = pa.field(FILE, pa.string())
 _READERS: Final = 8
 Held = dict[str, pa.Table]  # rows by path of their data file: these files never change
-_READER, _WRITER = 1, 2  # Delta's protocol, which delta-rs and delta-spark both read and write
 _ATTEMPTS: Final = 200  # each lost to another writer's commit
 _UNANSWERED: Final = 5  # attempts in which nobody committed: the store cannot be written
 _FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites a whole file
 _CHECKPOINT_EVERY: Final = 20  # versions
-_NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _OF_THE_DISK: Final = re.compile(r"LocalFileSystem|os error \d|[Tt]able location|No table metadata")
 _UNFIT: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")  # delta-rs takes them for other names
 
@@ -75,7 +85,6 @@ class Version:
     name: str
     number: int
     delta: DeltaTable | None = None
-    notes: tuple[str, ...] = ()  # about torn files that were set aside
 
     @property
     def folder(self) -> str:
@@ -116,19 +125,18 @@ def check_fit(root: Root) -> None:
 
 
 def head(root: Root, name: str) -> Version:
-    """Return the newest version; on a disk, set aside first what a power cut has torn.
+    """Return the newest version.
 
     UsageError: the table has another protocol, which we must not write; FileSystemError: a disk cannot be read;
-    DAMAGED_TABLE: delta-rs can read the files and finds no valid table.
+    DAMAGED_TABLE: the files can be read, and are no valid table.
     """
-    notes = tuple(torn_set_aside(root, name)) if root.is_local else ()
-    there = commit_numbers(root, name) if root.is_local else []
+    there = _checked_log(root, name) if root.is_local else []
     try:
         table = _newest(root, name, max(there, default=-1))
     except TableNotFoundError:
         if there:  # delta-rs treats unreadable files as missing
             raise FileSystemError(path=f"{root.uri}/state/{name}", found="commits that could not be read") from None
-        return Version(root, name, -1, notes=notes)
+        return Version(root, name, -1)
     except DeltaError as error:
         if not root.is_local:
             raise
@@ -138,13 +146,36 @@ def head(root: Root, name: str) -> Version:
             raise FileSystemError(path=path, found=found) from error
         raise DAMAGED_TABLE(path=path, expected=READABLE, found=found) from error
     protocol = table.protocol()
-    if (protocol.min_reader_version, protocol.min_writer_version) != (_READER, _WRITER):
+    if (protocol.min_reader_version, protocol.min_writer_version) != (READER, WRITER):
         raise UsageError(
-            message=f"{root.uri}/state/{name}: expected Delta's protocol {_READER}/{_WRITER}, found "
+            message=f"{root.uri}/state/{name}: expected Delta's protocol {READER}/{WRITER}, found "
             f"{protocol.min_reader_version}/{protocol.min_writer_version}: something else, or a newer version of "
             "Lastkey, has changed this table"
         )
-    return Version(root, name, table.version(), table, notes)
+    return Version(root, name, table.version(), table)
+
+
+def _checked_log(root: Root, name: str) -> list[int]:
+    """Return the numbers of a table's commits on a disk, rising. Raise DAMAGED_TABLE unless the newest checkpoint
+    and the commits after it are whole: delta-rs would leave out lines, or the whole table.
+    """
+    log = f"state/{name}/_delta_log"
+    try:
+        names = os.listdir(root.full(log))  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+    numbers = sorted(int(found[:20]) for found in names if COMMIT.fullmatch(found))
+    newest = max(filter(CHECKPOINT.fullmatch, names), default="")
+    with contextlib.suppress(FileNotFoundError):  # another process has deleted old files since, or has yet to put some
+        if newest and sum_of(newest) in names:  # else another writer, or an older version, has made it
+            said = _bytes_of(root, f"{log}/{sum_of(newest)}")
+            if said.strip() != sum_line(_bytes_of(root, f"{log}/{newest}")).strip():
+                raise _damaged_log(root, f"{log}/{newest}", "a checkpoint")
+    since = int(newest[:20]) if newest else -1
+    for number in numbers:
+        if number > since:
+            _commit_bytes(root, name, number)
+    return numbers
 
 
 def _newest(root: Root, name: str, least: int) -> DeltaTable:
@@ -176,7 +207,7 @@ def _read(version: Version, schema: pa.Schema, path: str) -> pa.Table:
     with _as_damage(version.root, full, FileNotFoundError):  # any other is the file system's
         data = _bytes_of(version.root, full)
     with _as_damage(version.root, full, pa.ArrowException, OSError):
-        commit_file.check_name(path, data)
+        check_name(path, data)
         parquet = pq.ParquetFile(pa.BufferReader(data))
         there = set(parquet.schema_arrow.names)
         found = parquet.read([name for name in schema.names if name in there], use_threads=False)
@@ -239,12 +270,12 @@ def swap(
         last = version
         tried.add(own := uuid.uuid4().hex)
         added = [_write(version, table) for table in change.added]
-        flush_folder(root, version.folder)
-        _flush_commit(version, version.number)  # its writer may have died before the flush
+        make_folder(root, log := f"{version.folder}/_delta_log")
+        flush_folder(root, log)  # and the name of the commit before, whose writer may have died
         step("rows written")
         try:
             _commit(version, schema, [*added, *change.written], change, own)
-        except (DeltaError, OSError) as error:
+        except OSError as error:
             version = _head_after(error, last)
             if (found := _search(last, version, tried)) is not None:
                 return _settled(last, found)
@@ -308,8 +339,8 @@ def announced_deletions(version: Version, since: int) -> Iterator[str]:
                 expected=f"version {number}, which this run has to check",
                 found="none: its history was deleted; did the run take longer than the history is kept?",
             )
-        if commit_file.MARK in info:
-            yield info[commit_file.MARK]
+        if MARK in info:
+            yield info[MARK]
 
 
 def before_record(version: Version) -> int:
@@ -322,16 +353,27 @@ def before_record(version: Version) -> int:
 
 def commit_info(root: Root, name: str, number: int) -> dict[str, Any] | None:
     """Return the commitInfo of a version; None if its file is gone. Raise DAMAGED_TABLE if it is not whole."""
+    commit = _commit_bytes(root, name, number)
+    actions = [json.loads(line) for line in commit.splitlines()]
+    return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+
+
+def _commit_bytes(root: Root, name: str, number: int) -> bytes:
+    """Return a version's commit; nothing if its file is gone. Raise DAMAGED_TABLE if it is not whole."""
     path = _commit_path(name, number)
     try:
         with root.filesystem.open_input_stream(root.full(path), compression=None) as stream:
-            commit = stream.read()
+            commit = bytes(stream.read())
     except FileNotFoundError:
-        return None
-    if not commit_file.is_whole(commit, name, number):  # commits below a checkpoint were not checked before
-        raise DAMAGED_TABLE(path=f"{root.uri}/{path}", expected="a whole commit", found="a damaged one")
-    actions = [json.loads(line) for line in commit.splitlines()]
-    return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        return b""
+    if not is_whole(commit, name, number):
+        raise _damaged_log(root, path, "a commit")
+    return commit
+
+
+def _damaged_log(root: Root, path: str, what: str) -> DataError:
+    found = "one that is empty, cut short, changed or of another version"
+    return DAMAGED_TABLE(path=f"{root.uri}/{path}", expected=f"{what} as it was put", found=found)
 
 
 def _commit_path(name: str, number: int) -> str:
@@ -358,27 +400,26 @@ def add_action(path: str, size: int, n_rows: int) -> AddAction:
 
 
 def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:
-    """Put version n + 1, once. After any error it may have been put all the same."""
-    if not version.root.is_local:
-        count(commit=1)
+    """Put version n + 1, once. Raise FileExistsError if it is there. After any error it may have been put all the
+    same.
+    """
+    if version.number >= 0 and not exists(version.root, _commit_path(version.name, version.number)):
+        raise FileNotFoundError(errno.ENOENT, "no commit to build upon", f"{version.root.uri}/{version.folder}")
+    actions = created(Schema.from_arrow(schema).to_json()) if version.delta is None else []
+    for each in added:
+        add = {
+            "path": quote(each.path), "partitionValues": each.partition_values, "size": each.size,
+            "modificationTime": each.modification_time, "dataChange": each.data_change, "stats": each.stats,
+        }  # fmt: skip
+        actions.append({"add": add})
     now_ms = time.time_ns() // 1_000_000
-    removed = [RemoveAction(quote(path), True, now_ms) for path in change.removed]
-    told = commit_file.commit_metadata(
-        own, version.name, version.number + 1, [each.path for each in added], change.removed, change.metadata
-    )
-    properties = CommitProperties(custom_metadata=told, max_commit_retries=0)
-    delta_schema = Schema.from_arrow(schema)
-    if version.delta is None:
-        create_table_with_add_actions(
-            uri_of(version.root, version.name), delta_schema, added, mode="error",
-            storage_options=storage_options(version.root), commit_properties=properties,
-            post_commithook_properties=_NO_HOOKS,
-        )  # fmt: skip
-    else:
-        version.delta.create_write_transaction(
-            [*added, *removed], "append", delta_schema, commit_properties=properties,
-            post_commithook_properties=_NO_HOOKS,
-        )  # fmt: skip
+    for path in change.removed:
+        actions.append({"remove": {"path": quote(path), "deletionTimestamp": now_ms, "dataChange": True}})
+    number = version.number + 1
+    commit = commit_of(version.name, number, actions, {ID: own, **change.metadata})
+    path = _commit_path(version.name, number)
+    if not put_if_absent(version.root, path, commit):
+        raise FileExistsError(errno.EEXIST, "another commit of this version", f"{version.root.uri}/{path}")
 
 
 def _head_after(error: Exception, version: Version) -> Version:
@@ -391,7 +432,7 @@ def _head_after(error: Exception, version: Version) -> Version:
 def _search(version: Version, now: Version, tried: set[str]) -> int | None:
     """Return the version above `version` that is one of our attempts; None if there is none."""
     for number in range(version.number + 1, now.number + 1):
-        if (commit_info(version.root, version.name, number) or {}).get(commit_file.ID) in tried:
+        if (commit_info(version.root, version.name, number) or {}).get(ID) in tried:
             return number
     return None
 
@@ -401,9 +442,9 @@ def _settled(version: Version, made: int) -> int:
     commits, and delete old files.
     """
     root = version.root
-    _flush_commit(version, made)
+    flush(root, f"{version.folder}/_delta_log")  # the error after which it was found may be the flush's
     if root.is_local:
-        commit_info(root, version.name, made)  # raises if it is not as it was put
+        _commit_bytes(root, version.name, made)  # raises if it is not as it was put
     if made and made % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError, FileSystemError):  # failure costs only time
             checkpoint(version.root, version.name, made)
@@ -412,26 +453,22 @@ def _settled(version: Version, made: int) -> int:
     return made
 
 
-def _flush_commit(version: Version, number: int) -> None:
-    path = _commit_path(version.name, number)
-    if number >= 0 and exists(version.root, path):  # else another writer has cleaned it up behind a checkpoint
-        flush(version.root, path)
-        flush_folder(version.root, path.rpartition("/")[0])
-
-
 def checkpoint(root: Root, name: str, number: int) -> None:
-    """Write and flush Delta's checkpoint of a version, before anything relies on it."""
-    table = open_table(root, name, number)
-    table.create_checkpoint()
-    log, made = f"state/{name}/_delta_log", f"{number:020}.checkpoint.parquet"
-    with root.filesystem.open_input_stream(root.full(f"{log}/{made}"), compression=None) as stream:
-        data = stream.read()
-    flush(root, f"{log}/{made}")
-    said = f"{log}/{commit_file.sum_of(made)}"
-    if root.is_local:  # atomic: readers take a checkpoint with half a sum for a torn one
-        write_file(root, f"{said}.tmp", commit_file.sum_line(data))
-        Path(root.full(f"{said}.tmp")).replace(root.full(said))
-    else:
-        write_file(root, said, commit_file.sum_line(data))
-    for path in (f"{log}/_last_checkpoint", log):
-        flush(root, path)
+    """Put Delta's checkpoint of a version, and on a disk its checksum before it."""
+    if not root.is_local:
+        open_table(root, name, number).create_checkpoint()
+        return
+    log, copy = f"state/{name}/_delta_log", f"{name}/.checkpoint"
+    made = f"{number:020}.checkpoint.parquet"
+    shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)  # of a run that was killed
+    make_folder(root, f"state/{copy}/_delta_log")
+    try:  # delta-rs flushes nothing: it writes into a copy of the log
+        for found in os.listdir(root.full(log)):  # noqa: PTH208
+            if COMMIT.fullmatch(found) or CHECKPOINT.fullmatch(found):
+                os.link(root.full(f"{log}/{found}"), root.full(f"state/{copy}/_delta_log/{found}"))
+        open_table(root, copy, number).create_checkpoint()
+        data = _bytes_of(root, f"state/{copy}/_delta_log/{made}")
+    finally:
+        shutil.rmtree(root.full(f"state/{copy}"), ignore_errors=True)
+    if put_if_absent(root, f"{log}/{sum_of(made)}", sum_line(data)):
+        put_if_absent(root, f"{log}/{made}", data)

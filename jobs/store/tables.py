@@ -51,7 +51,6 @@ class State:
     """Tables of one store, as one run sees them."""
 
     root: Root
-    notes: list[str] = field(default_factory=list)
     began: int | None = None  # version of `compaction_checkpoints` that was read first
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # decides only which history is old
     _newest: int = -1  # highest version of it that was seen
@@ -160,7 +159,6 @@ class State:
     def head(self, name: str) -> Version:
         """Return the head of a table, after checks of its format and that it goes on from what was read before."""
         version = table.head(self.root, name)
-        self.notes += version.notes
         if name == CHECKPOINTS:
             if version.number > self._whole and not self.root.is_local:  # on a disk `table.head` checks
                 table.commit_info(self.root, name, version.number)  # raises if it is damaged; nothing else would notice

@@ -21,7 +21,8 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError
-from lastkey.jobs.store import commit_file, history, rows, table
+from lastkey.jobs.store import history, rows, table
+from lastkey.jobs.store.commit_file import MARK
 from lastkey.jobs.store.folders import folders_of
 from lastkey.jobs.store.manifests import say_committed, write_committed
 from lastkey.jobs.store.paths import CHECKPOINTS, RUNS, STATES, TABLES, table_folder
@@ -177,7 +178,7 @@ def announce_deletions(state: State, folders: Collection[str], seen: int) -> boo
     """Announce that these folders of runs are about to go: a run that wrote one of them cannot commit any more.
     Return False, with nothing announced, if version `seen`, by which they were chosen, is not the head any more.
     """
-    told = {commit_file.MARK: json.dumps(sorted(folders))}
+    told = {MARK: json.dumps(sorted(folders))}
     as_seen = True
 
     def plan(version: Version) -> Change | None:
@@ -201,10 +202,14 @@ def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -
         version = state.head(name)
         if version.delta is not None:
             try:
-                found += len(version.delta.vacuum(hours, dry_run=dry_run))
+                old = version.delta.vacuum(hours)  # only tells them: else it would put commits of its own
             except DeltaError as error:
                 if not state.root.is_local:
                     raise
                 path = f"{state.root.uri}/{table_folder(name)}"
                 raise DAMAGED_TABLE(path=path, expected="Delta's log", found=in_one_line(str(error))) from error
+            found += len(old)
+            for path in [] if dry_run else old:
+                with contextlib.suppress(FileNotFoundError):
+                    state.root.filesystem.delete_file(state.root.full(f"{table_folder(name)}/{path}"))
     return found

@@ -114,7 +114,6 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     report = VerifyReport("store", store_uri)
     at = time.perf_counter()
     tables = open_store(store_uri)
-    report.notes += tables.notes
     store = tables.root
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)

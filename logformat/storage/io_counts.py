@@ -1,7 +1,7 @@
 """Counts for reports: the bytes that Lastkey reads and writes, and its requests to buckets.
 
 A request is a call of our own: to open a file (which asks for its size too), read a part of it, write a file, list a
-folder, ask for a file, delete, copy, commit. The libraries make more of some, such as the parts of a large file, and do
+folder, ask for a file, delete, copy. The libraries make more of some, such as the parts of a large file, and do
 not tell what they send again. `io_limit` counts the bytes, of logs and of what is made of them, on disks too.
 """
 

@@ -89,7 +89,6 @@ class Stands:
     files: dict[_KEY, dict[str, bytes]]
     run_ids: dict[_KEY, str] = field(default_factory=dict)
     folders: dict[_KEY, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def run(words: list[str]) -> Said:
@@ -114,7 +113,7 @@ def stands(store: Path) -> Stands:
         files[key][MANIFEST] = repr([astuple(row) for row in manifests[key]]).replace(row.run_id, "RUN").encode()
     return Stands(
         {key: row.generation for key, row in rows.items()}, files, {key: row.run_id for key, row in rows.items()},
-        {key: row.folder for key, row in rows.items()}, tuple(state.notes),
+        {key: row.folder for key, row in rows.items()},
     )  # fmt: skip
 
 

@@ -40,7 +40,6 @@ _DRAWN: Final = re.compile(
             r"[0-9a-f]{32}",
             r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
             r"(?<=-)[0-9a-f]{16}(?=-|$)",  # key files
-            r"(?<=torn-)[0-9a-f]{8}",
             r"[0-9a-f]{12}(?=\.reindex)",
             r"(?<=tmp/)(?:#\d+|lastkey-\w{8})",
         )

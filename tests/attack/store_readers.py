@@ -43,13 +43,12 @@ from tests.builders.damage import build
 from tests.builders.sources import read
 from tests.builders.trees import files_of
 
-NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN, LATER = (
-    "equal, and a note", "as it lies, which restore names", "the last commit as never made, and a note",
+NOTED, AS_IT_LIES, OTHER, UNKNOWN, LATER = (
+    "equal, and a note", "as it lies, which restore names",
     "other fields of a manifest with a right checksum", "of a small side file, which restore names",
     "the generation before one that does not say it was committed goes with the next vacuum",
 )  # fmt: skip
-VERDICTS: Final = (NAMED, EQUAL, NOTED, AS_IT_LIES, OLDER, OTHER, UNKNOWN, LATER)
-_NEWEST: Final = f"state/compaction_checkpoints/_delta_log/{1:020}.json"
+VERDICTS: Final = (NAMED, EQUAL, NOTED, AS_IT_LIES, OTHER, UNKNOWN, LATER)
 SMALL: Final = (".snapshot", "leader-epoch-checkpoint", "partition.metadata")
 
 
@@ -140,17 +139,6 @@ class Attacked:
         self.archive = files_of(self.root / "archive")
         self.healthy: Seen = Child(lambda: self.job(self.root), work).result()
         assert self.healthy.said.code == 0, self.healthy
-        self.older = Child(self._older, work).result()
-
-    def _older(self) -> Any:
-        """Return the job's output if the last commit counts as never made."""
-        self.reset()
-        if self.name == "restore":
-            return _restore(self.root, "--generation", "1").output
-        if self.name == "data source":
-            return _data_source(self.root, generation="1").output
-        (self.root / "store" / _NEWEST).write_bytes(b"")
-        return self.job(self.root).output
 
     def _build(self) -> None:
         """Build the store with the same names in each run, so that cases have names."""
@@ -209,10 +197,6 @@ class Attacked:
             return LATER
         if self.name == "runs" and any("are not in the table cleaner_runs" in note for note in told):
             return NOTED
-        never_made = any("counts as never made" in note for note in told)
-        never_made |= self.name.startswith("data source") and _NEWEST in changes  # Spark has no place for its notes
-        if never_made and found == _as_damaged(self.older, changes):
-            return OLDER
         restores = self.name.startswith("restore")
         small = not restores and all(path.endswith(SMALL) for path in changes)
         if small and _without_small(found) == _without_small(expected):

@@ -91,28 +91,6 @@ def test_nothing_is_written_to_a_store_whose_own_folder_is_a_link(
     assert place.restored(place.copy, "after") == before
 
 
-@pytest.mark.parametrize("path", [".lock", "compaction_checkpoints/_delta_log"])
-@pytest.mark.parametrize("words", [["runs"], ["verify", "--engine", "threads"]], ids=["runs", "verify"])
-def test_a_repair_changes_nothing_behind_a_link(
-    place: Place, path: str, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A command that only reads takes the store's lock if it finds a torn commit. It emptied the file behind a lock
-    that was a link, and renamed the torn commit of the store that the link led to.
-    """
-    newest = max((place.store / "state" / "compaction_checkpoints" / "_delta_log").glob("*.json"))
-    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
-    linked = place.store / "state" / path
-    if path == ".lock":
-        linked.unlink(missing_ok=True)
-        linked.symlink_to(next((place.archive / "t-0").glob("*.log")))
-    else:
-        place.move(f"state/{path}")
-    files = tree(place.root)
-    assert main([*words, "--store", str(place.store)]) == USAGE
-    assert f"state/{path}: expected a folder or file of the store, found a symbolic link" in capsys.readouterr().err
-    assert tree(place.root) == files
-
-
 def test_the_file_committed_is_not_written_through_a_link_to_nothing(place: Place) -> None:
     """A vacuum writes it where it is missing, and a link to no file looked like that."""
     for path in (place.store / "segments" / "t-0").glob("*/committed"):

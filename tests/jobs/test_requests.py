@@ -89,9 +89,10 @@ def test_reports_count_what_the_server_saw(proxy):
 
     def decide(method, path):
         is_commit = re.search(r"/state/\w+/_delta_log/\d{20}\.json$", path) and method == "PUT"
-        ours = "_delta_log" not in path and not path.endswith("/")
-        kind = "list" if method == "GET" and "list-type" in path else "commit" if is_commit else method if ours else ""
+        ours = is_commit or ("_delta_log" not in path and not path.endswith("/"))
+        kind = "list" if method == "GET" and "list-type" in path else method if ours else ""
         seen[kind] += 1
+        seen["commit"] += bool(is_commit)
 
     proxy.decide = decide
     store, archive = ("--store", f"{BUCKET}/counted/store"), f"{BUCKET}/archive"
@@ -103,7 +104,7 @@ def test_reports_count_what_the_server_saw(proxy):
         seen.clear()
         io = json.loads(run(*words, "--json"))["io"]
         requests = Counter(io["requests"])
-        assert requests["commit"] == seen["commit"] == {"compact": 4, "vacuum": 1}.get(words[0], 0)
+        assert seen["commit"] == {"compact": 4, "vacuum": 1}.get(words[0], 0)
         assert requests["write"] == seen["PUT"]
         if words[0] in ("verify", "reindex"):
             assert requests["read"] == seen["GET"] > 100

@@ -105,16 +105,6 @@ def test_what_a_week_needs_stays(old: Path) -> None:
         assert head.delta.version() == number
 
 
-@pytest.mark.parametrize("end", [0, 100])
-def test_a_torn_checkpoint_is_no_loss_after_that(old: Path, end: int) -> None:
-    path = old / f"state/t/_delta_log/{40:020}.checkpoint.parquet"
-    path.write_bytes(path.read_bytes()[:end])
-    root = open_root(str(old))
-    assert table.head(root, "t").number == 49
-    _change(root, 50)
-    assert table.head(root, "t").number == 50
-
-
 def test_young_files_stay_whatever_their_number(tmp_path: Path) -> None:
     root = open_root(str(tmp_path))
     for i in range(45):

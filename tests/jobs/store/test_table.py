@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +16,10 @@ from deltalake import write_deltalake
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import DAMAGED_TABLE, ConflictError, FileSystemError, UsageError
-from lastkey.jobs.store import table, torn
-from lastkey.jobs.store.commit_file import CHECKSUM, MARK, check_name, commit_metadata, is_whole
+from lastkey.jobs.store import table
+from lastkey.jobs.store.commit_file import check_name, is_whole
 from lastkey.jobs.store.table import Change, Version
-from lastkey.udfs.storage import Root, open_root
+from lastkey.udfs.storage import open_root
 from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
 
@@ -111,34 +110,54 @@ def test_what_a_plan_raises_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("commits", [1, 3])
-def test_every_prefix_of_the_last_commit_counts_as_never_made(tmp_path: Path, commits: int) -> None:
+def test_every_prefix_of_the_last_commit_is_refused(tmp_path: Path, commits: int) -> None:
+    """It is neither taken for a commit nor for one that was never made: a power cut tears none."""
     for i in range(commits):
-        before = content(tmp_path) if i else {}
         change(tmp_path, **{f"k{i}": i}, always=i)
     whole = tmp_path / f"state/t/_delta_log/{commits - 1:020}.json"
-    data = whole.read_bytes()
-    after = content(tmp_path)
-    needed = len(data.rstrip(b"\n"))
-    assert [end for end in range(len(data) + 1) if is_whole(data[:end], "t", commits - 1)] == list(
-        range(needed, len(data) + 1)
-    )
+    data, after = whole.read_bytes(), content(tmp_path)
+    assert [end for end in range(len(data) + 1) if is_whole(data[:end], "t", commits - 1)] == [len(data)]
     lines = [at for at, byte in enumerate(data, 1) if byte == ord("\n")]
-    for end in {0, 1, needed - 1, needed, *lines, *(at - 1 for at in lines), *(at + 1 for at in lines[:-1])}:
-        copy = tmp_path / "copy"
-        shutil.copytree(tmp_path / "state", copy / "state")
-        (copy / f"state/t/_delta_log/{commits - 1:020}.json").write_bytes(data[:end])
-        version = table.head(open_root(str(copy)), "t")
-        assert len(version.notes) == (end < needed), end
-        assert content(copy) == (after if end >= needed else before), end
-        change(copy, again=1)
-        assert content(copy)["again"] == 1
-        shutil.rmtree(copy)
+    for end in {0, 1, *lines, *(at - 1 for at in lines), *(at + 1 for at in lines[:-1])} - {len(data)}:
+        whole.write_bytes(data[:end])
+        with raises_kind(DAMAGED_TABLE, match=whole.name):
+            content(tmp_path)
+        with raises_kind(DAMAGED_TABLE, match=whole.name):
+            change(tmp_path, again=1)
+    whole.write_bytes(data)
+    assert content(tmp_path) == after
+
+
+def test_a_commit_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And before anybody is told of it the name is there too."""
+    flushed: list[Path] = []
+    named: list[str] = []
+    real_link, real_fsync = os.link, os.fsync
+
+    def link(first: str, second: str) -> None:
+        assert Path(first) in flushed
+        real_link(first, second)
+        named.append(Path(second).name)
+        flushed.clear()
+
+    def fsync(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real_fsync(descriptor)
+
+    change(tmp_path, a=1)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    change(tmp_path, a=2)
+    log = tmp_path / "state/t/_delta_log"
+    assert named == [f"{1:020}.json"]
+    assert log in flushed
+    assert sorted(path.name for path in log.iterdir()) == [f"{0:020}.json", f"{1:020}.json"]
 
 
 @pytest.mark.parametrize("newest", [True, False])
 @pytest.mark.parametrize("kind", ["add", "remove"])
 def test_a_commit_that_names_another_file_is_told(tmp_path: Path, kind: str, newest: bool) -> None:
-    """No power cut does that: an old row beside the new one, or a commit that somebody was told of set aside."""
+    """Else an old row would stand beside the new one."""
     change(tmp_path, a=1)
     change(tmp_path, a=2)
     commit = tmp_path / f"state/t/_delta_log/{1:020}.json"
@@ -148,7 +167,7 @@ def test_a_commit_that_names_another_file_is_told(tmp_path: Path, kind: str, new
     start = data.index(f'"{kind}"'.encode())
     for at in range(start - 2, data.index(b".parquet", start)):
         commit.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with pytest.raises(UsageError, match=commit.name):
+        with raises_kind(DAMAGED_TABLE, match=commit.name):
             content(tmp_path)
     commit.write_bytes(data)
     assert content(tmp_path) == {"a": 2 if newest else 3}
@@ -172,24 +191,16 @@ def test_a_whole_commit_in_the_place_of_another_is_told(tmp_path: Path, place: s
     if where.exists():
         other.write_bytes(where.read_bytes())
     where.write_bytes(copied)
-    with pytest.raises(UsageError, match=r"expected a whole commit, found one .* of another version"):
+    with raises_kind(DAMAGED_TABLE, match=r"expected a commit as it was put, found one .* of another version"):
         table.head(root, place[0])
 
 
-@pytest.mark.parametrize(("mark", "checksum"), [({}, "cfb5bd6c"), ({MARK: "[]"}, "07894792")])
-def test_older_versions_find_the_checksum_of_a_commit_right(mark: dict[str, str], checksum: str) -> None:
-    """They know nothing of the version that it says, and would call every commit damaged."""
-    assert commit_metadata("id", "t", 1, ["b", "a"], ["c"], mark)[CHECKSUM] == checksum
-
-
-@pytest.mark.parametrize(
-    "text", ['{"format": 2, "generation": {"run": {}}}', "2147483648\n{}", '{"commitInfo": {"lastkey.actions": 2}}']
-)
+@pytest.mark.parametrize("text", ['{"format": 2, "generation": {"run": {}}}', "2147483648\n{}"])
 def test_a_file_that_is_no_commit_is_told(tmp_path: Path, text: str) -> None:
     for i in range(2):
         change(tmp_path, k=i)
     (tmp_path / f"state/t/_delta_log/{1:020}.json").write_text(text)
-    with pytest.raises(UsageError, match="expected a whole commit"):
+    with raises_kind(DAMAGED_TABLE, match="expected a commit as it was put"):
         content(tmp_path)
 
 
@@ -202,52 +213,57 @@ def test_a_commit_below_a_checkpoint_is_looked_at_before_it_is_believed(tmp_path
         table.commit_info(open_root(str(tmp_path)), "t", 20)
 
 
-@pytest.mark.parametrize("end", [0, 4, 1000, -1])
-@pytest.mark.parametrize("which", ["*.checkpoint.parquet", "_last_checkpoint"])
-def test_a_torn_checkpoint_costs_nothing_but_time(tmp_path: Path, which: str, end: int) -> None:
-    for i in range(21):
+@pytest.mark.parametrize("killed", ["at the checksum", "at the checkpoint", "no"])
+def test_a_checkpoint_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """delta-rs writes it elsewhere, for it flushes nothing."""
+    for i in range(20):
         change(tmp_path, **{f"k{i}": i})
-    [path] = (tmp_path / "state/t/_delta_log").glob(which)
-    path.write_bytes(path.read_bytes()[:end])
+    log, real, put = tmp_path / "state/t/_delta_log", table.put_if_absent, []
+
+    def put_if_absent(root: Any, path: str, data: bytes) -> bool:
+        put.append(path.rpartition(".")[2])
+        if put[1:] == {"at the checksum": ["lastkey-crc32c"], "at the checkpoint": ["lastkey-crc32c", "parquet"]}.get(
+            killed
+        ):
+            raise KeyboardInterrupt
+        return real(root, path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "put_if_absent", put_if_absent)
+        with pytest.raises(KeyboardInterrupt) if killed != "no" else nullcontext():
+            change(tmp_path, k20=20)
+    assert len(list(log.glob("*.checkpoint.parquet"))) == (killed == "no")
+    assert [path.name for path in tmp_path.rglob("_last_checkpoint")] == []
+    assert [path.name for path in (tmp_path / "state/t").iterdir() if path.is_dir()] == ["_delta_log"]
     assert content(tmp_path) == {f"k{i}": i for i in range(21)}
     assert change(tmp_path, more=1) == 21
 
 
-def test_a_reader_beside_whoever_writes_a_checkpoint_takes_it_for_no_torn_one(tmp_path: Path) -> None:
-    """A file that is opened for writing is empty for a moment."""
-    for i in range(3):
-        change(tmp_path, k=i)
-    root, notes = open_root(str(tmp_path)), []
-
-    class Watched(pafs.LocalFileSystem):  # type: ignore[misc]
-        def open_output_stream(self, path: str, **options: Any) -> Any:
-            stream = super().open_output_stream(path, **options)
-            notes.append(table.head(root, "t").notes)
-            return stream
-
-    table.checkpoint(Root(root.uri, Watched(), root.base), "t", 2)
-    assert notes == [()]
-    assert content(tmp_path) == {"k": 2}
-    (told,) = tmp_path.rglob("*.lastkey-crc32c*")
-    assert told.suffix == ".lastkey-crc32c"
-
-
-def test_a_flipped_bit_in_a_checkpoint_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_any_other_byte_in_a_checkpoint_is_told(tmp_path: Path) -> None:
     """Parquet has no checksum of its own: a row could be gone, or another file's."""
     for i in range(21):
         change(tmp_path, **{f"k{i}": i})
-    log = tmp_path / "state/t/_delta_log"
-    [path] = log.glob("*.checkpoint.parquet")
-    whole, hint = path.read_bytes(), (log / "_last_checkpoint").read_bytes()
+    [path] = (tmp_path / "state/t/_delta_log").glob("*.checkpoint.parquet")
+    whole = path.read_bytes()
     for at in range(0, len(whole), len(whole) // 40):
         flip(path, at, at % 8)
-        assert content(tmp_path) == {f"k{i}": i for i in range(21)}
-        torn = list(log.glob("*.torn-*"))
-        assert any(one.name.startswith(path.name) for one in torn)
-        for one in torn:
-            one.unlink()
+        with raises_kind(DAMAGED_TABLE, match=path.name):
+            content(tmp_path)
         path.write_bytes(whole)
-        (log / "_last_checkpoint").write_bytes(hint)
+    path.unlink()  # the commits before it are still there
+    assert content(tmp_path) == {f"k{i}": i for i in range(21)}
+
+
+@pytest.mark.parametrize("hint", [b"", b'{"version":1', b'{"version":20,"size":4}'])
+def test_a_hint_of_an_older_version_is_no_matter(tmp_path: Path, hint: bytes) -> None:
+    for i in range(41):
+        change(tmp_path, k=i)
+    log = tmp_path / "state/t/_delta_log"
+    (log / "_last_checkpoint").write_bytes(hint)
+    (log / f"{20:020}.checkpoint.parquet").unlink()
+    assert content(tmp_path) == {"k": 40}
 
 
 def test_a_checkpoint_at_which_delta_rs_panics_is_told(tmp_path: Path) -> None:
@@ -319,8 +335,8 @@ def test_a_commit_that_may_not_be_looked_at_is_not_called_lost(tmp_path: Path, m
         path.rename(tmp_path / path.name)
     with raises_kind(DAMAGED_TABLE, match="contiguous"):
         content(tmp_path)
-    real = os.scandir
-    seen = [SimpleNamespace(name=f"{i:020}.json") for i in range(3)]
-    monkeypatch.setattr(torn.os, "scandir", lambda path: seen if Path(path) == log else real(path))
+    real = os.listdir
+    seen = [f"{i:020}.json" for i in range(3)]
+    monkeypatch.setattr(os, "listdir", lambda path: seen if Path(path) == log else real(path))
     with pytest.raises(FileSystemError, match="contiguous"):
         content(tmp_path)
