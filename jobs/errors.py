@@ -309,7 +309,7 @@ UNAVAILABLE: Final = Kind("UnavailableError", StorageError,
     "{path}: {reason}: {found}",
     cause="The server of a bucket cannot be reached, does not answer in time, or refuses for a while (503, 429).",
     hint="check the endpoint (AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT, STORAGE_EMULATOR_HOST, or the profile's "
-         "endpoint_url), the network and certificates (AWS_CA_BUNDLE); what was committed stays: run again")
+         "endpoint_url), the network and certificates (SSL_CERT_FILE); what was committed stays: run again")
 DENIED: Final = Kind("DeniedError", StorageError,
     "{path}: {reason}: {found}",
     cause="Credentials that are missing, unknown, or not allowed.",

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,7 @@ class Bucket:
     profile: str = ""  # S3: whose credentials count; empty: those of the environment or the machine
     certificates: str = ""  # S3: a file of certificates to trust; empty: the system's
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # object_store's, keys among them
+    uri: str = field(default="", compare=False, repr=False)  # as given, without a path
 
     def __str__(self) -> str:
         at = f" at {self.endpoint}" if self.endpoint else f" in {self.region}" if self.region else ""
@@ -80,8 +81,10 @@ def bucket_of(uri: str) -> Bucket | None:
     if "?" in authority or "?" in rest:
         raise pa.ArrowInvalid(f"settings (?) in it: give them by the environment ({ENDPOINTS.get(scheme, '')})")
     if scheme == "s3":
-        return _s3(authority)
-    return _google(authority) if scheme == "gs" else _azure(scheme, authority)
+        found = _s3(authority)
+    else:
+        found = _google(authority) if scheme == "gs" else _azure(scheme, authority)
+    return replace(found, uri=f"{scheme}://{quote(authority, safe='@')}")
 
 
 def path_of(uri: str) -> str:
@@ -142,7 +145,7 @@ def _s3(name: str) -> Bucket:
     )
     named = os.environ.get("AWS_PROFILE", "")
     profile = _profile(*files, named)
-    given = _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or profile.get("endpoint_url", "")
+    given = _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT") or profile.get("endpoint_url", "")
     endpoint = _url(given, ENDPOINTS["s3"])
     region = _variable("AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region", "")
     if not endpoint:

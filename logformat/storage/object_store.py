@@ -24,13 +24,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError
 from obstore.store import AzureStore, GCSStore, S3Store
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import AccessError
 from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, in_one_line, kind_of
-from lastkey.logformat.storage.buckets import Bucket
+from lastkey.logformat.storage.buckets import Bucket, bucket_of
 from lastkey.logformat.storage.io_counts import count
 from lastkey.logformat.storage.io_limit import is_limited
 
@@ -55,6 +55,10 @@ class ObjectStore:
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
+
+    def __reduce__(self) -> tuple[Callable[[str], ObjectStore], tuple[str]]:
+        """Pickle the URI alone: Spark keeps closures in files, and they would hold the secret key."""
+        return _of_uri, (self.bucket.uri,)
 
     @property
     def _store(self) -> Any:
@@ -152,8 +156,11 @@ class ObjectStore:
             except FileNotFoundError:
                 pass
         with self._typed(key):
-            below = next(iter(obstore.list(self._store, key or None)), [])
-        is_folder = bool(below) or not key
+            try:
+                below = bool(next(iter(obstore.list(self._store, key or None)), []))
+            except InvalidPathError:  # of a key below that no path can have; the listing of its own folder names it
+                below = True
+        is_folder = below or not key
         return pafs.FileInfo(path, pafs.FileType.Directory if is_folder else pafs.FileType.NotFound)
 
     def _listed(self, asked: pafs.FileSelector) -> list[pafs.FileInfo]:
@@ -385,6 +392,12 @@ class ObjectUpload:
             self.closed = True
             with suppress(*_FAILURES):  # the first error counts
                 self._writer.__exit__(kind, error, trace)  # gives the upload up
+
+
+def _of_uri(uri: str) -> ObjectStore:
+    bucket = bucket_of(uri)  # with the settings that are here
+    assert bucket is not None
+    return ObjectStore(bucket)
 
 
 def _file_info(bucket: Bucket, found: Any) -> pafs.FileInfo:

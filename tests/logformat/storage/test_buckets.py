@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pyarrow as pa
 import pytest
@@ -85,3 +86,23 @@ def test_another_server_of_google_is_asked_without_credentials(monkeypatch):
     place, options = delta_place(emulator, "b/a")
     key = json.loads(options["google_service_account_key"])
     assert (place, key["gcs_base_url"], key["disable_oauth"]) == ("gs://b/a", "http://127.0.0.1:4443", True)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def test_each_name_of_the_endpoint_of_s3_counts(name, monkeypatch):
+    """object_store reads AWS_ENDPOINT by itself, and nothing else knew of that server: it was asked over TLS alone."""
+    for each in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    bucket = bucket_of("s3://b/a")
+    assert bucket is not None and bucket.endpoint == "http://127.0.0.1:9" and bucket.allows_http
+    assert delta_place(bucket, "b/a")[1]["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://b/a", "gs://b/a", "gs://anonymous@b/a", "abfss://c@me.dfs.core.chinacloudapi.cn/a"]
+)
+def test_a_pickled_file_system_is_that_of_the_same_bucket(uri, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    store = file_system(uri)[0]
+    assert pickle.loads(pickle.dumps(store)).equals(store)

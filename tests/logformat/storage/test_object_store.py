@@ -227,3 +227,32 @@ def test_the_error_of_a_bucket_crosses_processes() -> None:
     assert (again.kind, again.where, again.found, str(again)) == (error.kind, error.where, error.found, str(error))
     with pytest.raises(AccessError):
         unreadable("x", again)
+
+
+def test_a_pickled_file_system_has_no_key_in_it(store: ObjectStore) -> None:
+    """Spark keeps what a task needs in files. The other side takes the key from its own environment."""
+    pickled = pickle.dumps(store)
+    assert b"secret" not in pickled
+    again = pickle.loads(pickled)
+    assert again.equals(store)
+    put(again, "logs/pickled", b"x")
+    assert content(store, "logs/pickled") == b"x"
+
+
+@pytest.mark.parametrize("key", ["odd/t-1//x", "odd/t-1/./x", "odd/t-1/../x"])
+def test_a_key_that_no_path_can_have_stops_the_listing_of_its_own_folder_alone(
+    store: ObjectStore, proxy: S3Proxy, key: str
+) -> None:
+    put(store, "logs/odd/t-0/whole", b"x")
+    client = boto3.client("s3", endpoint_url=proxy.url)
+    client.put_object(Bucket="logs", Key=key, Body=b"x")
+    try:
+        assert store.get_file_info("logs/odd").type == pafs.FileType.Directory
+        assert store.get_file_info("logs/odd/t-1").type == pafs.FileType.Directory
+        assert [info.base_name for info in store.get_file_info(pafs.FileSelector("logs/odd"))] == ["t-0", "t-1"]
+        assert len(store.get_file_info(pafs.FileSelector("logs/odd/t-0"))) == 1
+        folder = "odd/t-1" if "//" in key else key.rpartition("/")[0]
+        with pytest.raises(OSError, match=r"invalid path: .*odd/t-1/"):
+            store.get_file_info(pafs.FileSelector(f"logs/{folder}"))
+    finally:
+        client.delete_object(Bucket="logs", Key=key)
