@@ -42,7 +42,6 @@ _BESIDE = (
 )  # fmt: skip
 _NO_EPOCHS_BYTES = len("0\n0\n")  # most bytes of a leader-epoch-checkpoint without entries; other files have more
 _NO_HIGH_WATERMARK = "it gives the high watermark: restore it from a copy, or delete it if all of the log counts"
-_NO_NAMES = (".", "..")  # a bucket's keys can have them; a path with them leads to another folder, here or in an output
 _MAX_DEPTH = 3  # folders between the root and a partition's, such as a disk and a log directory
 
 
@@ -283,11 +282,6 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
                 archive.links.append(_Link(path, folder, depth, files))
             else:
                 here.append(folder)
-        elif folder in _NO_NAMES:
-            expected = "object keys without . or .. between slashes"
-            damage = LogFormatError("unreadable", below, NO_POSITION, expected, repr(folder))
-            archive.unreadable.append(Problem.of(damage))
-            archive.notes.append(f"{damage}; left out")
         elif parsed is None and folder.endswith(names.UNFINISHED):
             _leave_out(archive, below, "an unfinished folder, by its name")
         elif parsed is not None:

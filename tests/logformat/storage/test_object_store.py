@@ -251,8 +251,7 @@ def test_a_key_that_no_path_can_have_stops_the_listing_of_its_own_folder_alone(
         assert store.get_file_info("logs/odd/t-1").type == pafs.FileType.Directory
         assert [info.base_name for info in store.get_file_info(pafs.FileSelector("logs/odd"))] == ["t-0", "t-1"]
         assert len(store.get_file_info(pafs.FileSelector("logs/odd/t-0"))) == 1
-        folder = "odd/t-1" if "//" in key else key.rpartition("/")[0]
         with pytest.raises(OSError, match=r"invalid path: .*odd/t-1/"):
-            store.get_file_info(pafs.FileSelector(f"logs/{folder}"))
+            store.get_file_info(pafs.FileSelector("logs/odd/t-1"))
     finally:
         client.delete_object(Bucket="logs", Key=key)
