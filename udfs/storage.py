@@ -177,7 +177,9 @@ def put_if_absent(root: Root, path: str, data: bytes) -> bool:
     folder, _, name = path.rpartition("/")
     other = f"{folder}/.{name}.{uuid.uuid4().hex}"
     try:
-        write_file(root, other, data)
+        with root.filesystem.open_output_stream(root.full(other), compression=None) as stream:
+            stream.write(data)
+        flush(root, other)
         os.link(root.full(other), root.full(path))
     except FileExistsError:
         return False
