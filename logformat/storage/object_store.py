@@ -395,8 +395,9 @@ class ObjectUpload:
 
 
 def _of_uri(uri: str) -> ObjectStore:
-    bucket = bucket_of(uri)  # with the settings that are here
-    assert bucket is not None
+    """Return the files of a bucket by the settings that are here."""
+    if (bucket := bucket_of(uri)) is None:
+        raise ValueError(f"{uri}: expected the URI of a bucket")
     return ObjectStore(bucket)
 
 
