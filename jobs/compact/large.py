@@ -163,7 +163,10 @@ def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysi
 
 
 def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[RewrittenGroup | Problem]:
-    """Run the stages as one Spark job. Spark exchanges the rows, spills them, and tries a task again that is lost."""
+    """Run the stages as one Spark job. Spark exchanges the rows, spills them, and tries a task again that is lost.
+
+    Spark gives all stages of a query one name. Their functions' names, in the query's plan, tell them apart.
+    """
     from pyspark import TaskContext  # noqa: PLC0415 - threads need no pyspark
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
 
@@ -173,23 +176,23 @@ def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[
     name = f"compact {of.plan.name}: local survivors, last of each key, rewrite"
     with workers.stages(name, n + n_groups, watcher) as (spark, around):
 
-        def walk(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def local_survivors_of_splits(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     with around(number):
                         yield from local_survivors(of, number)
 
-        def resolve(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def last_of_keys_in_buckets(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from last_of_each_key(of, batches)
 
-        def rewrite(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def rewritten_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             task: Any = TaskContext.get()
             with around(n + task.partitionId()):  # the number of the group
                 for result in rewrite_group(of, batches):
                     yield result_batch(result)
 
-        cells = spark.range(0, n, 1, n).mapInArrow(walk, CELLS).repartitionById(of.n_parts, "part")
+        cells = spark.range(0, n, 1, n).mapInArrow(local_survivors_of_splits, CELLS).repartitionById(of.n_parts, "part")
         in_order = cells.sortWithinPartitions("bucket", F.desc("split"), "block")
-        offsets = in_order.mapInArrow(resolve, OFFSETS).repartitionById(n_groups, "group")
-        results = offsets.mapInArrow(rewrite, RESULT).toArrow()
+        offsets = in_order.mapInArrow(last_of_keys_in_buckets, OFFSETS).repartitionById(n_groups, "group")
+        results = offsets.mapInArrow(rewritten_groups, RESULT).toArrow()
     return [pickle.loads(one) for one in results.column("result").to_pylist()]
