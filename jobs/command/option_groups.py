@@ -202,7 +202,7 @@ class WithPlan(TopicOptions):
     )
 
     def validate(self) -> None:
-        """Raise UsageError for a policy without topics, NowError for a clock in seconds."""
+        """Raise UsageError for a policy without topics, BAD_NOW for a clock in seconds."""
         super().validate()
         check_now_ms(self.now_ms)
         check_policy_has_topics(self.cleanup_policy, *self.topics.include)

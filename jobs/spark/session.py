@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from lastkey.jobs.command.stopping import in_a_thread
 from lastkey.jobs.errors import SPARK_NOT_STARTED
-from lastkey.jobs.installation import CONF
+from lastkey.jobs.installation import CONF, HOME
 from lastkey.jobs.spark import jars, jvm
 from lastkey.jobs.spark.java import classes
 from lastkey.jobs.spark.master import check_master, is_local, public_address
@@ -127,7 +127,7 @@ def _hide_checkout() -> None:
     to run, and their nodes may hold another version at the same path.
     """
     folders = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
-    others = [folder for folder in folders if folder and Path(folder).resolve() != CONF.parent]
+    others = [folder for folder in folders if folder and Path(folder).resolve() != HOME]
     if others:
         os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
