@@ -24,7 +24,7 @@ def run_apart(*words: object, cwd: Path, **environment: str) -> subprocess.Compl
 def build_wheel(folder: Path) -> Path:
     """Build it from a copy, with the setuptools that requirements/build.txt locks: a build leaves folders behind."""
     for name in PACKED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
         shutil.copy(path, folder)
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")

@@ -175,7 +175,7 @@ def _hits(done) -> tuple[int, str]:
 def _copy(folder: Path) -> Path:
     """Copy the sources to a folder of the test."""
     for name in ("lastkey", "logformat"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 

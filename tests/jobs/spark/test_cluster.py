@@ -181,7 +181,7 @@ def place(tmp_path_factory, pack, drivers_pack) -> Iterator[Place]:
     private = tmp_path_factory.mktemp("driver")  # pytest's folders are closed to others
     checkout = private / "checkout"
     for name in PACKED:
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "spark-submit.sh"):
         shutil.copy(path, checkout)
     if (ROOT / ".numba").is_dir():
