@@ -194,7 +194,7 @@ def dump(root: Path, work: Path) -> Seen:
     everything = InspectOptions((str(root),), config=CONFIG, deep_iteration=True, print_data_log=True)
     for options in (
         everything, replace(everything, as_json=True), replace(everything, key=b"a"),
-        replace(everything, start_ms=START_MS + 3, end_ms=START_MS + 20, start_offset=2, end_offset=22),
+        replace(everything, times=f"{START_MS + 3}..{START_MS + 20}", offsets="2..22"),
         InspectOptions((str(root),), config=CONFIG, verify_index_only=True),
         InspectOptions((str(root),), config=CONFIG, index_sanity_check=True),
     ):  # fmt: skip

@@ -401,6 +401,6 @@ def test_report_says_that_keys_do_not_fit(tmp_path: Path) -> None:
         for kind in ("log", "index", "timeindex"):
             part.log(base).with_suffix(f".{kind}").unlink()
     report = profile_archive(
-        ReportOptions(archive=str(part.root), output="", now_ms=1_800_000_000_000, config=config), Silent()
+        ReportOptions(archives=str(part.root), output="", now_ms=1_800_000_000_000, config=config), Silent()
     )
     assert "keys: expected keys that fit" in report.to_text()
