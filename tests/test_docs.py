@@ -30,6 +30,7 @@ from lastkey.logformat.errors import KINDS
 from lastkey.udfs.compact.plan import PartitionResult, Work
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
 from lastkey.udfs.storage import open_root
+from tests.builders.stopping import tracebacks
 from tests.builders.trees import files_in
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -572,7 +573,7 @@ def ran(spark, tmp_path_factory) -> tuple[Path, list[tuple[list[str], int, str, 
 def test_examples_of_all_pages_run(ran):
     for example, code, out, err in ran[1]:
         assert code == 0, (example, out, err)
-        assert "Traceback" not in err
+        assert tracebacks(err) == []
     first, shown = ran[1][0][2], _section(README, "## Two commands")
     assert _table(first) == _table(shown) != []
     told = re.findall(r"^(?:records dropped|note|the archive).*", shown, re.MULTILINE)

@@ -36,7 +36,11 @@ def second(tmp_path):
     sizes = {"offset_index_bytes": len("index 2"), "time_index_bytes": len("timeindex 2")}
     segments = [replace(s, **sizes, txn_index_bytes=34 if s.base_offset == 100 else 0) for s in segments]
     run = replace(maker.state.histories()["t", 0][0], topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    commit = Commit(row(Checkpoint, topic="t", generation=2, run_id=run_id(2)), segments, run)
+    checkpoint = row(
+        Checkpoint, topic="t", generation=2, run_id=run_id(2), topic_id=run.topic_id,
+        log_start_offset=run.log_start_offset, next_offset=run.next_offset,
+    )  # fmt: skip
+    commit = Commit(checkpoint, segments, run)
     write_manifests(open_root(str(maker.store)), [commit])
     return maker, commit
 

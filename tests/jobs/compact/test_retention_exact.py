@@ -16,6 +16,7 @@ from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import BAD_SETTING
+from lastkey.jobs.store.manifests import read_manifests
 from lastkey.jobs.verify import job as verify
 from lastkey.jobs.verify.plan_checks import plan_generation
 from lastkey.udfs.compact.output import segment_output
@@ -136,10 +137,10 @@ def test_verify_under_another_story(runs, topic):
     history = {run.generation_after: run for run in state.histories()[topic, 0]}
     last = max(history)
     archive, uri = listed(str(runs.lab.archive)), str(runs.lab.archive)
-    before = manifest_of(state, topic, 0, last - 1)
-    rows, earlier = manifest_of(state, topic, 0, last), history[last - 1]
+    rows = manifest_of(state, topic, 0, last)
+    [before] = read_manifests(state.root, [history[last - 1].folder]).values()
     current = state.checkpoints()[topic, 0]
-    plan = plan_generation(history[last], rows, before, earlier, archive, state.root, uri, 8 << 20, 1 << 30, current)
+    plan = plan_generation(history[last], rows, before, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not plan.parent_gone
     assert not check_generation(plan).problems
     longer = check_generation(replace(plan, retention_ms=plan.retention_ms + 60_000)).problems
@@ -220,7 +221,7 @@ def test_verify_knows_which_runs_compacted(spark, now_ms, tmp_path, monkeypatch)
     archive, state = listed(str(lab.archive)), lab.state()
     rows = manifest_of(state, "both", 0, 1)
     uri, current = str(lab.archive), state.checkpoints()["both", 0]
-    plan = plan_generation(run, rows, None, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
+    plan = plan_generation(run, rows, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not plan.parent_gone
     [problem] = check_generation(replace(plan, retention_ms=plan.retention_ms + 1)).problems
     assert problem.expected == "every record that retention.ms and retention.bytes did not delete"

@@ -178,7 +178,7 @@ def test_verify_believes_no_log_start_that_nobody_set(lab):
     [run] = state.histories()["t", 0]
     manifest, uri = manifest_of(state, "t", 0, 1), str(lab.archive)
     current = state.checkpoints()["t", 0]
-    plan = plan_generation(run, manifest, None, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
+    plan = plan_generation(run, manifest, None, archive, state.root, uri, 8 << 20, 1 << 30, current)
     assert not check_generation(plan).problems
     assert check_generation(replace(plan, retention_ms=10**9)).problems
     renamed = tuple(("log_start", *row[1:]) for row in plan.expired)

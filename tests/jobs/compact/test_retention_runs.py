@@ -143,7 +143,6 @@ def test_verify_sees_what_should_not_have_gone(runs, topic):
         run,
         manifest_of(state, topic, 0, number),
         None,
-        None,
         archive,
         state.root,
         uri,

@@ -86,7 +86,7 @@ def test_compact_rewrites_what_a_dry_run_has_shown(
     planned = _dry_run(nights, capsys, *options)
     assert tree(nights.lab().store) == before
     given = {
-        name.removeprefix("--").replace("-", "_"): float(value)
+        name.removeprefix("--").replace("-", "_"): json.loads(value)
         for name, value in zip(options[::2], options[1::2], strict=True)
     }
     result = _result(nights, **given)

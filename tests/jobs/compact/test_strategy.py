@@ -98,7 +98,6 @@ def _under_another_story(lab: Lab) -> None:
             history[1],
             rows,
             None,
-            None,
             archive,
             state.root,
             str(lab.archive),
