@@ -169,12 +169,13 @@ def _held(archive: Archive | None, key: Key, wanted: Ranges) -> Ranges:
 
 def _target(store: Root, current: Checkpoint, generation: int) -> Commit:
     """Return the commit that made generation N. Raise NO_GENERATION if it cannot be current any more."""
-    found = dict(list_generations(store, current))
+    wanted = next((one for number, one in list_generations(store, current) if number == generation), None)
     missing = "its files are gone"
-    if generation in found:
-        commit, missing = _usable(store, found[generation])
+    if wanted is not None:
+        commit, missing = _usable(store, wanted)
         if commit is not None and not missing:
             return commit
+    found = dict(list_generations(store, current))
     others = sorted(found.keys() - {current.generation, generation})
     there = [str(number) for number in others if not _usable(store, found[number])[1]]
     raise NO_GENERATION(

@@ -15,7 +15,7 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.store_options import RestoreOptions
 from lastkey.jobs.errors import NOT_CLEANED, RUNNING_MEANWHILE, ConflictError, RunningError, UsageError
-from lastkey.jobs.store.generations import current_commit
+from lastkey.jobs.store.generations import current_commits
 from lastkey.jobs.store.rows import Checkpoint, RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key, TopicFilter
@@ -68,7 +68,8 @@ def clean_first(
 
 def _with_settings_of_runs(config: Config, tables: State, topics: Collection[str]) -> Config:
     """Return settings in which each topic without a cleanup.policy of its own has those of its last run."""
-    runs = [current_commit(tables.root, row).run for key, row in tables.checkpoints().items() if key[0] in topics]
+    rows = (row for key, row in tables.checkpoints().items() if key[0] in topics)
+    runs = [commit.run for commit in current_commits(tables.root, rows)]
     last = {run.topic: run for run in sorted(runs, key=lambda run: run.now_ms)}
     of_runs = {topic: _settings_of(run) for topic, run in last.items() if not config.topic_settings(topic).compacts}
     return replace(config, topics={**of_runs, **config.topics})

@@ -90,27 +90,25 @@ def list_each(root: Root, current: Mapping[Key, Checkpoint]) -> dict[Key, list[t
         return dict(zip(current, found, strict=True))
 
 
-def checkpoints_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
-    """Return the checkpoint of a generation, of each partition that still has it. Raise GenerationError if its manifest
-    cannot be read.
+def checkpoint_at(root: Root, row: Checkpoint, generation: int) -> Checkpoint | None:
+    """Return the checkpoint of a generation of a partition (row: of the current one); None if it is not there. Raise
+    GenerationError if its manifest cannot be read.
     """
-
-    def find(row: Checkpoint) -> Checkpoint | None:
-        if row.generation <= generation:
-            return row if row.generation == generation else None
-        number, found = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))
-        if number == generation and isinstance(found, GenerationError):
-            raise found
-        return found.checkpoint if number == generation and isinstance(found, Commit) else None
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = zip(current, pool.map(find, current.values()), strict=True)
-        return {key: row for key, row in found if row is not None}
+    if row.generation <= generation:
+        return row if row.generation == generation else None
+    number, found = next((each for each in list_generations(root, row) if each[0] <= generation), (0, None))
+    if number == generation and isinstance(found, GenerationError):
+        raise found
+    return found.checkpoint if number == generation and isinstance(found, Commit) else None
 
 
 def readable_at(root: Root, current: Mapping[Key, Checkpoint], generation: int) -> dict[Key, Checkpoint]:
-    """Return the same as `checkpoints_at`. Raise ERASED_RECORDS for a generation that may hold records erased since."""
-    found = checkpoints_at(root, current, generation)
+    """Return `checkpoint_at` of each partition that still has the generation. Raise ERASED_RECORDS for one that may
+    hold records erased since.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        rows = pool.map(lambda row: checkpoint_at(root, row, generation), current.values())
+        found = {key: row for key, row in zip(current, rows, strict=True) if row is not None}
     for key, row in found.items():
         check_nothing_comes_back(row, current[key])
     return found
@@ -131,12 +129,10 @@ def nobody_has(generation: int) -> UsageError:
     )
 
 
-def current_commit(root: Root, row: Checkpoint) -> Commit:
-    """Return the commit of a partition's current generation (row). Raise GenerationError if it cannot be read."""
-    _, commit = next(list_generations(root, row))
-    if isinstance(commit, GenerationError):
-        raise commit
-    return commit
+def current_commits(root: Root, rows: Iterable[Checkpoint]) -> list[Commit]:
+    """Return the commits of partitions' current generations. Raise GenerationError if one cannot be read."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda row: read_manifest(root, row.own_folder), rows))
 
 
 def own_and_older(root: Root, row: Checkpoint) -> tuple[Commit, list[Commit]]:

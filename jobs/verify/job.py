@@ -20,7 +20,7 @@ from lastkey.jobs.command.reporting import tells_io
 from lastkey.jobs.errors import GenerationError, MissingPathError
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import (
-    checkpoints_at,
+    checkpoint_at,
     list_generations,
     manifests_of,
     nobody_has,
@@ -118,10 +118,10 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
     checkpoints = of_topics(options.topics, current)
-    made = _made(options, store, checkpoints, report)
-    manifests = manifests_of(tables, (commit.checkpoint for commit in made.values()))
-    parents = read_manifests(store, [commit.parent for commit in made.values() if not commit.run.anew])
-    runs = {key: commit.run for key, commit in made.items()}
+    commits = _commits(options, store, checkpoints, report)
+    manifests = manifests_of(tables, (commit.checkpoint for commit in commits.values()))
+    parents = read_manifests(store, [commit.parent for commit in commits.values() if not commit.run.anew])
+    runs = {key: commit.run for key, commit in commits.items()}
     uris = {_archive_of(options, r) for r in runs.values()}
     archives = {uri: _archive_now(uri, options, report) for uri in sorted(uris)}
     report.seconds["state"] = time.perf_counter() - at
@@ -137,7 +137,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
             plan_generation(
                 run,
                 manifests[key],
-                parents.get(made[key].parent),
+                parents.get(commits[key].parent),
                 archives[uri],
                 store,
                 uri,
@@ -153,7 +153,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     return report
 
 
-def _made(
+def _commits(
     options: VerifyOptions, store: Root, current: Mapping[Key, Checkpoint], report: VerifyReport
 ) -> dict[Key, Commit]:
     """Return the commit that made the files of the wanted generation, of each partition that has it: a rollback's are
@@ -163,8 +163,8 @@ def _made(
 
     def find(key: Key) -> Commit | GenerationError | None:
         try:
-            rows = checkpoints_at(store, {key: current[key]}, wanted[key])
-            return read_manifest(store, rows[key].folder) if rows else None
+            row = checkpoint_at(store, current[key], wanted[key])
+            return read_manifest(store, row.folder) if row is not None else None
         except GenerationError as error:
             return error
 
