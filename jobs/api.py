@@ -5,9 +5,10 @@
     report = lastkey.compact("archive", "store", topics="orders-*", cleanup_policy="compact")
     print(report.to_text(), report.exit_code)
 
-The parameters are the declarations in `command.options`. Problems with data are in the report, and the other partitions
-go on. An error that stops a job is raised as a JobError with the command line's words, an argument of another type as a
-TypeError. API.md beside this file is for users.
+The parameters are the declarations in `command.options`. The body of a function here never runs: `command` makes the
+function that does. Problems with data are in the report, and the other partitions go on. An error that stops a job is
+raised as a JobError with the command line's words, an argument of another type as a TypeError. API.md beside this file
+is for users.
 """
 
 from __future__ import annotations

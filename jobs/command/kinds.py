@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -146,6 +147,15 @@ def several(value: object, wrong: Callable[[], TypeError]) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _several_texts(option: Value[Any, Any], value: object, what: str) -> tuple[str, ...]:
+    """Return one text, or several, as a tuple. Raise TypeError for anything else."""
+    wrong = partial(wrong_type, option.name, f"{what}, or several of them", value)
+    found = several(value, wrong)
+    if not all(isinstance(text, str) for text in found):
+        raise wrong()
+    return found
+
+
 def _not_empty(option: Value[Any, Any], found: tuple[Some, ...], what: str) -> tuple[Some, ...]:
     """Raise UsageError for an empty list of what narrows a run: it must not pass for "all"."""
     if not found:
@@ -159,10 +169,7 @@ def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> V
     def check(option: Value[Any, Any], value: object) -> tuple[str, ...]:
         if value is None or isinstance(value, _NotGiven):
             return NOT_GIVEN
-        found = several(value, lambda: wrong_type(option.name, f"{what}, or several of them", value))
-        if not all(isinstance(text, str) for text in found):
-            raise wrong_type(option.name, f"{what}, or several of them", value)
-        found = tuple(_text(option, text) for text in found)
+        found = tuple(_text(option, text) for text in _several_texts(option, value, what))
         return found if adds else _not_empty(option, found, "value")
 
     return ValueKind(check, metavar, repeats=True)
@@ -198,9 +205,7 @@ def _keys(option: Value[Any, Any], value: object) -> tuple[str, ...]:
     """Check keys of records, which may look like anything, also like a URI with credentials."""
     if value is None:
         return ()
-    found = several(value, lambda: wrong_type(option.name, "keys as text, or several of them", value))
-    if not all(isinstance(text, str) for text in found):
-        raise wrong_type(option.name, "keys as text, or several of them", value)
+    found = _several_texts(option, value, "keys as text")
     check_text(found)
     return found
 
@@ -222,9 +227,7 @@ def _files(option: Value[Any, Any], value: object) -> tuple[str, ...]:
 
 
 def _globs(option: Value[Any, Any], value: object) -> tuple[str, ...]:
-    found = several(value, lambda: wrong_type(option.name, "globs of topics as text, or several of them", value))
-    if not all(isinstance(text, str) for text in found):
-        raise wrong_type(option.name, "globs of topics as text, or several of them", value)
+    found = _several_texts(option, value, "globs of topics as text")
     return parse_globs(option.flag, [_text(option, text) for text in found])
 
 
