@@ -7,6 +7,7 @@ RDDs: there rows of a DataFrame do. The functions that the tasks run are those o
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -15,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -85,7 +86,18 @@ def _counted(level: int, function: Callable[[T], R], item: T) -> _CountedResult[
     logging.basicConfig(format="%(message)s")
     _LOG.setLevel(level)
     with counted() as counts:
-        return function(item), counts
+        result = function(item)
+    _freeze_imports()
+    return result, counts
+
+
+@cache
+def _freeze_imports() -> None:
+    """Take what this worker has imported out of Python's garbage collection, once: PySpark collects after each task,
+    and looks through all imports then. Measured, 1,000 small partitions: half of the whole run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _told_of(results: list[_CountedResult[R]]) -> list[R]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -136,3 +138,15 @@ def test_of_tasks_of_spark_the_same_is_heard(spark) -> None:  # type: ignore[no-
     assert sorted(heard.ends) == [(0, -10), (1, -20), (2, -30)]
     read = {item: sum(n for i, n in heard.reads if i == item) for item in range(3)}
     assert read == {0: 11, 1: 21, 2: 31}
+
+
+@pytest.mark.spark
+def test_a_worker_collects_garbage_without_its_imports(spark) -> None:  # type: ignore[no-untyped-def]
+    def tracked(_: int) -> tuple[int, int, int]:
+        return os.getpid(), gc.get_freeze_count(), len(gc.get_objects())
+
+    first = {process for process, _, _ in run_tasks(spark, tracked, range(4), "the first tasks of the workers")}
+    later = [found for _ in range(3) for found in run_tasks(spark, tracked, range(4), "later tasks")]
+    again = [(frozen, left) for process, frozen, left in later if process in first]
+    assert again
+    assert all(frozen > 10 * left for frozen, left in again)
