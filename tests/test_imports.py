@@ -101,6 +101,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.convert": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
+    "udfs.export": {"udfs.data_source", "udfs.decode", "udfs.compact"} | _LOGS | _TASK,
     "udfs.replay": {"udfs.data_source"} | _LOGS | _TASK,
     "udfs.audit": {"logformat.jit", "logformat.messages", "udfs.data_source", "udfs.decode", "udfs.yields"}
     | _LOGS
@@ -123,6 +124,7 @@ FLOORS: dict[str, set[str]] = {
         "udfs.lookup.minutes",
         "udfs.audit.rows",
         "udfs.erased_keys",
+        "udfs.export.write_files",
     },
     "jobs.recorded": _SHELL,
     "jobs.spark": _SHELL - {"jobs.archive"},
@@ -142,7 +144,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.inspect_log": _JOB | {"logformat.dump", "udfs.dump_files"},  # lists files, adds up findings
     "jobs.functions": {"udfs.decode"},
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
-    "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source"},
+    "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source", "udfs.decode", "udfs.export"},
     "jobs.replay": _JOB | {"jobs.live_cluster", "jobs.data_source", "udfs.data_source", "udfs.replay"},
     "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},

@@ -34,6 +34,9 @@ Step = Literal[
     # convert
     "partition converted",  # its folder has the name of one that is not whole
     "archive converted",  # the mark of an unfinished conversion is there
+    # export
+    "files exported",  # by all tasks; no table names them, and the mark says "unfinished"
+    "last rows written",  # of a table of --latest; nothing is merged
     # vacuum
     "folders listed",
     "folders chosen",  # a run may still commit one of them

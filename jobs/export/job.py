@@ -1,47 +1,40 @@
 """`export (ARCHIVE | --store STORE) --format FORMAT --output DIR`: all records, a folder for each topic.
 
-Spark reads by the data source `kafka_log`, decodes, and writes. What cannot be read is left out, named in the report,
-and makes exit code 3.
+Tasks read logs, decode and write files (udfs.export). Then the driver makes them one table of each topic: Parquet and
+JSON lines by `_SUCCESS` and the mark in the output, Delta by the table's first commit. What cannot be read is left out,
+named in the report, and makes exit code 3. `--latest` is another job (jobs.export.latest), which needs Spark.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.command.progress import Progress
+from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.data_source.plan_tasks import each
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.export import latest
-from lastkey.jobs.export.origin import listed_for_latest
-from lastkey.jobs.export.output import ExportFolder, taken
-from lastkey.jobs.export.read import (
-    MALFORMED,
-    Extent,
-    Seen,
-    decoded,
-    ends_of_partition,
-    listed,
-    observed,
-    open_notes,
-    records_of,
-    seen_by,
-)
+from lastkey.jobs.export.output import MARK, ExportFolder, taken
+from lastkey.jobs.export.partitions import ends_of_partition, listed, open_notes
 from lastkey.jobs.export.report import ExportedTopic, ExportReport
-from lastkey.jobs.functions import decoding
-from lastkey.jobs.spark import connector
-from lastkey.jobs.spark.engine import spark_workers
-from lastkey.jobs.store.latest import write_delta
-from lastkey.jobs.store.minutes import session_for
-from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.jobs.spark.engine import chosen_engine, spark_workers, workers
+from lastkey.jobs.store.commit_file import DataFile
+from lastkey.jobs.store.delta import create_table
+from lastkey.udfs.data_source.pieces import Range, SourcePartition, Wanted, listed_logs, pack
+from lastkey.udfs.decode.decoders import decoder
+from lastkey.udfs.export.write_files import MALFORMED, Exported, ExportSpec, ExportTask, export_file, export_schema
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.steps import step
 from lastkey.udfs.storage import normal_uri, open_root
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from lastkey.jobs.export.origin import Origin
 
 _FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
 _TEXT: Final = "string"  # JSON has no bytes
@@ -53,42 +46,126 @@ def run(options: ExportOptions, progress: Progress) -> ExportReport:
     began = time.monotonic()
     decoders = decoders_of(options)
     check_latest(options)
-    partitions, origin = listed_for_latest(options) if options.latest else (listed(options), None)
+    origin: Origin | None = None
+    if options.latest:
+        from lastkey.jobs.export.origin import listed_for_latest  # noqa: PLC0415 - threads need no pyspark
+
+        partitions, origin = listed_for_latest(options)
+    else:
+        partitions = listed(options)
     root = open_root(normal_uri(options.output))
     check_output(root.uri, options, partitions)
     report = ExportReport(root.uri, options.format, options.latest)
     report.other_problems += [p.problem for p in partitions if p.topic is None and p.problem is not None]
     by_topic = {topic: list(group) for topic, group in groupby(partitions, lambda p: p.topic) if topic is not None}
     output = ExportFolder(root, request_of(options))
-    size = sum(s.size_bytes for p in partitions for s in p.segments)
-    with (
-        taken(root),
-        spark_workers(
-            "export", options, report, progress, brief=size < _FEW_BYTES, tables=(output.uri_of(""),)
-        ) as workers,
-        workers.spark("export") as whole,
-    ):
-        spark = session_for(whole, size)
-        connector.connect(whole, output.uri_of(""))
+    with taken(root):
         if origin is None:
-            output.begin([*by_topic])
+            _export(options, decoders, by_topic, output, report, progress)
         else:
-            output.go_on()
-            report.other_problems += latest.missing_topics(output, options, [*by_topic])
-        progress.start("export", len(by_topic), "topic")
-        for topic, of_topic in by_topic.items():
-            if origin is None:
-                made = _export(spark, options, decoders, topic, of_topic, output, report)
-            else:
-                made = latest.update(spark, options, decoders, topic, of_topic, origin, output, report)
-            report.topics.append(made)
-            progress.advance()
-        progress.close()
-        if origin is None:
-            said = {t.topic: {"records": t.records, "problems": t.problems} for t in report.topics}
-            output.mark("with problems" if report.problems else "whole", said)
+            _update(options, decoders, by_topic, origin, output, report, progress)
     report.seconds["total"] = round(time.monotonic() - began, 3)
     return report
+
+
+def _update(
+    options: ExportOptions,
+    decoders: dict[str, str | None],
+    by_topic: dict[str, list[SourcePartition]],
+    origin: Origin,
+    output: ExportFolder,
+    report: ExportReport,
+    progress: Progress,
+) -> None:
+    """Bring the tables of --latest up to date."""
+    from lastkey.jobs.export import latest  # noqa: PLC0415 - as above
+    from lastkey.jobs.spark import connector  # noqa: PLC0415
+
+    size = sum(s.size_bytes for of_topic in by_topic.values() for p in of_topic for s in p.segments)
+    brief, uri = size < _FEW_BYTES, output.uri_of("")
+    with spark_workers("export --latest", options, report, progress, brief=brief, tables=(uri,)) as workers:
+        with workers.spark("export") as spark:
+            connector.connect(spark, uri)
+        output.go_on()
+        output.delete_new_files()
+        report.other_problems += latest.missing_topics(output, options, [*by_topic])
+        progress.start("export", len(by_topic), "topic")
+        for topic, of_topic in by_topic.items():
+            of = latest.Topic(topic, options, decoders, workers, output)
+            try:
+                report.topics.append(latest.update(of, of_topic, origin, report))
+            finally:
+                output.delete_new_files()
+            progress.advance()
+        progress.close()
+
+
+def _export(
+    options: ExportOptions,
+    decoders: dict[str, str | None],
+    by_topic: dict[str, list[SourcePartition]],
+    output: ExportFolder,
+    report: ExportReport,
+    progress: Progress,
+) -> None:
+    """Write all records, a file of each task."""
+    engine = chosen_engine(options, writes=True)
+    output.begin([*by_topic])
+    tasks = [task for topic, of_topic in by_topic.items() for task in _tasks(options, topic, of_topic)]
+    sizes = [sum(piece.end - piece.start for piece in task.pieces) for task in tasks]
+    committed = options.isolation == "read_committed"
+    spec = ExportSpec(output.root.uri, MARK, output.run, options.format, decoders, committed)
+    logs = [listed_logs(one) for of_topic in by_topic.values() for one in of_topic]
+    with workers(engine, sum(sizes), options.config, report, progress) as made:
+        progress.start("export", sum(sizes), BYTES)
+        files = made.run(partial(export_file, spec, logs), tasks, "export", CountedBytes(progress, sizes))
+        progress.close()
+        made.count(bytes_read=sum(sizes))
+    step("files exported")
+    output.check_own()
+    for topic, group in groupby(files, lambda file: file.topic):
+        exported = [*group]
+        if committed:
+            report.notes += [note for one in by_topic[topic] for note in open_notes(one, ends_of_partition(one)[0])]
+        report.topics.append(_exported(topic, len(by_topic[topic]), exported, decoders, report))
+        if options.format == "delta":
+            written = [DataFile(f.path.rpartition("/")[2], f.size, f.statistics) for f in exported if f.path]
+            create_table(output.root, topic, export_schema(decoders), written)
+    said = {t.topic: {"records": t.records, "problems": t.problems} for t in report.topics}
+    output.finish("with problems" if report.problems else "whole", said)
+
+
+def _tasks(options: ExportOptions, topic: str, partitions: Sequence[SourcePartition]) -> list[ExportTask]:
+    """Return the tasks of a topic: at least one, which writes its columns."""
+    settings = options.config.topic_settings(topic)
+    asked = Range(
+        wanted=Wanted(committed=options.isolation == "read_committed"),
+        set_aside=True,
+        accept_gaps=(options.gaps or settings.gaps) == "accept",
+    )
+    pieces = each(partitions, [asked] * len(partitions))
+    return [
+        ExportTask(topic, number, task, settings.max_decompressed_batch_bytes)
+        for number, task in enumerate(pack(pieces) or [()])
+    ]
+
+
+def _place(found: tuple[int | None, Problem]) -> tuple[int, str, int]:
+    return found[0] or 0, found[1].path, found[1].position
+
+
+def _exported(
+    topic: str, n_partitions: int, files: Sequence[Exported], decoders: dict[str, str | None], report: ExportReport
+) -> ExportedTopic:
+    """Return the row of a topic, and add its problems and notes to the report."""
+    problems = sorted({one for file in files for one in file.problems}, key=_place)
+    report.other_problems += dict.fromkeys(problem for _, problem in problems)
+    malformed = Counter[str]()
+    for file in files:
+        malformed.update(file.malformed)
+    report.notes += malformed_notes(topic, malformed, decoders)
+    records, tombstones = sum(file.records for file in files), sum(file.tombstones for file in files)
+    return ExportedTopic(topic, n_partitions, records, tombstones, len(problems))
 
 
 def decoders_of(options: ExportOptions) -> dict[str, str | None]:
@@ -97,7 +174,7 @@ def decoders_of(options: ExportOptions) -> dict[str, str | None]:
     named = {"key": options.key_decoder or default, "value": options.value_decoder or default}
     for column, name in named.items():
         try:
-            decoding(name or _TEXT)
+            decoder(name or _TEXT)
         except ValueError as error:
             raise UsageError(message=f"--{column}-decoder: {error}") from error
     return named
@@ -137,45 +214,11 @@ def request_of(options: ExportOptions) -> dict[str, object]:
     }
 
 
-def _export(
-    spark: SparkSession,
-    options: ExportOptions,
-    decoders: dict[str, str | None],
-    topic: str,
-    partitions: Sequence[SourcePartition],
-    output: ExportFolder,
-    report: ExportReport,
-) -> ExportedTopic:
-    """Write one topic."""
-    if options.isolation == "read_committed":
-        for one in partitions:
-            ends, _ = ends_of_partition(one)
-            report.notes += [] if ends is None else open_notes(one, ends)
-    records = records_of(spark, options, topic, {one.partition or 0: Extent() for one in partitions})
-    good, watch = observed(decoded(records, decoders))
-    _write(good.drop("topic", "path", "problem"), options.format, output.uri_of(topic))
-    seen = seen_by(watch)
-    report.other_problems += list(dict.fromkeys(problem for _, problem in seen.problems))
-    report.notes += malformed_notes(topic, seen, decoders)
-    return ExportedTopic(topic, len(partitions), seen.records, seen.tombstones, len(seen.problems))
-
-
-def malformed_notes(topic: str, seen: Seen, decoders: dict[str, str | None]) -> list[str]:
+def malformed_notes(topic: str, malformed: Mapping[str, int], decoders: dict[str, str | None]) -> list[str]:
     """Return notes about values that a decoder refused."""
     return [
         f"{topic}: {counted(n, column.removesuffix(MALFORMED))} cannot be decoded as "
         f"{decoders[column.removesuffix(MALFORMED)]}; the bytes are in the column {column}"
-        for column, n in seen.malformed.items()
+        for column, n in sorted(malformed.items())
         if n
     ]
-
-
-def _write(rows: DataFrame, kind: str, uri: str) -> None:
-    """Write a topic's folder."""
-    writer = rows.write.mode("errorifexists")
-    if kind == "ndjson":
-        writer.option("ignoreNullFields", "false").option("timeZone", "UTC").json(uri)
-    elif kind == "parquet":
-        writer.option("compression", "zstd").parquet(uri)
-    else:
-        write_delta(writer, uri)

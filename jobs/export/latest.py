@@ -1,8 +1,9 @@
 """`export --latest`: a Delta table for each topic with the last record of each key, kept up to date by each run.
 
-  where the table stands (jobs.store.latest) -> the log from there to its last stable offset, by Spark, read once
-  -> the last record of each key in it (a window) -> MERGE: newer rows replace, tombstones delete, also those that a
-     compaction of the store has dropped since (jobs.export.origin); in the same commit the offset that comes next
+  where the table stands (jobs.store.latest) -> a task of each partition reads the log from there to its last stable
+  offset, and writes the last record of each key to a file (udfs.export.last_rows) -> Spark merges the files: newer rows
+  replace, tombstones delete, also those that a compaction of the store has dropped since (jobs.export.origin); in the
+  same commit the offset that comes next
 
 So a run that is killed has committed both or nothing. A partition stands still, and is named, in front of what cannot
 be read: damage, a gap, records that retention took before they were read, a partition that is not there. Damage hides
@@ -17,39 +18,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
-from lastkey.jobs.export.origin import HINT_LOST, Doubts, Origin, deleted_keys
+from lastkey.jobs.export.origin import HINT_LOST, Doubts, Origin, deleted_rows, unclear_problems
 from lastkey.jobs.export.output import ExportFolder
-from lastkey.jobs.export.read import (
-    MALFORMED,
-    Extent,
-    Seen,
-    batches_of,
-    decoded,
-    ends_of_partition,
-    observed,
-    open_notes,
-    records_of,
-    seen_by,
-)
+from lastkey.jobs.export.partitions import ends_of_partition, open_notes
 from lastkey.jobs.export.report import ExportedTopic, ExportReport
-from lastkey.jobs.functions import last_per_key
-from lastkey.jobs.store.latest import TOMBSTONE, Changed, Stand, alone, merge, replace_all, stand_of
+from lastkey.jobs.spark.workers import SparkTasks
+from lastkey.jobs.store.latest import Changed, Stand, alone, files_of, merge, replace_all, stand_of
+from lastkey.jobs.store.minutes import session_for
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION
-from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, Bound, Range, SourcePartition, Wanted
+from lastkey.udfs.export.last_rows import (
+    ROWS,
+    LastRows,
+    LastRowsTask,
+    first_open,
+    last_rows_schema,
+    write_last_rows,
+)
+from lastkey.udfs.export.write_files import MALFORMED, TOMBSTONE
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.steps import step
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_KEY: Final = ("partition", "key")
 _READINGS: Final = 3  # the first finds damage, the second stops in front of it, the third leaves the partition out
-_MARKERS: Final = (0, 1)  # ABORT, COMMIT
-_ROW: Final = "partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY"
 
 
 @dataclass
@@ -66,10 +65,21 @@ class _PartitionRead:
     problems: list[Problem] = field(default_factory=list)
 
     @property
-    def extent(self) -> Extent | None:
-        """Offsets to read; None: nothing."""
-        begin = self.first if self.start is None else self.start
-        return None if self.end is None or self.end <= begin else Extent(self.start, self.end, self.generation)
+    def is_wanted(self) -> bool:
+        """True if there is anything to read."""
+        return self.end is not None and self.end > (self.first if self.start is None else self.start)
+
+    def asked(self, *, accept_gaps: bool, whole: bool = False) -> Range:
+        """Return what to read: from where the table stands, or, whole, from the log's start."""
+        start = EARLIEST if self.start is None or whole else Bound("offset", self.start)
+        end = LATEST if self.end is None else Bound("offset", self.end)
+        return Range(start, end, wanted=Wanted(committed=True), set_aside=True, accept_gaps=accept_gaps)
+
+    def stand_still(self, problems: Sequence[Problem]) -> None:
+        """Leave the partition out of this run if there are problems."""
+        if problems:
+            self.problems += problems
+            self.end = None
 
     def stop(self, problems: Sequence[Problem]) -> None:
         """Read nothing from the segments on that these problems are in."""
@@ -91,98 +101,126 @@ def _in_front_of(partition: SourcePartition, problem: Problem) -> int | None:
     return max((s.base_offset for s in partition.segments if s.base_offset < file.base), default=None)
 
 
-def update(
-    spark: SparkSession,
-    options: ExportOptions,
-    decoders: Mapping[str, str | None],
-    topic: str,
-    partitions: Sequence[SourcePartition],
-    origin: Origin,
-    output: ExportFolder,
-    report: ExportReport,
-) -> ExportedTopic:
+@dataclass(frozen=True)
+class Topic:
+    """A topic that is brought up to date."""
+
+    name: str
+    options: ExportOptions
+    decoders: Mapping[str, str | None]
+    workers: SparkTasks
+    output: ExportFolder
+
+    @property
+    def accepts_gaps(self) -> bool:
+        """True if offsets that are lost are passed over."""
+        return (self.options.gaps or self.options.config.topic_settings(self.name).gaps) == "accept"
+
+    def last_rows(
+        self, parts: Sequence[_PartitionRead], *, columns: tuple[str, ...] = ROWS, whole: bool = False
+    ) -> list[LastRows]:
+        """Write a file for each partition, and return what the tasks say."""
+        limit = self.options.config.topic_settings(self.name).max_decompressed_batch_bytes
+        memory = self.options.config.job.task_memory_bytes
+        tasks = [
+            LastRowsTask(
+                part.source,
+                part.asked(accept_gaps=self.accepts_gaps, whole=whole),
+                self.output.root.uri,
+                self.output.new_file(),
+                self.decoders,
+                limit,
+                memory,
+                columns,
+            )
+            for part in parts
+        ]
+        return self.workers.run(write_last_rows, tasks, f"export {self.name}")
+
+    def frame(self, spark: SparkSession, files: Sequence[LastRows], columns: Sequence[str] = ROWS) -> DataFrame:
+        """Return the rows of files."""
+        uris = [self.output.uri_of(one.path) for one in files]
+        return files_of(spark, last_rows_schema(self.decoders, columns), uris)
+
+
+def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, report: ExportReport) -> ExportedTopic:
     """Bring the table of a topic up to date."""
-    made = ExportedTopic(topic, len(partitions))
-    stand = stand_of(output.root, topic)
-    if isinstance(stand, Problem):
-        report.other_problems.append(stand)
+    made, output, options = ExportedTopic(topic.name, len(partitions)), topic.output, topic.options
+    before = stand_of(output.root, topic.name)
+    if isinstance(before, Problem):
+        report.other_problems.append(before)
         made.problems = 1
         return made
-    before = stand
-    logs = {n: log for p in partitions if (log := origin.logs.get((topic, n := p.partition or 0))) is not None}
+    stand = before
+    logs = {n: log for p in partitions if (log := origin.logs.get((topic.name, n := p.partition or 0))) is not None}
     other = {n for n, known in stand.logs.items() if logs.get(n, known) != known}
     anew = not stand.offsets or bool(other)
     if other:
         why = "the topic was deleted and made again" if options.store is None else "the store began it again (--reset)"
-        report.notes.append(f"{topic}: {why}, so its table starts anew")
+        report.notes.append(f"{topic.name}: {why}, so its table starts anew")
         stand = Stand()
-    _note_cleaned(topic, stand, origin, report)
-    parts = {p.partition or 0: _planned(p, stand, origin, options, report) for p in partitions}
-    lost = [_vanished(origin, topic, n) for n in sorted(stand.offsets.keys() - parts.keys())]
-    rows, seen = _read(spark, options, topic, parts)
-    gone = None if rows is None else _deleted(spark, options, decoders, topic, parts, output)
-    told = [*lost, *(problem for part in parts.values() for problem in part.problems)]
-    report.other_problems += dict.fromkeys(told)
-    made.problems = len(set(told))
-    if rows is None or seen is None:
-        if (other or not stand.run) and not told:  # else the rows of another topic would stay
-            stand = Stand(logs=logs, run=uuid.uuid4().hex)
-            with alone(output.root, topic, before):
-                _commit(_no_rows(spark), decoders, topic, output, stand, anew=True)
-        return made
-    try:
-        made.records, made.tombstones = seen.records, seen.tombstones
-        if seen.null_keys:
-            report.notes.append(f"{topic}: {counted(seen.null_keys, 'record')} without a key left out")
-        ends = {n: part.end for n, part in parts.items() if part.extent is not None and part.end is not None}
-        if not ends:
-            return made
-        known = {n: log for n, log in logs.items() if n in stand.offsets | ends}
-        numbers = {n: number for n in ends if (number := parts[n].generation) is not None}
-        moved = Stand(stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex)
-        read = F.col("partition").isin(list(ends))
-        new, gone_now = rows.where(read), None if gone is None else gone.where(read & F.col(TOMBSTONE))
-        with alone(output.root, topic, before):
-            changed = _commit(new, decoders, topic, output, moved, anew=anew, gone=gone_now)
-        made.inserted, made.updated, made.deleted = changed.inserted, changed.updated, changed.deleted
-    finally:
-        rows.unpersist()
-        if gone is not None:
-            gone.unpersist()
+    _note_cleaned(topic.name, stand, origin, report)
+    parts = {p.partition or 0: _planned(p, stand, origin, topic, report) for p in partitions}
+    lost = [_vanished(origin, topic.name, n) for n in sorted(stand.offsets.keys() - parts.keys())]
+    found = _read(topic, parts)
+    held = _held(topic, parts, found)
+    with topic.workers.spark("export") as whole:
+        spark = session_for(whole, sum(s.size_bytes for n in found for s in parts[n].source.segments))
+        gone = _deleted(spark, topic, parts, held)
+        try:
+            told = [*lost, *(problem for part in parts.values() for problem in part.problems)]
+            report.other_problems += dict.fromkeys(told)
+            made.problems = len(set(told))
+            made.records = sum(one.records for one in found.values())
+            made.tombstones = sum(one.tombstones for one in found.values())
+            if null_keys := sum(one.null_keys for one in found.values()):
+                report.notes.append(f"{topic.name}: {counted(null_keys, 'record')} without a key left out")
+            ends = {n: end for n in found if (end := parts[n].end) is not None}
+            if not ends and (found or told or (stand.run and not other)):  # else the rows of another topic would stay
+                return made
+            known = {n: log for n, log in logs.items() if not ends or n in stand.offsets | ends}
+            numbers = {n: number for n in ends if (number := parts[n].generation) is not None}
+            moved = Stand(stand.offsets | ends, stand.logs | known, stand.generations | numbers, uuid.uuid4().hex)
+            rows = topic.frame(spark, [found[n] for n in ends])
+            deleted = None if gone is None else gone.where(F.col("partition").isin(list(ends)) & F.col(TOMBSTONE))
+            step("last rows written")
+            with alone(output.root, topic.name, before):
+                changed = _commit(topic, rows, moved, anew=anew, gone=deleted)
+            made.inserted, made.updated, made.deleted = changed.inserted, changed.updated, changed.deleted
+        finally:
+            if gone is not None:
+                gone.unpersist()
     return made
 
 
-def _deleted(
-    spark: SparkSession,
-    options: ExportOptions,
-    decoders: Mapping[str, str | None],
-    topic: str,
-    parts: Mapping[int, _PartitionRead],
-    output: ExportFolder,
-) -> DataFrame | None:
-    """Return rows to delete, whose tombstones a compaction dropped before this run; None: it dropped none.
+def _held(topic: Topic, parts: Mapping[int, _PartitionRead], found: Mapping[int, LastRows]) -> dict[int, LastRows]:
+    """Write the keys that generations hold at all, of partitions from which compactions dropped tombstones before this
+    run.
 
-    A partition of which that cannot be said stands still.
+    A partition of which they are not known stands still.
     """
-    doubted = {n: part for n, part in parts.items() if part.extent is not None and part.doubts.tombstones}
-    if not doubted:
+    doubted = [n for n in found if parts[n].doubts.tombstones]
+    held = dict(zip(doubted, topic.last_rows([parts[n] for n in doubted], columns=_KEY, whole=True), strict=True))
+    for number, one in held.items():
+        parts[number].stand_still(one.problems)
+    return {number: one for number, one in held.items() if not one.problems}
+
+
+def _deleted(
+    spark: SparkSession, topic: Topic, parts: Mapping[int, _PartitionRead], held: Mapping[int, LastRows]
+) -> DataFrame | None:
+    """Return rows of the table, persisted, whose keys generations do not hold; None: there are none of that kind.
+
+    TOMBSTONE: whether a row's key was deleted. If it may have expired too, its partition stands still.
+    """
+    if not held:
         return None
-    extents = {n: extent for n, part in doubted.items() if (extent := part.extent) is not None}
-    firsts = {n: None if part.doubts.expired else part.first for n, part in doubted.items()}
-    gone, problems = deleted_keys(spark, options, decoders, topic, extents, firsts, output.uri_of(topic))
-    for number, problem in problems:
-        if problem.kind != "gap" or not _accepts(options, topic):
-            parts[number].problems.append(problem)
-            parts[number].end = None
+    firsts = {n: None if parts[n].doubts.expired else parts[n].first for n in held}
+    gone = deleted_rows(spark, topic.output.uri_of(topic.name), topic.frame(spark, [*held.values()], _KEY), firsts)
+    for number, problem in unclear_problems(gone, f"{topic.options.store}: {topic.name}"):
+        if not topic.accepts_gaps:
+            parts[number].stand_still([problem])
     return gone
-
-
-def _accepts(options: ExportOptions, topic: str) -> bool:
-    return (options.gaps or options.config.topic_settings(topic).gaps) == "accept"
-
-
-def _no_rows(spark: SparkSession) -> DataFrame:
-    return spark.createDataFrame([], f"{_ROW}, {TOMBSTONE} BOOLEAN")
 
 
 def missing_topics(output: ExportFolder, options: ExportOptions, there: Sequence[str]) -> Iterator[Problem]:
@@ -195,11 +233,12 @@ def missing_topics(output: ExportFolder, options: ExportOptions, there: Sequence
 
 
 def _planned(
-    source: SourcePartition, stand: Stand, origin: Origin, options: ExportOptions, report: ExportReport
+    source: SourcePartition, stand: Stand, origin: Origin, topic: Topic, report: ExportReport
 ) -> _PartitionRead:
     """Return what is new in a partition, up to its last stable offset."""
-    topic, number = str(source.topic), source.partition or 0
-    part = _PartitionRead(source, stand.offsets.get(number), generation=origin.generations.get((topic, number)))
+    number = source.partition or 0
+    key = topic.name, number
+    part = _PartitionRead(source, stand.offsets.get(number), generation=origin.generations.get(key))
     ends, problem = ends_of_partition(source)
     if problem is not None:
         part.stop([problem])
@@ -209,9 +248,9 @@ def _planned(
     report.notes += open_notes(source, ends)
     if part.start is None:
         return part
-    part.doubts = origin.doubts((topic, number), stand.generations.get(number), part.start)
+    part.doubts = origin.doubts(key, stand.generations.get(number), part.start)
     if part.start < ends.first:
-        if _accepts(options, topic):
+        if topic.accepts_gaps:
             part.start = ends.first
         else:
             part.end = None
@@ -221,7 +260,7 @@ def _planned(
         part.end = None
         found = f"a log that ends at {ends.log_end}: an older copy, or another log"
         part.problems.append(_not_there(source, f"offset {part.start}, where the table stands", found))
-    elif part.doubts.expired and part.start < ends.end and not _accepts(options, topic):
+    elif part.doubts.expired and part.start < ends.end and not topic.accepts_gaps:
         part.end = None
         found = "a generation of which retention.exact may have taken some since then"
         part.problems.append(_not_there(source, f"all records from offset {part.start} on", found))
@@ -252,70 +291,45 @@ def _note_cleaned(topic: str, stand: Stand, origin: Origin, report: ExportReport
             )
 
 
-def _read(
-    spark: SparkSession, options: ExportOptions, topic: str, parts: Mapping[int, _PartitionRead]
-) -> tuple[DataFrame | None, Seen | None]:
-    """Read what is new, and return the last record of each key, persisted; None: nothing is new, or may be read."""
+def _read(topic: Topic, parts: Mapping[int, _PartitionRead]) -> dict[int, LastRows]:
+    """Write the last records of what is new, and return the files of the partitions that could be read."""
+    found: dict[int, LastRows] = {}
     for reading in range(_READINGS):
-        _end_before_open(spark, options, topic, parts)
-        extents = {n: extent for n, part in parts.items() if (extent := part.extent) is not None}
-        if not extents:
-            return None, None
-        records = records_of(spark, options, topic, extents)
-        good, watch = observed(records)
-        rows = last_per_key(good).select("partition", "offset", "timestamp", "key", "value", TOMBSTONE).persist()
-        rows.count()
-        seen = seen_by(watch)
-        if not seen.problems:
-            return rows, seen
-        rows.unpersist()
-        for number in extents:
-            met = [problem for n, problem in seen.problems if n in (number, None)]
-            if met:
-                parts[number].stop(met)
-                if reading == _READINGS - 2:
-                    parts[number].end = None
-    return None, None
+        _end_before_open(topic, [part for n, part in parts.items() if n not in found])
+        rest = [n for n, part in parts.items() if n not in found and part.is_wanted]
+        for number, one in zip(rest, topic.last_rows([parts[n] for n in rest]), strict=True):
+            if not one.problems:
+                found[number] = one
+                continue
+            parts[number].stop(one.problems)
+            if reading >= _READINGS - 2:
+                parts[number].end = None
+    return found
 
 
-def _end_before_open(
-    spark: SparkSession, options: ExportOptions, topic: str, parts: Mapping[int, _PartitionRead]
-) -> None:
+def _end_before_open(topic: Topic, parts: Sequence[_PartitionRead]) -> None:
     """Let partitions that stop in front of damage end where the first transaction that is open there begins."""
-    for part in parts.values():
-        if part.cut is not None and part.end is not None:
-            part.end = min(part.end, part.cut)
-    cut = {n: part.extent for n, part in parts.items() if part.cut is not None}
-    extents = {n: replace(extent, end=None) for n, extent in cut.items() if extent is not None}
-    if not extents:
-        return
-    batches = batches_of(spark, options, topic, extents)
-    cuts = F.create_map(*(F.lit(value) for n in extents for value in (n, parts[n].cut)))
-    in_front = F.col("problem").isNull() & (F.col("base_offset") < cuts[F.col("partition")])
-    marker = F.when(F.col("control_type").isin(*_MARKERS), F.col("base_offset"))
-    ended = F.max(marker).over(Window.partitionBy("partition", "producer_id"))
-    is_open = F.col("transactional") & ~F.col("control") & (F.col("base_offset") > F.coalesce("ended", F.lit(-1)))
-    found = batches.where(in_front).withColumn("ended", ended).where(is_open)
-    for row in found.groupBy("partition").agg(F.min("base_offset").alias("first")).toArrow().to_pylist():
-        part = parts[row["partition"]]
-        part.end = None if part.end is None else min(part.end, row["first"])
+    cut = [part for part in parts if part.cut is not None and part.is_wanted]
+    for part in cut:
+        part.end = min(part.end or 0, part.cut or 0)
+    cut = [part for part in cut if part.is_wanted]
+    asked = [
+        (part.source, replace(part.asked(accept_gaps=True), end=LATEST, as_stored=True), part.cut or 0) for part in cut
+    ]
+    opened = topic.workers.run(_first_open, asked, f"export {topic.name}: transactions")
+    for part, first in zip(cut, opened, strict=True):
+        part.end = part.end if first is None else min(part.end or 0, first)
 
 
-def _commit(
-    rows: DataFrame,
-    decoders: Mapping[str, str | None],
-    topic: str,
-    output: ExportFolder,
-    stand: Stand,
-    *,
-    anew: bool,
-    gone: DataFrame | None = None,
-) -> Changed:
+def _first_open(asked: tuple[SourcePartition, Range, int]) -> int | None:
+    return first_open(*asked)
+
+
+def _commit(topic: Topic, rows: DataFrame, stand: Stand, *, anew: bool, gone: DataFrame | None = None) -> Changed:
     """Commit the last records of keys, and where the table stands then. gone: rows of the table to delete."""
-    shown = decoded(rows, decoders)
-    uri = output.uri_of(topic)
+    root, uri = topic.output.root, topic.output.uri_of(topic.name)
     if anew:
-        return replace_all(output.root, topic, shown, uri, stand)
-    shown = shown if gone is None else shown.unionByName(gone)
-    key = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in shown.columns)]
-    return merge(output.root, topic, shown, uri, key, stand)
+        return replace_all(root, topic.name, rows, uri, stand)
+    rows = rows if gone is None else rows.unionByName(gone)
+    key = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in rows.columns)]
+    return merge(root, topic.name, rows, uri, key, stand)

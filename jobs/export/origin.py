@@ -10,7 +10,7 @@ gone for the one reason or the other. Then the partition stands still, and is na
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,13 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from lastkey.jobs.archive.listing import listed as archive_of
 from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count, counted
-from lastkey.jobs.export.read import MALFORMED, Extent, decoded, listed, observed, records_of, seen_by
+from lastkey.jobs.export.partitions import listed
 from lastkey.jobs.store.generations import list_each, open_store
-from lastkey.jobs.store.latest import TOMBSTONE, rows_of
+from lastkey.jobs.store.latest import rows_of
 from lastkey.jobs.store.rows import Commit, RunRow
 from lastkey.jobs.topics import Key
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.export.write_files import MALFORMED, TOMBSTONE
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import normal_uri
 
@@ -89,39 +90,25 @@ def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Or
     return partitions, Origin(state.root.uri, logs, {}, generations, runs)
 
 
-def deleted_keys(
-    spark: SparkSession,
-    options: ExportOptions,
-    decoders: Mapping[str, str | None],
-    topic: str,
-    extents: Mapping[int, Extent],
-    firsts: Mapping[int, int | None],
-    uri: str,
-) -> tuple[DataFrame, list[tuple[int, Problem]]]:
-    """Return rows of a table whose keys generations do not hold at all, persisted, and problems by partition.
+def deleted_rows(spark: SparkSession, uri: str, held: DataFrame, firsts: Mapping[int, int | None]) -> DataFrame:
+    """Return the rows of a table whose keys generations do not hold at all, persisted.
 
-    firsts: offsets from which on such a row has TOMBSTONE: its key was deleted. None, and below: it may have expired.
+    held: the keys of the partitions in `firsts`. firsts: offsets from which on such a row has TOMBSTONE: its key was
+    deleted. None, and below: it may have expired.
     """
-    numbers = list(extents)
-    whole = {n: Extent(None, one.end, one.generation) for n, one in extents.items()}
-    good, watch = observed(decoded(records_of(spark, options, topic, whole), {"key": decoders["key"]}))
-    table = rows_of(spark, uri).where(F.col("partition").isin(numbers))
+    table = rows_of(spark, uri).where(F.col("partition").isin(list(firsts)))
     names = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in table.columns)]
-    held = good.select(*names).distinct().persist()
-    try:
-        held.count()
-        problems = [(n, problem) for of, problem in seen_by(watch).problems for n in numbers if of in (n, None)]
-        same = [table[name].eqNullSafe(held[name]) for name in names]
-        known = F.create_map(*(F.lit(value) for n in numbers for value in (n, firsts[n])))
-        deleted = F.coalesce(F.col("offset") >= known[F.col("partition")], F.lit(False))
-        gone = table.join(held, same, "left_anti").withColumn(TOMBSTONE, deleted).persist()
-        gone.count()
-    finally:
-        held.unpersist()
+    same = [table[name].eqNullSafe(held[name]) for name in names]
+    known = F.create_map(*(F.lit(value) for n, first in firsts.items() for value in (n, first)))
+    deleted = F.coalesce(F.col("offset") >= known[F.col("partition")], F.lit(False))
+    return table.join(held, same, "left_anti").withColumn(TOMBSTONE, deleted).persist()
+
+
+def unclear_problems(gone: DataFrame, place: str) -> Iterator[tuple[int, Problem]]:
+    """Yield a problem for each partition that has rows without TOMBSTONE. place: in the problem, without the number."""
     unclear = gone.where(~F.col(TOMBSTONE)).groupBy("partition")
     for row in unclear.agg(F.count("*").alias("n"), F.min("offset").alias("least")).collect():
         expected = "records of all keys of the table, or the tombstones that deleted them"
         found = f"neither for {counted(row['n'], 'row')}, the first of offset {count(row['least'])}: expired"
-        place = f"{options.store}: {topic}-{row['partition']}"
-        problems.append((row["partition"], Problem("gap", place, NO_POSITION, expected, found, hint=HINT_LOST)))
-    return gone, problems
+        path = f"{place}-{row['partition']}"
+        yield row["partition"], Problem("gap", path, NO_POSITION, expected, found, hint=HINT_LOST)

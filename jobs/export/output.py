@@ -7,25 +7,37 @@ takes that away and begins again; anything else in the folder stops it.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import locked
-from lastkey.jobs.errors import NOT_EMPTY
+from lastkey.jobs.errors import NOT_EMPTY, ConflictError
 from lastkey.jobs.store.folders import check_not_inside
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.names import is_topic
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.logformat.storage.locations import first_of
-from lastkey.udfs.storage import Root, delete_folder, exists, links_below, make_folders, read_file, write_file
+from lastkey.udfs.storage import (
+    Root,
+    delete_folder,
+    exists,
+    flush_folder,
+    links_below,
+    make_folders,
+    read_file,
+    write_file,
+)
 
 MARK: Final = "_lastkey_export.json"  # Spark's readers skip names that begin with "_"
 _PART: Final = f"{MARK}.part"
+_SUCCESS: Final = "_SUCCESS"  # readers of Hadoop's folders look for it
+_NEW_ROWS: Final = "lastkey@rows"  # no topic has such a name
 UNFINISHED: Final = "unfinished"
 LATEST: Final = "latest"
 
@@ -36,6 +48,7 @@ class ExportFolder:
 
     root: Root
     request: dict[str, Any]  # what was asked for; a rerun must ask for the same
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)  # whose tasks may write
 
     def uri_of(self, topic: str) -> str:
         """Return the URI of a topic's folder for Spark."""
@@ -75,7 +88,16 @@ class ExportFolder:
     def folders(self) -> set[str]:
         """Return the names of the folders in it."""
         inside = self.root.filesystem.get_file_info(pafs.FileSelector(self.root.base, allow_not_found=True))
-        return {info.base_name for info in inside if info.type == pafs.FileType.Directory}
+        return {info.base_name for info in inside if info.type == pafs.FileType.Directory} - {_NEW_ROWS}
+
+    def new_file(self) -> str:
+        """Return a path for rows that a run merges into a table, and deletes."""
+        return f"{_NEW_ROWS}/{uuid.uuid4().hex}.parquet"
+
+    def delete_new_files(self) -> None:
+        """Delete such files, also those of a run that was killed."""
+        if exists(self.root, _NEW_ROWS):
+            delete_folder(self.root, _NEW_ROWS)
 
     def _left(self) -> list[str]:
         """Return the topics of this export, if it was begun before; [] in an empty folder."""
@@ -105,9 +127,23 @@ class ExportFolder:
         known = known and all(map(is_topic, mark["topics"]))  # a run deletes folders of these names
         return mark if known else {}
 
+    def check_own(self) -> None:
+        """Raise ConflictError if another export has taken the folder: in a bucket nothing keeps it out."""
+        if self.read().get("run") != self.run:
+            raise ConflictError(path=self.root.uri, expected="no other export into this folder", found="a newer one")
+
+    def finish(self, state: str, topics: dict[str, Any]) -> None:
+        """Write the file of a finished export. Raise ConflictError if another one has taken the folder."""
+        self.check_own()
+        for topic in topics:
+            if self.request["format"] != "delta":
+                write_file(self.root, f"{topic}/{_SUCCESS}", b"")
+            flush_folder(self.root, topic)
+        self.mark(state, topics)
+
     def mark(self, state: str, topics: dict[str, Any]) -> None:
         """Write the file."""
-        said = {"lastkey_export": 1, "state": state, "request": self.request, "topics": topics}
+        said = {"lastkey_export": 1, "state": state, "run": self.run, "request": self.request, "topics": topics}
         data = json.dumps(said, indent=1).encode()
         if not self.root.is_local:
             write_file(self.root, MARK, data)  # a bucket shows it whole or not at all

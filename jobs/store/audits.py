@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction
 from pyarrow import fs as pafs
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from lastkey.jobs.errors import DAMAGED_AUDIT
 from lastkey.jobs.store import rows
+from lastkey.jobs.store.commit_file import DataFile
 from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, table_folder
-from lastkey.jobs.store.table import FILE, Change, Version, add_action, in_files
+from lastkey.jobs.store.table import FILE, Change, Version, in_files
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
@@ -123,7 +123,7 @@ def commit_reads(
     state: State, files: Sequence[FileRead], reads: Sequence[AuditRead], replaced: Collection[int]
 ) -> None:
     """Add files of records and their reads; drop the reads with the ids `replaced`, and files that none needs then."""
-    written = [add_action(file.path, file.size, file.records) for file in files if file.path]
+    written = [DataFile.counted(file.path, file.size, file.records) for file in files if file.path]
     if written:
         state.swap(AUDIT_RECORDS, RECORD_COLUMNS, lambda _: Change(written=written))
     maybe = {read.file for read in audit_reads(state) if read.read_id in replaced} - {""} if replaced else set()
@@ -197,7 +197,7 @@ def replace_results(state: State, name: str, source: str, frame: DataFrame) -> D
     return _parquet(frame.sparkSession, frame.schema, uri)
 
 
-def _written(state: State, name: str, folder: str) -> Iterator[AddAction]:
+def _written(state: State, name: str, folder: str) -> Iterator[DataFile]:
     """Yield the files that Spark wrote to a folder of a table, flushed."""
     root, table = state.root, table_folder(name)
     for info in root.filesystem.get_file_info(pafs.FileSelector(root.full(f"{table}/{folder}"))):
@@ -206,7 +206,7 @@ def _written(state: State, name: str, folder: str) -> Iterator[AddAction]:
             with open_file(root, f"{table}/{path}") as file:
                 n_rows = pq.read_metadata(file).num_rows
             flush(root, f"{table}/{path}")
-            yield add_action(path, info.size, n_rows)
+            yield DataFile.counted(path, info.size, n_rows)
     flush_folder(root, f"{table}/{folder}")
 
 

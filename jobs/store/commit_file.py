@@ -12,7 +12,8 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import google_crc32c
 import pyarrow as pa
@@ -25,6 +26,25 @@ READER, WRITER = 1, 2  # Delta's protocol, which delta-rs and delta-spark both r
 _START: Final = '{"commitInfo":{"lastkey.checksum":"'
 _OURS: Final = re.compile(re.escape(_START.encode()) + b"([0-9a-f]{8})")
 _CHECKED: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet")
+
+
+class DataFile(NamedTuple):
+    """A data file of a table."""
+
+    path: str  # below the table's folder
+    size: int
+    statistics: str  # JSON, as Delta has them
+
+    @classmethod
+    def counted(cls, path: str, size: int, n_rows: int) -> DataFile:
+        """Return a file of which no more is said than its rows."""
+        return cls(path, size, json.dumps({"numRecords": n_rows}))
+
+    def added(self) -> dict[str, Any]:
+        """Return the action that adds the file to the table."""
+        now_ms = time.time_ns() // 1_000_000
+        add = {"path": quote(self.path), "partitionValues": {}, "size": self.size, "modificationTime": now_ms}
+        return {"add": {**add, "dataChange": True, "stats": self.statistics}}
 
 
 def commit_of(table: str, number: int, actions: Iterable[Mapping[str, Any]], metadata: Mapping[str, str]) -> bytes:

@@ -14,21 +14,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from delta.exceptions import DeltaConcurrentModificationException
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from lastkey.jobs.errors import ConflictError
 from lastkey.jobs.store.delta import place_of, storage_options
 from lastkey.logformat.errors import NO_POSITION
+from lastkey.udfs.export.write_files import TOMBSTONE  # of rows to merge: the key goes
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-TOMBSTONE: Final = "tombstone"  # column of the rows to merge: the key goes
 _FORMAT: Final = "lastkey latest 1"
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 _PROPERTIES: Final = {
@@ -146,14 +148,16 @@ def merge(root: Root, topic: str, rows: DataFrame, uri: str, key: Sequence[str],
     return Changed(done["num_inserted_rows"], done["num_updated_rows"], done["num_deleted_rows"])
 
 
+def files_of(spark: SparkSession, schema: pa.Schema, uris: Sequence[str]) -> DataFrame:
+    """Return the rows of Parquet files, of which there may be none. Brackets in a path are no pattern."""
+    if not uris:
+        return spark.createDataFrame(schema.empty_table())
+    return spark.read.schema(from_arrow_schema(schema)).option("__globPaths__", "false").parquet(*uris)
+
+
 def rows_of(spark: SparkSession, uri: str) -> DataFrame:
     """Return the rows of a table."""
     return spark.read.format("delta").load(uri)
-
-
-def write_delta(writer: DataFrameWriter, uri: str) -> None:
-    """Write a user's table."""
-    writer.format("delta").save(uri)
 
 
 def _metadata(stand: Stand) -> str:

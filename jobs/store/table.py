@@ -40,7 +40,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import DAMAGED_TABLE, UNSURE_COMMIT, ConflictError, DataError, FileSystemError, UsageError
@@ -51,6 +50,7 @@ from lastkey.jobs.store.commit_file import (
     MARK,
     READER,
     WRITER,
+    DataFile,
     check_name,
     commit_of,
     created,
@@ -108,7 +108,7 @@ class Change:
     """Rows to add (each file's worth a table), data files that tasks wrote and flushed, and data files to remove."""
 
     added: Sequence[pa.Table] = ()
-    written: Sequence[AddAction] = ()
+    written: Sequence[DataFile] = ()
     removed: Collection[str] = ()
     metadata: dict[str, str] = field(default_factory=dict)
 
@@ -380,7 +380,7 @@ def _commit_path(name: str, number: int) -> str:
     return f"state/{name}/_delta_log/{number:020}.json"
 
 
-def _write(version: Version, table: pa.Table) -> AddAction:
+def _write(version: Version, table: pa.Table) -> DataFile:
     """Write and flush one data file. Its name holds the CRC-32C of its bytes, for Parquet has none of its own."""
     made = pa.BufferOutputStream()
     pq.write_table(table, made, compression="zstd")
@@ -391,27 +391,17 @@ def _write(version: Version, table: pa.Table) -> AddAction:
     with version.root.filesystem.open_output_stream(version.root.full(full), compression=None) as stream:
         stream.write(data)
     flush(version.root, full)
-    return add_action(path, data.size, len(table))
+    return DataFile.counted(path, data.size, len(table))
 
 
-def add_action(path: str, size: int, n_rows: int) -> AddAction:
-    """Return the action that adds a data file; path: below the table's folder."""
-    return AddAction(path, size, {}, time.time_ns() // 1_000_000, True, json.dumps({"numRecords": n_rows}))
-
-
-def _commit(version: Version, schema: pa.Schema, added: list[AddAction], change: Change, own: str) -> None:
+def _commit(version: Version, schema: pa.Schema, added: list[DataFile], change: Change, own: str) -> None:
     """Put version n + 1, once. Raise FileExistsError if it is there. After any error it may have been put all the
     same.
     """
     if version.number >= 0 and not exists(version.root, _commit_path(version.name, version.number)):
         raise FileNotFoundError(errno.ENOENT, "no commit to build upon", f"{version.root.uri}/{version.folder}")
     actions = created(Schema.from_arrow(schema).to_json()) if version.delta is None else []
-    for each in added:
-        add = {
-            "path": quote(each.path), "partitionValues": each.partition_values, "size": each.size,
-            "modificationTime": each.modification_time, "dataChange": each.data_change, "stats": each.stats,
-        }  # fmt: skip
-        actions.append({"add": add})
+    actions += [each.added() for each in added]
     now_ms = time.time_ns() // 1_000_000
     for path in change.removed:
         actions.append({"remove": {"path": quote(path), "deletionTimestamp": now_ms, "dataChange": True}})

@@ -126,3 +126,10 @@ def siphash128_lanes(
     for i in range(LANES):
         v0, v1, v2, v3 = lanes[i], lanes[LANES + i], lanes[2 * LANES + i], lanes[3 * LANES + i]
         lanes[i], lanes[LANES + i] = _finish(v0, v1, v2, v3)
+
+
+@kernel
+def hash_values(data: np.ndarray, at: np.ndarray, k0: np.uint64, k1: np.uint64, out: np.ndarray) -> None:
+    """Hash data[at[i]:at[i + 1]] into out[i] (uint64[n, 2], written: low and high half). at: int32 or int64 [n + 1]."""
+    for i in range(out.shape[0]):
+        out[i, 0], out[i, 1] = siphash128(data, at[i], at[i + 1], k0, k1)

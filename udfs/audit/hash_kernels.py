@@ -1,4 +1,4 @@
-"""Kernels that hash many values: keyed digests of records and keys (SipHash)."""
+"""Kernel of keyed digests of records (SipHash)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,3 @@ def digest_spans(
                 low[row], high[row] = siphash128(scratch, spans[row].rest, spans[row].end, k0, k1)
             else:
                 low[row], high[row] = siphash128(raw, spans[row].rest, spans[row].end, k0, k1)
-
-
-@kernel
-def hash_values(
-    data: NDArray[np.uint8], at: NDArray[np.int64], k0: np.uint64, k1: np.uint64, out: NDArray[np.uint64]
-) -> None:
-    """Hash data[at[i]:at[i + 1]] into out[i] (uint64[n, 2], written: low and high half). at: int32 or int64 [n + 1]."""
-    for i in range(out.shape[0]):
-        out[i, 0], out[i, 1] = siphash128(data, at[i], at[i + 1], k0, k1)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lastkey.logformat.primitives.binary_arrays import spans_of
-from lastkey.udfs.audit.hash_kernels import hash_values
+from lastkey.logformat.primitives.siphash_kernels import hash_values
 from lastkey.udfs.audit.key_set_kernels import roll_all, search
 from lastkey.udfs.yields.key_filter import filter_of, holds
 

@@ -25,8 +25,9 @@ from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import spans_of
+from lastkey.logformat.primitives.siphash_kernels import hash_values
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
-from lastkey.udfs.audit.hash_kernels import digest_spans, hash_values
+from lastkey.udfs.audit.hash_kernels import digest_spans
 from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2

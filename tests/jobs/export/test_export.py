@@ -12,7 +12,7 @@ import pytest
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ExportOptions
-from lastkey.jobs.errors import NOT_EMPTY, UsageError
+from lastkey.jobs.errors import NOT_EMPTY, ConflictError, UsageError
 from lastkey.jobs.export import job
 from lastkey.jobs.export.output import MARK, ExportFolder
 from lastkey.logformat.writing.segment_writer import SegmentWriter
@@ -21,6 +21,7 @@ from tests.builders.archives import COMPACT, Lab
 from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
 from tests.builders.logs import START_MS, Row, arrow_records, write_partition
+from tests.builders.steps import at_step, interrupt
 from tests.builders.trees import files_in
 from tests.reference.log import decode_log
 from tests.reference.read_committed import committed_offsets
@@ -70,9 +71,10 @@ def rows(spark, output: Path, kind: str) -> dict[tuple[int, int], tuple]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["spark", "threads"])
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
-def test_every_record_that_a_consumer_sees_is_exported(spark, archive, tmp_path, kind):
-    report = export(archive, tmp_path / "out", kind)
+def test_every_record_that_a_consumer_sees_is_exported(spark, archive, tmp_path, kind, engine):
+    report = export(archive, tmp_path / "out", kind, engine=engine)
     assert report.exit_code == 0
     for topic in ("orders", "users"):
         assert rows(spark, tmp_path / "out" / topic, kind) == records(archive / topic)
@@ -166,15 +168,14 @@ def test_a_generation_is_exported_and_older_ones_too(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tmp_path, monkeypatch):
+def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / f"{MARK}.part").write_text("{")  # a run that was killed as it began
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "seen_by", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            export(archive, out)
-    assert [path.name for path in out.iterdir() if path.is_dir()] == ["orders"]
+    with at_step("files exported", interrupt), pytest.raises(KeyboardInterrupt):
+        export(archive, out)
+    assert not (out / "orders" / "_SUCCESS").exists()
+    assert json.loads((out / MARK).read_text())["state"] == "unfinished"
     with raises_kind(NOT_EMPTY, match="another export that did not end"):
         export(archive, out, "delta")
     (out / "mine").touch()
@@ -185,6 +186,21 @@ def test_only_an_unfinished_export_of_the_same_is_begun_again(spark, archive, tm
     assert rows(spark, out / "orders", "parquet") == records(archive / "orders")
     with raises_kind(NOT_EMPTY, match="a finished export"):
         export(archive, out)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_of_two_exports_at_once_into_a_bucket_the_newer_one_wins(archive, tmp_path, kind):
+    """On a disk a lock keeps the second one out; the mark decides in any place."""
+    out = tmp_path / "out"
+
+    def taken() -> None:
+        ExportFolder(open_root(str(out)), job.request_of(options(archive, out, kind))).begin(["orders", "users"])
+
+    with at_step("files exported", taken), pytest.raises(ConflictError, match="a newer one"):
+        export(archive, out, kind, engine="threads")
+    assert [path.name for path in out.iterdir()] == [MARK]
+    export(archive, out, kind, engine="threads")
+    assert json.loads((out / MARK).read_text())["state"] == "whole"
 
 
 def test_a_mark_that_names_other_folders_is_not_followed(archive, tmp_path):

@@ -23,6 +23,7 @@ from tests.builders.archives import borders, offset_checkpoint
 from tests.builders.damage import flip
 from tests.builders.errors import raises_kind
 from tests.builders.latest_tables import OTHER_ID, Log, Place, each_drawn, grow
+from tests.builders.steps import at_step, interrupt, listening
 from tests.reference.log import ABORT, COMMIT
 
 pytestmark = pytest.mark.spark
@@ -83,11 +84,12 @@ def run_any(place: Place) -> ExportReport:
 
 
 def killed(place: Place, rng: random.Random) -> None:
-    """Run, and end at a drawn step."""
-    name = rng.choice(["merge", "replace_all", "last_per_key", "seen_by", "observed"])
+    """Run, and end before or within the commit, if there is anything to commit."""
+    step = rng.choice(["last rows written", "merge", "replace_all"])
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(latest, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        place.run()
+        patch.setattr(latest, step, lambda *_: interrupt(), raising=False)
+        with listening(lambda reached: interrupt() if reached == step else None):
+            place.run()
 
 
 @pytest.mark.slow
@@ -137,15 +139,12 @@ def test_a_killed_run_changes_rows_and_offsets_or_neither(spark, tmp_path, monke
     log.append("a=1 b=1 c=1")
     place.run()
     log.append("a=- b=2 d=1")
-    for name in ("merge", "last_per_key"):
-        with monkeypatch.context() as patch:
-            patch.setattr(latest, name, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                place.run()
-        place.check(spark, ends=[3])
+    with at_step("last rows written", interrupt), pytest.raises(KeyboardInterrupt):
+        place.run()
+    place.check(spark, ends=[3])
     with monkeypatch.context() as patch:  # the commit is there, and nobody has heard of it
         done = latest.merge
-        patch.setattr(latest, "merge", lambda *given: (done(*given), (_ for _ in ()).throw(KeyboardInterrupt)))
+        patch.setattr(latest, "merge", lambda *given: (done(*given), interrupt()))
         with pytest.raises(KeyboardInterrupt):
             place.run()
     place.check(spark)
@@ -234,19 +233,16 @@ def test_a_table_that_others_changed_is_left_alone(spark, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_run_meanwhile_is_a_conflict(spark, tmp_path, monkeypatch):
+def test_another_run_meanwhile_is_a_conflict(spark, tmp_path):
     place = Place(tmp_path)
     place.logs[0].append("a=1")
     place.run()
     place.logs[0].append("a=2")
-    real, uri = latest.observed, place.output / "t"
-
-    def overtaken(records):
-        spark.sql(f"DELETE FROM delta.`{uri}`")
-        return real(records)
-
-    monkeypatch.setattr(latest, "observed", overtaken)
-    with pytest.raises(ConflictError, match="no other run on this table"):
+    uri = place.output / "t"
+    with (
+        at_step("last rows written", lambda: spark.sql(f"DELETE FROM delta.`{uri}`")),
+        pytest.raises(ConflictError, match="no other run on this table"),
+    ):
         place.run()
 
 

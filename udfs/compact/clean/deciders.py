@@ -28,10 +28,11 @@ from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
 from lastkey.udfs.compact.clean.clean_batches import Decider
 from lastkey.udfs.compact.clean.key_kernels import (
-    ERASED,
+    KEY_OFFSET,
     SLOT,
-    enter_erased,
     enter_keys,
+    enter_offsets,
+    mark_entered,
     mark_last_offsets,
     mark_others,
     offsets_of_others,
@@ -132,6 +133,26 @@ class KeyTable(_GrowingTable):
         """Return the keys that it holds: SLOT[used]."""
         held: np.ndarray = self.slots[(self.slots["low"] != 0) | (self.slots["high"] != 0)]
         return held
+
+
+class LastOffsets(_GrowingTable):
+    """A table of keys and their last offsets, whichever order their records come in."""
+
+    DTYPE, LEAST_SLOTS = KEY_OFFSET, 1 << 16
+
+    def enter(self, keys: np.ndarray, offsets: np.ndarray) -> None:
+        """Enter SLOT[n] with int64[n]. Raises TooManyKeys."""
+        done = 0
+        while done < len(keys):
+            self.used, done = enter_offsets(keys, offsets, self.slots, self.used, done)
+            if done < len(keys) and not self._grow():
+                raise TooManyKeys
+
+    def are_last(self, keys: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return bool[n]: which of SLOT[n] with int64[n] are the last ones of their keys."""
+        out = np.empty(len(keys), np.bool_)
+        mark_entered(keys, offsets, self.slots, out)
+        return out
 
 
 def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
@@ -344,9 +365,9 @@ class ErasedKeys:
         files += [(erasing.digests, MAX_OFFSET)] if erasing.digests else []
         parts = [(np.frombuffer(data, SLOT, offset=KEY_ID_BYTES), until) for data, until in files]
         n = sum(len(digests) for digests, _ in parts)
-        self._table = np.zeros(1 << max((2 * n).bit_length(), 4), ERASED)
+        self._table, used = np.zeros(1 << max((2 * n).bit_length(), 4), KEY_OFFSET), 0
         for digests, until in parts:
-            enter_erased(digests, until, self._table)
+            used, _ = enter_offsets(digests, np.full(len(digests), until, np.int64), self._table, used, 0)
         self._gone = [np.empty((0, 2), np.int64)]  # first and last of ranges of offsets
 
     def mark(self, run: Run, stays: np.ndarray) -> None:

@@ -25,8 +25,11 @@ AHEAD: Final = 16  # records from the prefetch of a slot to its use; tuned: 8 to
 @inline
 def entry_of(span: np.ndarray) -> tuple[np.uint64, np.uint64]:
     """Return both halves of a record's key hash as tables hold them: never (0, 0), which is a free slot."""
-    low = span.key_low
-    high = span.key_high
+    return _entry(span.key_low, span.key_high)
+
+
+@inline
+def _entry(low: np.uint64, high: np.uint64) -> tuple[np.uint64, np.uint64]:
     if low == np.uint64(0) and high == np.uint64(0):
         high = np.uint64(1)
     return low, high
@@ -127,27 +130,46 @@ def mark_last_offsets(
     return used, 0
 
 
-# A slot: a key's digest, as in SLOT, and the offset below which its records go.
-ERASED: Final = np.dtype([("low", "u8"), ("high", "u8"), ("until", "i8")], align=True)
+# A slot: a key, and an offset of it: the last one, or that below which its records go.
+KEY_OFFSET: Final = np.dtype([("low", "u8"), ("high", "u8"), ("offset", "i8")], align=True)
 
 
 @kernel
-def enter_erased(digests: np.ndarray, until: int, table: np.ndarray) -> None:
-    """Enter digests: SLOT[n] into table: ERASED[2^k], at most half of it; of a key's offsets the highest counts."""
+def enter_offsets(keys: np.ndarray, offsets: np.ndarray, table: np.ndarray, used: int, done: int) -> tuple[int, int]:
+    """Enter keys: SLOT[n] with offsets: int64[n] from row `done` on into table: KEY_OFFSET[2^k], up to two thirds of
+    it; of a key's offsets the highest counts. Returns (slots now used, rows that are done).
+    """
+    most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
-    for i in range(digests.shape[0]):
-        low = digests[i].low
-        high = digests[i].high
-        if low == np.uint64(0) and high == np.uint64(0):
-            high = np.uint64(1)  # as in `entry_of`
+    for i in range(done, keys.shape[0]):
+        prefetch(table, np.int64(keys[min(i + AHEAD, keys.shape[0] - 1)].low & mask))
+        low, high = _entry(keys[i].low, keys[i].high)
         slot = probe(table, np.uint64(0), mask, low, high)
         if slot < 0:
+            if used >= most:
+                return used, i
             slot = ~slot
             table[slot].low = low
             table[slot].high = high
-            table[slot].until = until
-        elif table[slot].until < until:
-            table[slot].until = until
+            table[slot].offset = offsets[i]
+            used += 1
+        elif table[slot].offset < offsets[i]:
+            table[slot].offset = offsets[i]
+    return used, keys.shape[0]
+
+
+@kernel
+def mark_entered(keys: np.ndarray, offsets: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
+    """Write to out: bool[n] whether the table holds the offset offsets[i] for keys[i].
+
+    keys: SLOT[n]; offsets: int64[n]; table: KEY_OFFSET[2^k].
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(keys.shape[0]):
+        prefetch(table, np.int64(keys[min(i + AHEAD, keys.shape[0] - 1)].low & mask))
+        low, high = _entry(keys[i].low, keys[i].high)
+        slot = probe(table, np.uint64(0), mask, low, high)
+        out[i] = slot >= 0 and table[slot].offset == offsets[i]
 
 
 @kernel
@@ -156,7 +178,7 @@ def mark_others(
 ) -> None:
     """Write stays: bool[len(spans)]: False for a record of a key of the table below the key's offset.
 
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; table: ERASED[2^k]. Control records and those without a
+    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; table: KEY_OFFSET[2^k]. Control records and those without a
     key stay.
     """
     mask = np.uint64(table.shape[0] - 1)
@@ -173,7 +195,7 @@ def mark_others(
                 continue
             low, high = entry_of(span)
             slot = probe(table, zero, mask, low, high)
-            if slot >= 0 and bodies[i].base_offset + span.offset_delta < table[slot].until:
+            if slot >= 0 and bodies[i].base_offset + span.offset_delta < table[slot].offset:
                 stays[row] = False
 
 

@@ -20,7 +20,7 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.udfs.audit.key_set import hashes_of
 from lastkey.udfs.compact.clean.deciders import ErasedKeys
-from lastkey.udfs.compact.clean.key_kernels import ERASED, SLOT, enter_erased
+from lastkey.udfs.compact.clean.key_kernels import KEY_OFFSET, SLOT, enter_offsets
 from lastkey.udfs.compact.plan import Erasing
 from lastkey.udfs.erased_keys import id_of, read_erased
 from lastkey.udfs.storage import open_root
@@ -81,11 +81,11 @@ def test_as_a_plain_loop(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_hash_of_zeros_is_a_key_too() -> None:
-    table = np.zeros(16, ERASED)
-    enter_erased(np.zeros(1, SLOT), 7, table)
-    enter_erased(np.zeros(1, SLOT), 5, table)
-    (row,) = table[table["until"] > 0]
-    assert (row["low"], row["high"], row["until"]) == (0, 1, 7)
+    table = np.zeros(16, KEY_OFFSET)
+    used, _ = enter_offsets(np.zeros(2, SLOT), np.array([7, 5]), table, 0, 0)
+    assert used == 1
+    (row,) = table[table["offset"] > 0]
+    assert (row["low"], row["high"], row["offset"]) == (0, 1, 7)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
