@@ -18,6 +18,7 @@ from lastkey.jobs.errors import JobError
 from lastkey.jobs.recorded import recorded
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
+from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret, check_files
 from lastkey.jobs.store.minutes import session_for, uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
@@ -30,13 +31,33 @@ _FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit at work: its session, and all records of its sources."""
+    """An audit at work, once everything is read."""
 
-    spark: SparkSession
+    workers: SparkTasks
     state: State
     found: Gathered
-    records: DataFrame  # see records_of
     report: AuditReport
+    size_bytes: int  # of the logs
+
+
+@dataclass(frozen=True)
+class SparkAudit(Audit):
+    """An audit that Spark answers from all records of its sources."""
+
+    spark: SparkSession
+    records: DataFrame  # see records_of
+
+
+def by_spark(ask: Callable[[SparkAudit], None]) -> Callable[[Audit], None]:
+    """Return a function for `run_audit` that gives a session to `ask`."""
+
+    def in_session(audit: Audit) -> None:
+        with audit.workers.spark(f"audit {audit.report.kind}") as whole:
+            spark = session_for(whole, audit.size_bytes)
+            given = (audit.workers, audit.state, audit.found, audit.report, audit.size_bytes)
+            ask(SparkAudit(*given, spark, records_of(spark, audit.state, audit.found)))
+
+    return in_session
 
 
 def run_audit(
@@ -91,14 +112,12 @@ def _run(
         report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read
         report.other_problems += found.all_problems
         at = time.perf_counter()
-        with workers.spark(f"audit {kind}") as spark:
-            small = session_for(spark, size)
-            try:
-                ask(Audit(small, state, found, records_of(small, state, found), report))
-            except Exception as error:
-                if not isinstance(error, JobError):
-                    check_files(state, found.files)  # raises if Spark failed at one of them
-                raise
+        try:
+            ask(Audit(workers, state, found, report, size))
+        except Exception as error:
+            if not isinstance(error, JobError):
+                check_files(state, found.files)  # raises if Spark failed at one of them
+            raise
         report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - began
     return report

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.audit import SparkAudit, by_spark, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of, positions_of
 from lastkey.jobs.audit.delivery_table import read_deliveries
 from lastkey.jobs.audit.lags import (
@@ -59,11 +59,11 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     if options.deliveries is None:  # before Spark starts: it may be missing
         coordinators = coordinators_of(options.source, options.offsets_archive)
     tables = () if options.deliveries is None else (as_hadoop_names_it(normal_uri(options.deliveries)),)
-    asked = partial(_ask, options, coordinators)
+    asked = by_spark(partial(_ask, options, coordinators))
     return run_audit("delivery", options, [options.source], asked, progress, tables=tables)
 
 
-def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audit) -> None:
+def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: SparkAudit) -> None:
     (name,) = audit.report.sources
     audit.report.details["unknown_groups"] = {}
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
@@ -86,7 +86,7 @@ def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audi
 
 
 def _from_commits(
-    options: AuditDeliveryOptions, coordinators: Source, counts: Mapping[str, int], audit: Audit
+    options: AuditDeliveryOptions, coordinators: Source, counts: Mapping[str, int], audit: SparkAudit
 ) -> tuple[DataFrame, DataFrame]:
     """Return (what each group was delivered of each key, its places), by committed offsets."""
     accepts = (options.gaps or options.config.topic_settings(CONSUMER_OFFSETS).gaps) == "accept"
@@ -112,7 +112,7 @@ def _from_commits(
     return reduce(DataFrame.unionByName, parts), places
 
 
-def _from_table(options: AuditDeliveryOptions, audit: Audit) -> tuple[DataFrame, DataFrame]:
+def _from_table(options: AuditDeliveryOptions, audit: SparkAudit) -> tuple[DataFrame, DataFrame]:
     """Return (what each group was delivered of each key, its places), by a table of deliveries."""
     secret = audit_secret(audit.state) if options.hide_keys else None
     told = read_deliveries(audit.spark, options.deliveries or "", options.key_format, secret)

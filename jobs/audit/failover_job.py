@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit
+from lastkey.jobs.audit.audit import SparkAudit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
 from lastkey.jobs.audit.go_on import GoOn, GroupOffsets, go_on
@@ -52,7 +52,7 @@ def _ask(
     given: Mapping[Key, int] | None,
     coordinators: Source | None,
     plan: str | None,
-    audit: Audit,
+    audit: SparkAudit,
     pair: Pair,
 ) -> None:
     committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
@@ -100,7 +100,7 @@ def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) ->
     }
 
 
-def _result(audit: Audit, group: str, pair: Pair, answers: Sequence[GoOn], lost: DataFrame) -> DataFrame:
+def _result(audit: SparkAudit, group: str, pair: Pair, answers: Sequence[GoOn], lost: DataFrame) -> DataFrame:
     """Write a row for each partition and each lost record, and return them from the table."""
     told = [asdict(one) | {"kind": _PARTITION, "b_topic": pair.in_b.get(one.topic)} for one in answers]
     partitions = audit.spark.createDataFrame(pa.Table.from_pylist(told, TABLE))

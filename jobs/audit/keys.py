@@ -1,7 +1,7 @@
 """`audit keys`: what a log holds of each key, and the keys that lie where the default partitioner would not put them.
 
-One aggregation by (topic, partition, key), whose buffers have a fixed width, and a window over (topic, key) for keys in
-several partitions; both over `audit_records`, no log.
+Tasks merge the rows of `audit_records` by key, in two stages (udfs.audit.key_entries), and write the files of
+`audit_keys`; one commit makes them visible. No row goes through the JVM.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812
 
 from lastkey.jobs.audit.audit import Audit, run_audit, source_of
+from lastkey.jobs.audit.records import ReadRange
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sources import Source
@@ -23,12 +23,25 @@ from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
 from lastkey.jobs.report.parts import Card, Table
-from lastkey.jobs.store.audits import replace_results
-from lastkey.jobs.store.paths import AUDIT_KEYS
+from lastkey.jobs.store.audits import audit_secret, commit_results, results_folder
+from lastkey.jobs.store.commit_file import DataFile
+from lastkey.jobs.store.paths import AUDIT_KEYS, AUDIT_RECORDS, table_folder
+from lastkey.jobs.topics import Key
+from lastkey.udfs.audit.key_entries import AUDIT_KEYS as KEYS
+from lastkey.udfs.audit.key_entries import (
+    FIRST,
+    KeysTask,
+    Runs,
+    RunTask,
+    bin_ranges,
+    first_keys,
+    write_keys,
+    write_runs,
+)
+from lastkey.udfs.groups import groups
+from lastkey.udfs.storage import delete_folder, exists, flush_folder, make_folder
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+_RUN_RECORDS: Final = 4_000_000  # of the files that one task merges
 _MISPLACED_SHARE = 0.5  # above it the number of partitions, or the partitioner, is another one
 
 
@@ -41,72 +54,62 @@ def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
     return run_audit("keys", options, [options.source], partial(_ask, options), progress, listed_by)
 
 
-def keys_of(records: DataFrame, n_partitions: Mapping[str, int]) -> DataFrame:
-    """Return a row for each key of each partition, with what is there of it.
-
-    records: as of records_of. n_partitions: of each topic, for the default partitioner.
-    """
-    by_key = (
-        records.where(F.col("key").isNotNull())
-        .groupBy("source", "topic", "partition", "key")
-        .agg(
-            F.max("offset").alias("last_offset"),
-            F.max_by("timestamp_ms", "offset").alias("last_timestamp_ms"),
-            F.max_by("tombstone", "offset").alias("tombstone"),
-            F.count(F.lit(1)).alias("versions"),
-            F.sum("size_bytes").alias("bytes"),
-            F.max_by("size_bytes", "offset").cast("long").alias("last_bytes"),
-            F.max("murmur2").alias("murmur2"),
-        )
-    )
-    counts = records.sparkSession.createDataFrame(
-        pa.table({"topic": [*n_partitions], "n_partitions": pa.array(n_partitions.values(), pa.int32())})
-    )
-    expected = F.col("murmur2") % F.col("n_partitions")
-    return (
-        by_key.join(F.broadcast(counts), "topic")
-        .withColumn("expected_partition", expected)
-        .withColumn("misplaced", F.col("partition") != expected)
-        .withColumn("partitions", F.count(F.lit(1)).over(Window.partitionBy("source", "topic", "key")).cast("int"))
-        .drop("murmur2", "n_partitions")
-        .select("source", "topic", "partition", "key", "last_offset", "last_timestamp_ms", "tombstone", "versions",
-                "bytes", "last_bytes", "expected_partition", "misplaced", "partitions")
-    )  # fmt: skip
-
-
 def _ask(options: AuditKeysOptions, audit: Audit) -> None:
     (name,) = audit.report.sources
+    root, workers, table = audit.state.root, audit.workers, table_folder(AUDIT_KEYS)
+    folder = f"{table}/{results_folder(name)}"
+    runs_folder, most_bytes = f"{folder}/runs", options.config.job.task_memory_bytes // 4
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
-    keys = replace_results(audit.state, AUDIT_KEYS, name, keys_of(audit.records, counts))
-    by_partition = (
-        keys.groupBy("topic", "partition")
-        .agg(
-            F.count(F.lit(1)).alias("keys"),
-            F.sum(F.col("tombstone").cast("int")).alias("tombstones"),
-            F.sum("versions").alias("versions"),
-            F.max("versions").alias("most_versions"),
-            F.sum("bytes").alias("bytes"),
-            F.sum("last_bytes").alias("last_bytes"),
-            F.sum(F.col("misplaced").cast("int")).alias("misplaced"),
-            F.sum((F.col("partitions") > 1).cast("int")).alias("elsewhere_too"),
-        )
-        .orderBy("topic", "partition")
-        .toArrow()
-        .to_pylist()
-    )
+    try:
+        tasks = _run_tasks(audit, runs_folder, most_bytes)
+        written = workers.run(write_runs, [task for _, task in tasks], "audit: keys of files")
+        runs: dict[str, Runs] = {}
+        for (topic, _), one in zip(tasks, written, strict=True):
+            runs.setdefault(topic, Runs()).add(one)
+        merges = [
+            KeysTask(root.uri, of_topic.paths, *bins, folder, name, topic, counts[topic], options.most)
+            for topic, of_topic in runs.items()
+            for bins in bin_ranges(of_topic, workers.cores, most_bytes)
+        ]
+        files = workers.run(write_keys, merges, "audit: keys")
+    finally:
+        if exists(root, runs_folder):
+            delete_folder(root, runs_folder)
+    flush_folder(make_folder(root, folder), folder)
+    added = [DataFile.counted(file.path.removeprefix(f"{table}/"), file.size, file.rows) for file in files]
+    commit_results(audit.state, AUDIT_KEYS, name, KEYS, added)
+    by_place: dict[Key, dict[str, int]] = {}
+    for task, file in zip(merges, files, strict=True):
+        for partition, row in file.by_partition.items():
+            known = by_place.setdefault((task.topic, partition), dict.fromkeys(row, 0))
+            most = max(known["most_versions"], row["most_versions"])
+            by_place[task.topic, partition] = {n: known[n] + row[n] for n in row} | {"most_versions": most}
+    by_partition = [{"topic": t, "partition": n, **by_place[t, n]} for t, n in sorted(by_place)]
     worst = {
-        "versions": _most(keys, options.most, F.col("versions") > 1, "versions", "bytes"),
-        "misplaced": _most(keys, options.most, F.col("misplaced"), "versions"),
-        "several_partitions": _most(keys, options.most, F.col("partitions") > 1, "partitions", "key"),
-    }
+        which: first_keys(pa.Table.from_pylist([row for file in files for row in file.first[which]], KEYS), which,
+                          options.most)
+        for which in FIRST
+    }  # fmt: skip
     _fill(audit.report, options, by_partition, worst)
 
 
-def _most(keys: DataFrame, most: int, which: Any, *by: str) -> list[dict[str, Any]]:
-    """Return the first keys of those that `which` selects, by columns, the largest first."""
-    order = [F.desc(column) for column in by]
-    rows = keys.where(which).orderBy(*order, "topic", "partition", "key").limit(most).drop("source")
-    return list(rows.toArrow().to_pylist())
+def _run_tasks(audit: Audit, folder: str, most_bytes: int) -> list[tuple[str, RunTask]]:
+    """Return the tasks of the first stage, each with its topic."""
+    secret, files = audit_secret(audit.state), dict[tuple[str, str], list[ReadRange]]()
+    for part in audit.found.parts:
+        if part.read.records:
+            files.setdefault((part.read.topic, part.read.file), []).append(part)
+    tasks = []
+    for topic, group in groupby(sorted(files), lambda key: key[0]):
+        for keys in groups(group, lambda key: sum(part.read.records for part in files[key]), _RUN_RECORDS):
+            visible = {
+                f"{table_folder(AUDIT_RECORDS)}/{path}": [
+                    (part.read.read_id, part.start_offset, part.end_offset) for part in files[topic, path]
+                ]
+                for _, path in keys
+            }
+            tasks.append((topic, RunTask(audit.state.root.uri, visible, folder, secret, most_bytes)))
+    return tasks
 
 
 def _fill(

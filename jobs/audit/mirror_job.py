@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import Audit
+from lastkey.jobs.audit.audit import SparkAudit
 from lastkey.jobs.audit.matches import ALL_PARTITIONS
 from lastkey.jobs.audit.mirror import COUNTS, DELETED, EQUAL, LAWFUL, UNKNOWN, compare
 from lastkey.jobs.audit.pairs import Pair, matches_of, replace_pair_results, run_pair, spread, unread
@@ -48,7 +48,7 @@ def run(options: AuditMirrorOptions, progress: Progress) -> AuditReport:
     return run_pair("mirror", options, partial(_ask, options), progress)
 
 
-def _ask(options: AuditMirrorOptions, audit: Audit, pair: Pair) -> None:
+def _ask(options: AuditMirrorOptions, audit: SparkAudit, pair: Pair) -> None:
     apart = spread(pair, audit.found.n_partitions)
     in_a, in_b = (_placed(keys, apart) for keys in unread(pair, audit.found))
     outcomes = compare(

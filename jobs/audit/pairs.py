@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type
 
-from lastkey.jobs.audit.audit import Audit, run_audit
+from lastkey.jobs.audit.audit import SparkAudit, by_spark, run_audit
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.matches import match, two_sides
 from lastkey.jobs.audit.records import Gathered, ReadRange
@@ -94,21 +94,23 @@ class Pair:
 
 
 def run_pair(
-    kind: str, options: AuditPairOptions, ask: Callable[[Audit, Pair], None], progress: Progress
+    kind: str, options: AuditPairOptions, ask: Callable[[SparkAudit, Pair], None], progress: Progress
 ) -> AuditReport:
     """Run an audit of two sides; `ask` fills the report."""
     pair = Pair()
     sides, listed = [options.a, options.b], partial(list_pair, pair, options)
-    return run_audit(kind, options, sides, lambda audit: ask(audit, pair), progress, listed)
+    return run_audit(kind, options, sides, by_spark(lambda audit: ask(audit, pair)), progress, listed)
 
 
-def matches_of(audit: Audit, pair: Pair, *, spread: Collection[str] = (), ignore_timestamps: bool = False) -> DataFrame:
+def matches_of(
+    audit: SparkAudit, pair: Pair, *, spread: Collection[str] = (), ignore_timestamps: bool = False
+) -> DataFrame:
     """Return the matches of both sides (`match`)."""
     rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
     return match(rows, spread=spread, ignore_timestamps=ignore_timestamps)
 
 
-def replace_pair_results(audit: Audit, pair: Pair, rows: DataFrame, group: str | None = None) -> DataFrame:
+def replace_pair_results(audit: SparkAudit, pair: Pair, rows: DataFrame, group: str | None = None) -> DataFrame:
     """Put rows in place of those of the last audit of a pair (and group) in `audit_pairs`, and return them from there.
 
     rows: some columns of the table; null in the others.

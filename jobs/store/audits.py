@@ -177,23 +177,34 @@ def check_files(state: State, files: Collection[str]) -> None:
             ) from error
 
 
-def replace_results(state: State, name: str, source: str, frame: DataFrame) -> DataFrame:
-    """Put rows in place of those of the last audit of `source` in a table of results, and return them from there.
+def results_folder(source: str) -> str:
+    """Return a new folder for the results of an audit of a source, below a table's."""
+    return f"{_of_source(source)}/{uuid.uuid4().hex}"
 
-    Spark writes the files, and delta-rs commits them: Spark's own first commit takes seconds.
+
+def _of_source(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def commit_results(state: State, name: str, source: str, schema: pa.Schema, written: Sequence[DataFile]) -> None:
+    """Put files in place of those of the last audit of `source` in a table of results. delta-rs commits them: Spark's
+    own first commit takes seconds.
     """
-    of_source = hashlib.sha256(source.encode()).hexdigest()[:16]
-    folder = f"{of_source}/{uuid.uuid4().hex}"
-    uri = f"{uri_for_spark(state.root, name)}/{folder}"
-    frame.write.parquet(uri, compression="zstd")
-    written = list(_written(state, name, folder))
-    schema = pa.schema([column.with_nullable(True) for column in to_arrow_schema(frame.schema)])
 
     def plan(version: Version) -> Change:
-        old = [path for path in version.files() if path.startswith(f"{of_source}/")]
+        old = [path for path in version.files() if path.startswith(f"{_of_source(source)}/")]
         return Change(written=written, removed=old)
 
     state.swap(name, schema, plan)
+
+
+def replace_results(state: State, name: str, source: str, frame: DataFrame) -> DataFrame:
+    """Put rows in place of those of the last audit of `source` in a table of results, and return them from there."""
+    folder = results_folder(source)
+    uri = f"{uri_for_spark(state.root, name)}/{folder}"
+    frame.write.parquet(uri, compression="zstd")
+    schema = pa.schema([column.with_nullable(True) for column in to_arrow_schema(frame.schema)])
+    commit_results(state, name, source, schema, list(_written(state, name, folder)))
     return _parquet(frame.sparkSession, frame.schema, uri)
 
 
