@@ -122,7 +122,7 @@ def open_file(root: Root, path: str) -> Any:
 
 
 def opened(root: Root, path: str) -> AbstractContextManager[Any]:
-    """Open a file for reading: a local one as io.FileIO, of which batches.headers reads headers alone; else with
+    """Open a file for reading: a local one as io.FileIO, of which batches.reader reads headers alone; else with
     pyarrow.
 
     Raises LogFormatError kind "unreadable" if it cannot be opened or is no regular file.

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from lastkey.logformat.batches import legacy, sections
 from lastkey.logformat.batches import span_kernels as record_kernels
 from lastkey.logformat.batches.body_kernels import ONE_BY_ONE, enter_unpacked, lay_bodies, lay_spans
-from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN
+from lastkey.logformat.batches.chunks import Chunk
+from lastkey.logformat.batches.span_kernels import BODY, MIN_RECORD_SIZE, SPAN, Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_MASK
 from lastkey.logformat.primitives.codec import (
     MANY_A_CALL,
     UNREADABLE,
+    BatchPlace,
     BombError,
     Scratch,
     decompress_into,
@@ -37,19 +39,6 @@ _MANY: Final = np.isin(np.arange(CODEC_MASK + 1), MANY_A_CALL)  # bool[8], by co
 
 
 @dataclass(frozen=True)
-class Run:
-    """Consecutive batches with the spans of the wanted ones. The arrays are valid until the next run is made."""
-
-    first: int  # row of batches[0] among the caller's batches
-    batches: np.ndarray  # BATCH[n]
-    wanted: np.ndarray  # bool[n]
-    bodies: np.ndarray  # BODY[n]; unwanted ones have only base_offset
-    spans: np.ndarray  # SPAN[records of the wanted batches]
-    raw: np.ndarray  # uint8, the bytes of the file
-    scratch: np.ndarray  # uint8, decompressed and transcoded bodies
-
-
-@dataclass(frozen=True)
 class BadBatch:
     """A batch with a body that cannot be read."""
 
@@ -57,13 +46,22 @@ class BadBatch:
     error: LogFormatError
 
 
-class _Packed(NamedTuple):
-    """Compressed bodies, in the order in which they are decompressed."""
+@dataclass
+class _Packed:
+    """Compressed bodies of batches, in the order in which they are decompressed, and how far that has come."""
 
-    rows: np.ndarray  # int64[m], among the caller's batches
-    starts: np.ndarray  # int64[m], in the caller's bytes
-    ends: np.ndarray  # int64[m]
+    chunk: Chunk  # of these batches
+    bodies: np.ndarray  # BODY[n] of all of them
+    rows: np.ndarray  # int64[m], of the compressed ones
+    starts: np.ndarray  # int64[m], in the chunk's bytes
+    stops: np.ndarray  # int64[m]
     ways: np.ndarray  # int8[m], as in `lay_bodies`
+    ends: np.ndarray  # int64[m], written: where each ends in the scratch
+    v3: np.ndarray  # int64[k], rows of the batches of magic 3
+    stored: list[sections.Places]  # of these
+    done: int = 0  # bodies
+    at: int = 0  # bytes in the scratch
+    held: int = 0  # bytes of the sections of magic 3
 
 
 class BodyLoader:
@@ -92,60 +90,35 @@ class BodyLoader:
         self._spans = np.empty(1 << 12, SPAN)
         self._keys = record_kernels.room_for_keys()
 
-    def runs(
-        self,
-        raw: np.ndarray,
-        raw_position: int,
-        batches: np.ndarray,
-        wanted: np.ndarray,
-        path: str,
-        *,
-        backwards: bool,
-        before: int = -1,
-    ) -> Iterator[Run]:
-        """Yield all of `batches` in runs whose decompressed bodies fit; the last run first if `backwards`.
+    def runs(self, chunk: Chunk, wanted: np.ndarray | None = None, *, backwards: bool = False) -> Iterator[Run]:
+        """Yield all batches of a chunk in runs whose decompressed bodies fit; the last run first if `backwards`.
 
-        raw: uint8, bytes of the file from raw_position on; batches: BATCH[n] within them; wanted: bool[n]; before: last
-        offset of the batch before them, -1 if unknown.
+        wanted: bool[n], the batches whose records are decoded; None: all.
         """
-        lo, hi = 0, len(batches)
+        wanted = np.ones(len(chunk.batches), np.bool_) if wanted is None else wanted
+        lo, hi = 0, len(chunk.batches)
         while lo < hi:
-            first, last, n_wrappers = self._load(raw, raw_position, batches, wanted, path, lo, hi, backwards)
-            bodies = self._bodies[first - lo : last - lo]
-            if n_wrappers:
-                _check_first_offsets(batches, wanted, bodies, first, before, path)
-            yield self._decode(
-                raw, raw_position, batches[first:last], wanted[first:last], bodies, self._scratch.array, path, first
-            )
-            lo, hi = (lo, first) if backwards else (last, hi)
+            run = self._load(chunk, wanted, lo, hi, backwards)
+            yield run
+            lo, hi = (lo, run.first) if backwards else (run.first + len(run.batches), hi)
 
-    def runs_around_damage(
-        self,
-        raw: np.ndarray,
-        raw_position: int,
-        batches: np.ndarray,
-        wanted: np.ndarray,
-        path: str,
-        *,
-        before: int = -1,
-    ) -> Iterator[Run | BadBatch]:
+    def runs_around_damage(self, chunk: Chunk, wanted: np.ndarray | None = None) -> Iterator[Run | BadBatch]:
         """Yield runs as `runs` does, first to last, and read on after damage.
 
         A batch that cannot be read gives a BadBatch, and is then part of a run as not wanted. Each step yields batches,
         tries fewer of them, or gives one up. So the walk ends, whatever position an error names, and a bad batch costs
         about as much as a good one, however many there are.
         """
-        wanted = wanted.copy()
+        batches = chunk.batches
+        wanted = np.ones(len(batches), np.bool_) if wanted is None else wanted.copy()
         row, step = 0, len(batches)
         while row < len(batches):
             start, end = row, min(row + step, len(batches))
-            last = int(batches["last_offset"][start - 1]) if start else before
+            last = int(batches["last_offset"][start - 1]) if start else chunk.before
             try:
-                for run in self.runs(
-                    raw, raw_position, batches[start:end], wanted[start:end], path, backwards=False, before=last
-                ):
+                for run in self.runs(replace(chunk, batches=batches[start:end], before=last), wanted[start:end]):
                     row += len(run.batches)
-                    yield replace(run, first=start + run.first)
+                    yield run._replace(first=start + run.first)
                 step *= 2
             except LogFormatError as error:
                 if end - row > 1:  # the error's position only tells where to try next
@@ -157,170 +130,127 @@ class BodyLoader:
                 wanted[row] = False
                 yield BadBatch(row, error)
 
-    def _load(
-        self,
-        raw: np.ndarray,
-        raw_position: int,
-        batches: np.ndarray,
-        wanted: np.ndarray,
-        path: str,
-        lo: int,
-        hi: int,
-        backwards: bool,
-    ) -> tuple[int, int, int]:
-        part, need, n = batches[lo:hi], wanted[lo:hi], hi - lo
-        bodies = self._bodies = np.empty(n, BODY)
-        rows, starts, ends = np.empty((3, n), np.int64)
+    def _load(self, chunk: Chunk, wanted: np.ndarray, lo: int, hi: int, backwards: bool) -> Run:
+        """Return a run from the beginning, or the end, of the batches [lo, hi)."""
+        part, need, n = replace(chunk, batches=chunk.batches[lo:hi]), wanted[lo:hi], hi - lo
+        batches, bodies = part.batches, np.empty(n, BODY)
+        rows, starts, stops = np.empty((3, n), np.int64)
         ways = np.empty(n, np.int8)
         m, n_v3, n_plain, n_wrappers = lay_bodies(
-            part, need, raw_position, _MANY, backwards, bodies, rows, starts, ends, ways
+            batches, need, chunk.position, _MANY, backwards, bodies, rows, starts, stops, ways
         )
-        v3 = np.flatnonzero(need & (part["magic"] == 3)) if n_v3 else rows[:0]
-        found = sections.locate(raw, raw_position, part, v3, keys_only=self.keys_only)
-        order = rows[:m]
-        done = at = held = 0
+        v3 = np.flatnonzero(need & (batches["magic"] == 3)) if n_v3 else rows[:0]
+        found = sections.locate(part, v3, keys_only=self.keys_only)
+        packed = _Packed(
+            part, bodies, rows[:m], starts[:m], stops[:m], ways[:m], np.empty(m, np.int64), v3, sections.stored(found)
+        )
         if m:
-            packed = _Packed(order, starts[:m], ends[:m], ways[:m])
-            done, at, held = self._unpack(raw, raw_position, part, bodies, packed, v3, found, path)
+            self._unpack(packed)
+            sections.set_places(found, packed.stored)
         first, last = 0, n
-        if done < m:  # only part fits at once: the run ends before the first batch that was not unpacked
-            first, last = (int(order[done]) + 1, last) if backwards else (first, int(order[done]))
+        if packed.done < m:  # only part fits at once: the run ends before the first batch that was not unpacked
+            border = int(rows[packed.done])
+            first, last = (border + 1, last) if backwards else (first, border)
         if n_plain:
-            here = part[first:last]
+            here = batches[first:last]
             no_codec = (here["magic"] < 2) & (here["attributes"] & CODEC_MASK == 0)
             plain = np.flatnonzero(need[first:last] & no_codec) + first
-            at = legacy.transcode_plain_batches(raw, raw_position, part, plain, bodies, self._scratch, at, path)
+            packed.at = legacy.transcode_plain(part, plain, bodies, self._scratch, packed.at)
         inside = (v3 >= first) & (v3 < last)
         if inside.any():
             rows = v3[inside]
-            ends = sections.write_records(
-                raw, self._sections, held, part[rows], found[inside], self._scratch, at, self.max_batch_bytes, path
-            )
-            bodies["start"][rows], bodies["end"][rows] = np.concatenate([[at], ends[:-1]]), ends
+            whole = replace(part, batches=batches[rows])
+            unpacked = sections.Unpacked(self._sections, packed.held, found[inside])
+            ends = sections.write_records(whole, unpacked, self._scratch, packed.at, self.max_batch_bytes)
+            bodies["start"][rows], bodies["end"][rows] = np.concatenate([[packed.at], ends[:-1]]), ends
             bodies["in_scratch"][rows] = True
-        if 2 * held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
+        if 2 * packed.held > self.soft_bytes:  # of a large batch, whose records stand in the scratch now
             self._sections = Scratch()
-        return lo + first, lo + last, n_wrappers
+        first, last, bodies = lo + first, lo + last, bodies[first:last]
+        if n_wrappers:
+            _check_first_offsets(chunk, wanted, bodies, first)
+        return self._decode(chunk, first, wanted[first:last], bodies)
 
-    def _unpack(
-        self,
-        raw: np.ndarray,
-        raw_position: int,
-        part: np.ndarray,
-        bodies: np.ndarray,
-        packed: _Packed,
-        v3: np.ndarray,
-        found: np.ndarray,
-        path: str,
-    ) -> tuple[int, int, int]:
-        """Decompress bodies in their order until the scratch is full; return their number, the bytes in the scratch,
-        and those of the sections of magic 3, whose rows are `v3`, with SECTIONS `found`. part: BATCH[n]; bodies:
-        BODY[n] of them, updated.
-        """
-        scratch, limit, n = self._scratch, self.max_batch_bytes, len(packed.rows)
-        order, starts, stops, way = packed.rows, packed.starts, packed.ends, packed.ways
-        if _USUAL_RATIO * int((stops - starts).sum()) > len(scratch.array):
+    def _unpack(self, packed: _Packed) -> None:
+        """Decompress bodies in their order until the scratch is full."""
+        scratch, n, order, way = self._scratch, len(packed.rows), packed.rows, packed.ways
+        if _USUAL_RATIO * int((packed.stops - packed.starts).sum()) > len(scratch.array):
             scratch.reserve(self.soft_bytes * 9 // 8)  # at once: each growth costs a copy, untouched pages cost nothing
-        if len(v3) and (starts < stops).any():
+        if len(packed.v3) and (packed.starts < packed.stops).any():
             self._sections.reserve(self.soft_bytes * 9 // 8)
-        stored = sections.stored(found)
-        ends = np.empty(n, np.int64)
-        done = at = held = 0
-        while done < n and at + 2 * held < self.soft_bytes:  # sections are held twice, as they are and as records
+        while (done := packed.done) < n and self._has_room(packed):
             others = way[done:] != way[done]
             last = done + int(others.argmax()) if others.any() else n
-            stop = self.soft_bytes - 2 * held
-            places = raw, starts[done:last], stops[done:last], scratch, at, stop, limit, ends[done:]
             if way[done] != ONE_BY_ONE:
-                more, at, status, _ = unpack_many(int(way[done]), *places)
-                done += more
+                bodies = packed.chunk.raw, packed.starts[done:last], packed.stops[done:last]
+                stop, limit = self.soft_bytes - 2 * packed.held, self.max_batch_bytes
+                more, packed.at, status, _ = unpack_many(
+                    int(way[done]), *bodies, scratch, packed.at, stop, limit, packed.ends[done:]
+                )
+                packed.done += more
                 if status == DONE:
                     continue
                 if status != ASK_LIBRARY:
-                    last = done + 1  # raises the error of this body
-            done, at, held = self._unpack_each(
-                raw, raw_position, part, bodies, order, done, last, at, held, v3, stored, ends, path
-            )
-        enter_unpacked(bodies, order[:done], ends)
-        sections.set_places(found, stored)
-        return done, at, held
+                    last = packed.done + 1  # raises the error of this body
+            self._unpack_each(packed, last)
+        enter_unpacked(packed.bodies, order[: packed.done], packed.ends)
 
-    def _unpack_each(
-        self,
-        raw: np.ndarray,
-        raw_position: int,
-        part: np.ndarray,
-        bodies: np.ndarray,
-        order: np.ndarray,
-        first: int,
-        last: int,
-        at: int,
-        held: int,
-        v3: np.ndarray,
-        stored: list[sections.Places],
-        ends: np.ndarray,
-        path: str,
-    ) -> tuple[int, int, int]:
-        """Decompress order[first:last] one by one, until the scratch is full; write into `ends` where each ends. Return
-        as `_unpack`.
+    def _has_room(self, packed: _Packed) -> bool:
+        """Return whether the scratch takes more; sections are held twice, as they are and as records."""
+        return packed.at + 2 * packed.held < self.soft_bytes
+
+    def _unpack_each(self, packed: _Packed, last: int) -> None:
+        """Decompress the next bodies one by one, up to number `last`, until the scratch is full.
 
         This is the one Python loop over batches, because the libraries of gzip and snappy take one stream a call; small
         bodies come here only where the kernel leaves them to the library. It takes its values out of the arrays all at
         once before, and puts the results back all at once after.
         """
-        view, scratch, limit = raw.data, self._scratch, self.max_batch_bytes
-        rows = part[order[first:last]]
+        chunk, scratch, limit, first = packed.chunk, self._scratch, self.max_batch_bytes, packed.done
+        view, rows = chunk.raw.data, chunk.batches[order := packed.rows[first:last]]
         columns = (
-            bodies["start"][order[first:last]],
-            bodies["end"][order[first:last]],
+            order,
+            packed.bodies["start"][order],
+            packed.bodies["end"][order],
             rows["position"],
             rows["base_offset"],
             rows["attributes"] & CODEC_MASK,
             rows["magic"],
-            np.searchsorted(v3, order[first:last]),
+            np.searchsorted(packed.v3, order),
         )
         reached: list[int] = []
-        for start, end, position, base, codec, magic, j in zip(*(c.tolist() for c in columns), strict=True):
-            if at + 2 * held >= self.soft_bytes:
+        for row, start, end, position, base, codec, magic, j in zip(*(c.tolist() for c in columns), strict=True):
+            if not self._has_room(packed):
                 break
+            place = BatchPlace(chunk.path, position, base, magic)
             if magic == 2:
                 try:
-                    at += read_body(codec, view[start:end], scratch, at, limit)
+                    packed.at += read_body(codec, view[start:end], scratch, packed.at, limit)
                 except (BombError, *UNREADABLE):
-                    decompress_into(
-                        codec, view[start:end], scratch, at, limit, path=path, position=position, base_offset=base
-                    )
+                    decompress_into(codec, view[start:end], scratch, packed.at, limit, place)
                     raise
             elif magic == 3:
-                held, stored[j] = sections.unpack(
-                    view, codec, stored[j], self._sections, held, limit, path=path, position=position, base_offset=base
+                packed.held, packed.stored[j] = sections.unpack(
+                    view, codec, packed.stored[j], self._sections, packed.held, limit, place
                 )
             else:
-                i = int(order[first + len(reached)])
-                at = legacy.unpack_wrapper(
-                    raw, raw_position, part[i], bodies[i : i + 1], self._inner, scratch, at, limit, path
-                )
-            reached.append(at)
-        ends[first : first + len(reached)] = reached
-        return first + len(reached), at, held
+                batch, body = chunk.batches[row], packed.bodies[row : row + 1]
+                records = legacy.transcode_wrapper(chunk, batch, self._inner, scratch, packed.at, limit)
+                body["n_records"], body["base_offset"], body["base_timestamp"] = *records[1:3], 0
+                packed.at += records.n_bytes
+            reached.append(packed.at)
+        packed.ends[first : first + len(reached)] = reached
+        packed.done = first + len(reached)
 
-    def _decode(
-        self,
-        raw: np.ndarray,
-        raw_position: int,
-        batches: np.ndarray,
-        wanted: np.ndarray,
-        bodies: np.ndarray,
-        scratch: np.ndarray,
-        path: str,
-        first: int,
-    ) -> Run:
+    def _decode(self, chunk: Chunk, first: int, wanted: np.ndarray, bodies: np.ndarray) -> Run:
+        """Return the run of the batches from row `first` on, whose bodies, BODY[n], lie where they can be decoded."""
+        batches = chunk.batches[first : first + len(bodies)]
         n, lying = lay_spans(bodies, wanted)
         if lying >= 0:
             body, batch = bodies[lying], batches[lying]
             raise LogFormatError(
                 "count",
-                path,
+                chunk.path,
                 int(batch["position"]),
                 f"at most {int(body['end'] - body['start']) // MIN_RECORD_SIZE} records, by its bytes",
                 f"{int(body['n_records'])} in its header",
@@ -328,50 +258,40 @@ class BodyLoader:
             )
         if n > len(self._spans):
             self._spans = np.empty(max(n, 2 * len(self._spans)), SPAN)
-        spans = self._spans[:n]
+        run = Run(first, batches, wanted, bodies, self._spans[:n], chunk.raw, self._scratch.array)
         k0, k1 = self.secret or (0, 0)
         status, row, where = record_kernels.decode_records(
-            raw,
-            scratch,
-            batches,
-            bodies,
-            wanted,
-            np.uint64(k0),
-            np.uint64(k1),
-            self.secret is not None,
-            self._keys,
-            spans,
+            run, np.uint64(k0), np.uint64(k1), self.secret is not None, self._keys
         )
         if status != record_kernels.OK:
-            raise _problem(path, raw_position, batches[row], bodies[row], status, where)
-        return Run(first, batches, wanted, bodies, spans, raw, scratch)
+            raise _problem(chunk, batches[row], bodies[row], status, where)
+        return run
 
 
-def _check_first_offsets(
-    batches: np.ndarray, wanted: np.ndarray, bodies: np.ndarray, first: int, before: int, path: str
-) -> None:
+def _check_first_offsets(chunk: Chunk, wanted: np.ndarray, bodies: np.ndarray, first: int) -> None:
     """Check that compressed batches of magic 0 and 1 begin behind the batch before them. Their headers do not tell.
 
-    bodies: BODY[m] of batches[first : first + m].
+    bodies: BODY[m] of the chunk's batches from row `first` on; wanted: bool[n] of all.
     """
-    part = slice(first, first + len(bodies))
+    batches, part = chunk.batches, slice(first, first + len(bodies))
     wrappers = np.flatnonzero(wanted[part] & (batches["base_offset"][part] < 0))
-    previous = np.concatenate([[before], batches["last_offset"]])[part][wrappers]
+    previous = np.concatenate([[chunk.before], batches["last_offset"]])[part][wrappers]
     begin = bodies["base_offset"][wrappers]
     wrong = np.flatnonzero(begin <= previous)
     if len(wrong):
         batch, i = batches[part][wrappers[wrong[0]]], int(wrong[0])
         raise LogFormatError(
             "offsets",
-            path,
+            chunk.path,
             int(batch["position"]),
             f"a first record at offset {int(previous[i]) + 1} or more",
             f"one at {int(begin[i])} in the compressed batch that ends at {int(batch['last_offset'])}",
         )
 
 
-def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
+def _problem(chunk: Chunk, batch: np.void, body: np.void, status: int, where: int) -> LogFormatError:
     """Return the error for a status of decode_records; its position is a byte of this batch, never behind it."""
+    path = chunk.path
     if status == record_kernels.BAD_COUNT:
         left = int(body["end"]) - where
         return LogFormatError(
@@ -399,5 +319,5 @@ def _problem(path: str, raw_position: int, batch: np.void, body: np.void, status
         position = int(batch["position"])
         found = f"{found}, in the record at byte {where - int(body['start'])} of the decompressed body"
     else:
-        position = raw_position + where
+        position = chunk.position + where
     return LogFormatError(kind, path, position, expected, found, base_offset=int(batch["base_offset"]))

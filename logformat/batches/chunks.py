@@ -51,6 +51,16 @@ class Chunk:
         return int(self.batches["last_offset"][-1])
 
 
+@dataclass(frozen=True)
+class LogRange:
+    """Bytes of a log to walk over; `start` is a batch border."""
+
+    start: int
+    end: int
+    previous_last_offset: int = -1  # offsets must rise above it
+    end_offset: int = NO_END  # stop before the first batch whose last offset reaches it
+
+
 @dataclass
 class Tail:
     """The end of a walk, and the reason for it; filled when the walk is over."""
@@ -128,32 +138,22 @@ def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
 
 
 def read_chunks(
-    file: Any,
-    path: str,
-    start: int,
-    end: int,
-    buffer: ChunkBuffer,
-    tail: Tail,
-    *,
-    previous_last_offset: int = -1,
-    end_offset: int = NO_END,
-    check_crc: int = True,
+    file: Any, path: str, wanted: LogRange, buffer: ChunkBuffer, tail: Tail, *, check_crc: int = True
 ) -> Iterator[Chunk]:
-    """Yield the batches of bytes [start, end) of an open pyarrow file, chunk by chunk; `start` is a batch border.
+    """Yield the batches of a range of an open pyarrow file, chunk by chunk.
 
-    Stops before the first batch whose last offset reaches `end_offset`. `tail` reports an incomplete batch, or zeros,
-    at the end of the range, for the caller to judge; every other damage raises LogFormatError. check_crc: as in
-    `walk_batches`.
+    `tail` reports an incomplete batch, or zeros, at the end of the range, for the caller to judge; every other damage
+    raises LogFormatError. check_crc: as in `walk_batches`.
     """
-    position = start
-    previous = previous_last_offset
+    position, end, previous = wanted.start, wanted.end, wanted.previous_last_offset
     while position < end:
         take = min(len(buffer.raw), end - position)
         read_exactly(file, path, position, buffer.raw[:take])
         done = 0
         while True:
+            raw, at = buffer.raw[done:take], position + done
             n, consumed, status, expected, found = walk.walk_batches(
-                buffer.raw[done:take], take - done, position + done, previous, end_offset, int(check_crc), buffer.rows
+                raw, take - done, at, previous, wanted.end_offset, int(check_crc), buffer.rows
             )
             fit = fitting(buffer.rows[:n], buffer.max_batch_bytes)
             if fit < n:
@@ -164,8 +164,7 @@ def read_chunks(
                 will_read(file, following(position + done + consumed, end, len(buffer.raw)))
             if fit:
                 before, previous = previous, int(buffer.rows["last_offset"][fit - 1])
-                raw = buffer.raw[done : done + consumed]
-                yield Chunk(position + done, raw, buffer.rows[:fit], before, path=path, bytes_read=consumed)
+                yield Chunk(at, raw[:consumed], buffer.rows[:fit], before, path=path, bytes_read=consumed)
             done += consumed
             if fit < n:
                 tail.position = position + done

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import column_kernels as kernels
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.layout import (
     CODEC_MASK,
     CODEC_NAMES,
@@ -163,56 +163,29 @@ class _BatchRecords:
     @cached_property
     def _fields(self) -> tuple[NDArray[Any], ...]:
         n = len(self.spans)
-        at = tuple(np.empty(n, np.int64) for _ in range(3))
-        ends = tuple(np.empty(n + 1, np.int32) for _ in range(3))
-        sizes = kernels.locate_fields(
-            self.run.raw,
-            self.run.scratch,
-            self.run.bodies,
-            self.body_row,
-            self.spans,
-            self.want_headers,
-            at[0],
-            ends[0],
-            at[1],
-            ends[1],
-            at[2],
-            ends[2],
-        )
-        return (*at, *ends, np.array(sizes))
+        at, ends = np.empty((3, n), np.int64), np.empty((3, n + 1), np.int32)
+        sizes = kernels.locate_fields(self.run, self.body_row, self.spans, self.want_headers, at, ends)
+        return at, ends, np.array(sizes)
 
     def _binary(self, number: int, null: NDArray[np.bool_]) -> Any:
-        at, ends = self._fields[number], self._fields[3 + number]
+        at, ends = (rows[number] for rows in self._fields[:2])
         data = np.empty(int(ends[-1]), np.uint8)
-        kernels.copy_fields(self.run.raw, self.run.scratch, self.run.bodies, self.body_row, at, ends, data)
+        kernels.copy_fields(self.run, self.body_row, at, ends, data)
         return _from_buffers(pa.binary(), null, ends, data)
 
     def key(self) -> Any:
-        return self._binary(0, self.spans["null_key"])
+        return self._binary(kernels.KEY, self.spans["null_key"])
 
     def value(self) -> Any:
-        return self._binary(1, self.spans["null_value"])
+        return self._binary(kernels.VALUE, self.spans["null_value"])
 
     def headers(self) -> Any:
-        at, ends = self._fields[2], self._fields[5]
-        key_bytes, value_bytes = (int(size) for size in self._fields[6])
+        at, ends = (rows[kernels.HEADERS] for rows in self._fields[:2])
         n = int(ends[-1])
         key_ends, value_ends, null = np.empty(n + 1, np.int32), np.empty(n + 1, np.int32), np.empty(n, np.bool_)
-        keys, values = np.empty(key_bytes, np.uint8), np.empty(value_bytes, np.uint8)
-        not_ascii = kernels.copy_headers(
-            self.run.raw,
-            self.run.scratch,
-            self.run.bodies,
-            self.body_row,
-            self.spans,
-            at,
-            ends,
-            key_ends,
-            value_ends,
-            null,
-            keys,
-            values,
-        )
+        keys, values = (np.empty(int(size), np.uint8) for size in self._fields[2])
+        out = kernels.HeaderColumns(key_ends, value_ends, null, keys, values)
+        not_ascii = kernels.copy_headers(self.run, self.body_row, self.spans, at, ends, out)
         key = _from_buffers(pa.binary(), np.zeros(n, np.bool_), key_ends, keys)
         pairs = pa.StructArray.from_arrays(
             [_text(key) if not_ascii else key.view(pa.string()), _from_buffers(pa.binary(), null, value_ends, values)],

@@ -4,7 +4,7 @@ and one that reads the record of a control batch.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -41,51 +41,34 @@ CRC_INVERTED: Final = 0xFFFFFFFF  # magic 3: no checksum covers the magic, so th
 
 
 @inline
-def _write_start(
-    out: np.ndarray, position: int, end: int, base_offset: int, leader_epoch: int, magic: int, attributes: int
-) -> None:
-    store_i64(out, position, base_offset)
+def _write_start(out: np.ndarray, position: int, end: int, batch: Any, magic: int, attributes: int) -> None:
+    store_i64(out, position, batch.base_offset)
     store_i32(out, position + LENGTH_OFFSET, end - position - LOG_OVERHEAD)
-    store_i32(out, position + EPOCH_OFFSET, leader_epoch)
     out[position + MAGIC_OFFSET] = magic
     store_i16(out, position + ATTRIBUTES_OFFSET, attributes)
 
 
 @inline
-def _write_producer(
-    out: np.ndarray, at: int, producer_id: int, producer_epoch: int, base_sequence: int, records_count: int
-) -> None:
-    store_i64(out, at, producer_id)
-    store_i16(out, at + PRODUCER_EPOCH, producer_epoch)
-    store_i32(out, at + BASE_SEQUENCE, base_sequence)
+def _write_producer(out: np.ndarray, position: int, at: int, origin: Any, records_count: int) -> None:
+    store_i32(out, position + EPOCH_OFFSET, origin.partition_leader_epoch)
+    store_i64(out, at, origin.producer_id)
+    store_i16(out, at + PRODUCER_EPOCH, origin.producer_epoch)
+    store_i32(out, at + BASE_SEQUENCE, origin.base_sequence)
     store_i32(out, at + COUNT, records_count)
 
 
 @inline
-def write_header(
-    out: np.ndarray,
-    position: int,
-    end: int,
-    base_offset: int,
-    last_offset: int,
-    leader_epoch: int,
-    attributes: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    records_count: int,
-) -> None:
+def write_header(out: np.ndarray, position: int, end: int, batch: Any, origin: Any, records_count: int) -> None:
     """Write the 61 bytes at out[position]; the body is already in out[position + 61:end], and the checksum covers it.
 
-    out: uint8[::1]; the other arguments are integers of any width, stored in the width of their field.
+    out: uint8[::1]; batch: a row with offsets, timestamps and attributes; origin: a row with the leader epoch and the
+    fields of the producer, of BATCH. Integers of any width are stored in the width of their field.
     """
-    _write_start(out, position, end, base_offset, leader_epoch, 2, attributes)
-    store_i32(out, position + LAST_DELTA_OFFSET, last_offset - base_offset)
-    store_i64(out, position + BASE_TIMESTAMP_OFFSET, base_timestamp)
-    store_i64(out, position + MAX_TIMESTAMP_OFFSET, max_timestamp)
-    _write_producer(out, position + PRODUCER_OFFSET, producer_id, producer_epoch, base_sequence, records_count)
+    _write_start(out, position, end, batch, 2, batch.attributes)
+    store_i32(out, position + LAST_DELTA_OFFSET, batch.last_offset - batch.base_offset)
+    store_i64(out, position + BASE_TIMESTAMP_OFFSET, batch.base_timestamp)
+    store_i64(out, position + MAX_TIMESTAMP_OFFSET, batch.max_timestamp)
+    _write_producer(out, position, position + PRODUCER_OFFSET, origin, records_count)
     store_i32(out, position + CRC_OFFSET, np.int32(np.uint32(crc32c_range(out, position + CRC_START, end))))
 
 
@@ -129,31 +112,16 @@ def size_of_header_v3(last_delta: int, base_timestamp: int, max_timestamp: int, 
 
 
 @inline
-def write_header_v3(
-    out: np.ndarray,
-    position: int,
-    end: int,
-    base_offset: int,
-    last_offset: int,
-    leader_epoch: int,
-    attributes: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    producer_id: int,
-    producer_epoch: int,
-    base_sequence: int,
-    records_count: int,
-    first_section: int,
-) -> None:
+def write_header_v3(out: np.ndarray, position: int, end: int, batch: Any, attributes: int, first_section: int) -> None:
     """Write a header of magic 3 at out[position]; the sections already lie behind it, up to out[end].
 
-    first_section: as in `read_trail`; the others as in `write_header`.
+    batch: a BATCH row, whose attributes are `attributes`; first_section: as in `read_trail`.
     """
-    _write_start(out, position, end, base_offset, leader_epoch, 3, attributes)
-    _write_producer(out, position + PRODUCER_OFFSET_V3, producer_id, producer_epoch, base_sequence, records_count)
-    at = write_varlong(out, position + V3_FIXED, last_offset - base_offset)
-    at = write_varlong(out, at, base_timestamp)
-    at = write_varlong(out, at, max_timestamp - base_timestamp)
+    _write_start(out, position, end, batch, 3, attributes)
+    _write_producer(out, position, position + PRODUCER_OFFSET_V3, batch, batch.records_count)
+    at = write_varlong(out, position + V3_FIXED, batch.last_offset - batch.base_offset)
+    at = write_varlong(out, at, batch.base_timestamp)
+    at = write_varlong(out, at, batch.max_timestamp - batch.base_timestamp)
     write_varlong(out, at, first_section)
     crc = np.int64(crc32c_range(out, position + CRC_START, end)) ^ CRC_INVERTED
     store_i32(out, position + CRC_OFFSET, np.int32(np.uint32(crc)))

@@ -6,15 +6,16 @@ writes the records of all. If only keys are wanted, the payloads are not touched
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import section_kernels as kernels
+from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.section_kernels import SECTIONS
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.primitives.codec import Scratch, decompress_into
+from lastkey.logformat.primitives.codec import BatchPlace, Scratch, decompress_into
 
 # Of a batch: whether the headers, and the payloads, are compressed; start and end of the headers, and of the payloads.
 Places: TypeAlias = tuple[bool, bool, int, int, int, int]
@@ -30,17 +31,18 @@ _PROBLEMS: Final = {
 }
 
 
-def locate(
-    raw: NDArray[np.uint8],
-    raw_position: int,
-    batches: NDArray[np.void],
-    rows: NDArray[np.int64],
-    *,
-    keys_only: bool,
-) -> NDArray[np.void]:
-    """Return SECTIONS[m] of the batches of magic 3 in `rows` (int64[m]) of BATCH[n]; raw begins at raw_position."""
+class Unpacked(NamedTuple):
+    """Sections of batches, of which `unpack` has decompressed those that are compressed."""
+
+    scratch: Scratch  # holds these below byte `at`
+    at: int
+    places: NDArray[np.void]  # SECTIONS[m]
+
+
+def locate(chunk: Chunk, rows: NDArray[np.int64], *, keys_only: bool) -> NDArray[np.void]:
+    """Return SECTIONS[m] of a chunk's batches of magic 3, which are those in `rows`: int64[m]."""
     found = np.zeros(len(rows), SECTIONS)
-    kernels.locate_sections(raw, raw_position, batches, rows, found)
+    kernels.locate_sections(chunk.raw, chunk.position, chunk.batches, rows, found)
     if keys_only:
         found["payloads_start"], found["payloads_packed"] = -1, False
     return found
@@ -59,65 +61,44 @@ def set_places(found: NDArray[np.void], places: list[Places]) -> None:
 
 
 def unpack(
-    view: memoryview,
-    codec: int,
-    place: Places,
-    out: Scratch,
-    at: int,
-    limit: int,
-    *,
-    path: str,
-    position: int,
-    base_offset: int,
+    view: memoryview, codec: int, places: Places, out: Scratch, at: int, limit: int, batch: BatchPlace
 ) -> tuple[int, Places]:
     """Decompress the packed sections of a batch into `out` from byte `at` on; return the position behind them, and
     their new places.
 
     view: the bytes in which the stored sections lie; limit: most bytes of both. Raises the errors of decompress_into.
     """
-    headers_packed, payloads_packed, start, end, payloads_start, payloads_end = place
+    headers_packed, payloads_packed, start, end, payloads_start, payloads_end = places
     if headers_packed:
-        n = decompress_into(
-            codec, view[start:end], out, at, limit, path=path, position=position, base_offset=base_offset
-        )
+        n = decompress_into(codec, view[start:end], out, at, limit, batch)
         start, end, at, limit = at, at + n, at + n, limit - n
     if payloads_packed:
-        source = view[payloads_start:payloads_end]
-        n = decompress_into(codec, source, out, at, limit, path=path, position=position, base_offset=base_offset)
+        n = decompress_into(codec, view[payloads_start:payloads_end], out, at, limit, batch)
         payloads_start, payloads_end, at = at, at + n, at + n
     return at, (headers_packed, payloads_packed, start, end, payloads_start, payloads_end)
 
 
-def write_records(
-    raw: NDArray[np.uint8],
-    unpacked: Scratch,
-    at: int,
-    batches: NDArray[np.void],
-    sections: NDArray[np.void],
-    out: Scratch,
-    out_at: int,
-    limit: int,
-    path: str,
-) -> NDArray[np.int64]:
-    """Write the records of SECTIONS[m] into `out` from byte out_at on; return int64[m], where each body ends.
+def write_records(chunk: Chunk, unpacked: Unpacked, out: Scratch, at: int, limit: int) -> NDArray[np.int64]:
+    """Write the records of m batches of magic 3, all of `chunk`, into `out` from byte `at` on; return int64[m], where
+    each body ends.
 
-    batches: BATCH[m], for errors; unpacked: holds the sections of `unpack` below byte `at`; limit: most bytes of a
-    body. Raises LogFormatError of the kinds in _PROBLEMS, and "bomb".
+    limit: most bytes of a body. Raises LogFormatError of the kinds in _PROBLEMS, and "bomb".
     """
+    raw, (scratch, held, sections) = chunk.raw, unpacked
     headers, payloads = (sections[f"{name}_end"] - sections[f"{name}_start"] for name in ("headers", "payloads"))
     copied = np.where(sections["payloads_packed"] & ~sections["headers_packed"], headers, 0)
     there = sections["payloads_start"] >= 0
     copied += np.where(sections["headers_packed"] & ~sections["payloads_packed"] & there, payloads, 0)
-    unpacked.reserve(at + int(copied.sum()))
-    kernels.copy_plain(raw, sections, unpacked.array, at)
-    status, row = kernels.measure_bodies(raw, unpacked.array, sections, limit)
+    scratch.reserve(held + int(copied.sum()))
+    kernels.copy_plain(raw, sections, scratch.array, held)
+    status, row = kernels.measure_bodies(raw, scratch.array, sections, limit)
     if row >= 0:
         kind, expected, found = _PROBLEMS.get(
             status, ("bomb", f"at most {limit} bytes of records (max.decompressed.batch.bytes)", "more")
         )
-        position, base = int(batches["position"][row]), int(batches["base_offset"][row])
-        raise LogFormatError(kind, path, position, expected, found, base_offset=base)
-    out.reserve(out_at + int(sections["body_bytes"].sum()))
+        position, base = int(chunk.batches["position"][row]), int(chunk.batches["base_offset"][row])
+        raise LogFormatError(kind, chunk.path, position, expected, found, base_offset=base)
+    out.reserve(at + int(sections["body_bytes"].sum()))
     ends = np.empty(len(sections), np.int64)
-    kernels.write_bodies(raw, unpacked.array, sections, out.array, out_at, ends)
+    kernels.write_bodies(raw, scratch.array, sections, out.array, at, ends)
     return ends

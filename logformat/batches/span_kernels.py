@@ -7,7 +7,7 @@ magic 0 and 1 after `legacy` has transcoded them).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,21 @@ BODY = np.dtype(
     align=True,
 )
 
+
+class Run(NamedTuple):
+    """Consecutive batches with the spans of the wanted ones, as kernels take them. The arrays are valid until the next
+    run is made.
+    """
+
+    first: int  # row of batches[0] among the caller's batches
+    batches: np.ndarray  # BATCH[n]
+    wanted: np.ndarray  # bool[n]
+    bodies: np.ndarray  # BODY[n]; unwanted ones have only base_offset
+    spans: np.ndarray  # SPAN[records of the wanted batches]
+    raw: np.ndarray  # uint8, the bytes of the file
+    scratch: np.ndarray  # uint8, decompressed and transcoded bodies
+
+
 # status of decode_records
 OK: Final = 0
 BAD_VARINT: Final = 1
@@ -67,34 +82,25 @@ def room_for_keys() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @kernel
 def decode_records(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    k0: np.uint64,
-    k1: np.uint64,
-    hash_keys: bool,
-    room: tuple[np.ndarray, np.ndarray, np.ndarray],
-    spans: np.ndarray,
+    run: Run, k0: np.uint64, k1: np.uint64, hash_keys: bool, room: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> tuple[int, int, int]:
-    """Decode the records of the `wanted` batches into spans.
+    """Decode the records of the wanted batches of a run into its spans: rows from first_span on of each.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; room: of `room_for_keys`, with anything in it; spans: SPAN[],
-    written: rows from first_span on of each wanted batch. Returns (status, batch row, position in its body's array).
+    room: of `room_for_keys`, with anything in it. Returns (status, batch row, position in its body's array).
     """
+    raw, scratch, batches, bodies, spans = run.raw, run.scratch, run.batches, run.bodies, run.spans
     waiting, counts, lanes = room
     for kind in range(_KINDS):
         counts[kind] = 0
     wait_in_scratch = False
     for i in range(batches.shape[0]):
-        if not wanted[i]:
+        if not run.wanted[i]:
             continue
         body = bodies[i]
         last_delta = batches[i].last_offset - body.base_offset
         hashed = hash_keys and batches[i].attributes & CONTROL_MASK == 0
         if body.in_scratch != wait_in_scratch:
-            _hash_waiting(raw, scratch, wait_in_scratch, k0, k1, waiting, counts, spans)
+            _hash_waiting(run, wait_in_scratch, k0, k1, waiting, counts)
             wait_in_scratch = body.in_scratch
         if body.in_scratch:
             status, where = _decode_batch(scratch, body, last_delta, k0, k1, hashed, waiting, counts, lanes, spans)
@@ -102,27 +108,21 @@ def decode_records(
             status, where = _decode_batch(raw, body, last_delta, k0, k1, hashed, waiting, counts, lanes, spans)
         if status != OK:
             return status, i, where
-    _hash_waiting(raw, scratch, wait_in_scratch, k0, k1, waiting, counts, spans)
+    _hash_waiting(run, wait_in_scratch, k0, k1, waiting, counts)
     return OK, 0, 0
 
 
 @kernel
 def _hash_waiting(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    in_scratch: bool,
-    k0: np.uint64,
-    k1: np.uint64,
-    waiting: np.ndarray,
-    counts: np.ndarray,
-    spans: np.ndarray,
+    run: Run, in_scratch: bool, k0: np.uint64, k1: np.uint64, waiting: np.ndarray, counts: np.ndarray
 ) -> None:
     """Hash the keys that wait, fewer than LANES of a kind, one by one."""
+    raw, scratch = run.raw, run.scratch
     for kind in range(_KINDS):
         for j in range(counts[kind]):
             start, end = waiting[kind, _START, j], waiting[kind, _END, j]
             low, high = siphash128(scratch, start, end, k0, k1) if in_scratch else siphash128(raw, start, end, k0, k1)
-            span = spans[waiting[kind, _ROW, j]]
+            span = run.spans[waiting[kind, _ROW, j]]
             span.key_low = low
             span.key_high = high
         counts[kind] = 0

@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import legacy
-from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.bodies import BadBatch
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, Chunk, read_exactly
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.batches.walk_kernels import checksums_fit
 from lastkey.logformat.dump.lines import (
     RECORD_COLUMNS,
@@ -219,9 +220,7 @@ def _deep(chunk: Chunk, reader: LogReader, options: LogOptions, findings: LogFin
 def _run_lines(run: Run, chunk: Chunk, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
     row_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
     batches, keep = run.batches, None
-    checksums = (
-        legacy_checksums(run, chunk, chunk.path, options.max_batch_bytes) if (batches["magic"] < 2).any() else None
-    )
+    checksums = legacy_checksums(run, chunk, options.max_batch_bytes) if (batches["magic"] < 2).any() else None
     if not options.wanted.everything:
         keep = _keep(run, options.wanted)
         shown = np.bincount(row_of[keep], minlength=len(batches)) > 0
@@ -302,9 +301,7 @@ class _DumpedBatches:
         return pa.concat_arrays([lines, of_records]).take(pa.array(order))
 
 
-def legacy_checksums(
-    run: Run, chunk: Chunk, path: str, max_batch_bytes: int
-) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+def legacy_checksums(run: Run, chunk: Chunk, max_batch_bytes: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Return the checksum of each record's message, and whether it fits; 0 and True for magic 2.
 
     This is a Python loop over compressed batches of magic 0 and 1. It decompresses them again for their messages'
@@ -320,13 +317,6 @@ def legacy_checksums(
     valid[run.bodies["first_span"][plain]] = fit
     for i in np.flatnonzero(run.wanted & (run.batches["magic"] < 2) & (codec != 0)):
         first, count = int(run.bodies["first_span"][i]), int(run.bodies["n_records"][i])
-        legacy.message_checksums(
-            chunk.raw,
-            chunk.position,
-            run.batches[i],
-            max_batch_bytes,
-            path,
-            crc[first : first + count],
-            valid[first : first + count],
-        )
+        rows = slice(first, first + count)
+        legacy.message_checksums(chunk, run.batches[i], max_batch_bytes, crc[rows], valid[rows])
     return crc, valid

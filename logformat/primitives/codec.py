@@ -26,7 +26,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import cramjam
 import numpy as np
@@ -79,6 +79,15 @@ class Scratch:
             self.array, self.view = grown, grown.data
 
 
+class BatchPlace(NamedTuple):
+    """The place and format of a batch, for errors."""
+
+    path: str
+    position: int  # in the file
+    base_offset: int = -1  # -1: unknown
+    magic: int = 2
+
+
 class BombError(Exception):
     """A stream that decompresses to more than the limit."""
 
@@ -87,25 +96,14 @@ _GzipError: Final = cast("type[Exception]", isal_zlib.error)  # its stubs say an
 UNREADABLE: Final = (_GzipError, cramjam.DecompressionError, struct.error)
 
 
-def decompress_into(
-    codec: int,
-    source: Source,
-    out: Scratch,
-    at: int,
-    limit: int,
-    *,
-    path: str,
-    position: int,
-    base_offset: int = -1,
-    magic: int = 2,
-) -> int:
+def decompress_into(codec: int, source: Source, out: Scratch, at: int, limit: int, place: BatchPlace) -> int:
     """Decompress the body `source` of one batch into `out` from byte `at` on; return the number of bytes written.
 
-    `out` grows as needed. `magic` is the batch's; `path`, `position` and `base_offset` only go into errors. A body of
-    codec 0 is copied. Raises LogFormatError: "codec" (unknown, or zstd before magic 2), "bomb" (more than `limit`
-    bytes; it allocated no more than the limit and one block), "compressed" (broken, cut short, or with bytes left
-    over).
+    `out` grows as needed. A body of codec 0 is copied. Raises LogFormatError: "codec" (unknown, or zstd before magic
+    2), "bomb" (more than `limit` bytes; it allocated no more than the limit and one block), "compressed" (broken, cut
+    short, or with bytes left over).
     """
+    path, position, base_offset, magic = place
     if not CODEC_NONE <= codec <= CODEC_ZSTD or (codec == CODEC_ZSTD and magic < 2):
         found = CODEC_NAMES[codec] if 0 <= codec < len(CODEC_NAMES) else f"codec {codec}"
         raise LogFormatError("codec", path, position, f"a codec of magic {magic}", found, base_offset=base_offset)

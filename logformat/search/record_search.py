@@ -128,11 +128,11 @@ class RecordSearch:
         batches = _headers(raw, len(positions), path)
         for run in self._reader.runs(Chunk(0, raw, batches, path=path)):
             rows = slice(*(int(i) for i in np.searchsorted(which, [run.first, run.first + len(run.batches)])))
-            found, times = np.empty((2, rows.stop - rows.start), np.int64)
+            found = np.empty((2, rows.stop - rows.start), np.int64)
             in_run = which[rows] - run.first
-            first_records(run.batches, run.bodies, run.spans, in_run, targets[rows], start_offset, exact, found, times)
+            first_records(run, in_run, targets[rows], start_offset, exact, found)
             part = out[rows]
-            part["offset"], part["timestamp"] = found, times
+            part["offset"], part["timestamp"] = found
             part["leader_epoch"] = run.batches["partition_leader_epoch"][in_run]
             part["position"] = positions[which[rows]]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastkey.logformat.batches.header_kernels import COUNT_OFFSET, COUNT_OFFSET_V3, MAX_TIMESTAMP_OFFSET, trail_v3
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import MAGIC_OFFSET, TIMESTAMP_TYPE_MASK, V3_LARGEST_HEADER
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_i32, load_i64
@@ -210,21 +211,14 @@ def copy_batches(buf: np.ndarray, positions: np.ndarray, starts: np.ndarray, out
 
 @kernel
 def first_records(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    spans: np.ndarray,
-    which: np.ndarray,
-    targets: np.ndarray,
-    start_offset: int,
-    exact: bool,
-    out_offset: np.ndarray,
-    out_timestamp: np.ndarray,
+    run: Run, which: np.ndarray, targets: np.ndarray, start_offset: int, exact: bool, out: np.ndarray
 ) -> None:
     """Find for each target its batch's first record with timestamp >= it (exact: equal) and offset >= start_offset.
 
-    batches: BATCH[n], bodies: BODY[n], spans: SPAN[] of all their records. which: int64[m], not falling: the target's
-    batch; targets: int64[m] ms, not falling within one batch. out_offset, out_timestamp: int64[m], written; -1: none.
+    which: int64[m], not falling: the target's batch; targets: int64[m] ms, not falling within one batch. out: int64[2,
+    m], written: offset and timestamp; -1: none.
     """
+    batches, bodies, spans = run.batches, run.bodies, run.spans
     row = np.int64(-1)
     span = end = np.int64(0)
     for i in range(which.shape[0]):
@@ -236,13 +230,13 @@ def first_records(
             # A message of magic 0 never counts as having timestamp -1 (RecordBatch.offsetOfMaxTimestamp).
             end = span if exact and batch.magic == 0 else span + body.n_records
         append_time = batch.magic >= 2 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
-        out_offset[i] = -1
-        out_timestamp[i] = -1
+        out[0, i] = -1
+        out[1, i] = -1
         while span < end:
             offset = body.base_offset + spans[span].offset_delta
             timestamp = batch.max_timestamp if append_time else body.base_timestamp + spans[span].timestamp_delta
             if offset >= start_offset and (timestamp == targets[i] if exact else timestamp >= targets[i]):
-                out_offset[i] = offset
-                out_timestamp[i] = timestamp
+                out[0, i] = offset
+                out[1, i] = timestamp
                 break
             span += 1

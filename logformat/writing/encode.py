@@ -30,6 +30,7 @@ from lastkey.logformat.layout import (
 from lastkey.logformat.primitives.codec import compress
 from lastkey.logformat.schemas import HEADERS
 from lastkey.logformat.writing import encode_kernels as kernels
+from lastkey.logformat.writing.encode_kernels import Variable
 
 _SEQUENCES: Final = 2**31
 
@@ -112,14 +113,6 @@ class _Bodies(NamedTuple):
     ends: NDArray[np.int64]
 
 
-class _Variable(NamedTuple):
-    """A column of variable size, as encode_kernels take it; its arrays are read only, so that kernels compile once."""
-
-    ends: NDArray[np.int32]
-    data: NDArray[np.uint8]
-    null: NDArray[np.bool_]
-
-
 def _bodies(
     records: Any, offsets: NDArray[np.int64], timestamps: NDArray[np.int64], first: int, options: BatchOptions
 ) -> tuple[_Bodies, NDArray[np.int64], NDArray[np.void]]:
@@ -131,34 +124,15 @@ def _bodies(
         rows["base_offset"], rows["base_timestamp"] = first, NO_TIMESTAMP if horizon is None else horizon
         return _Bodies(np.empty(0, np.uint8), np.zeros(1, np.int64)), np.zeros(2, np.int64), rows
     key, value = _variable(_named(records, "key", n)), _variable(_named(records, "value", n))
-    header_ends, header_key, header_value = _headers(records, n)
-    if header_key.null.any():
+    columns = kernels.RecordColumns(offsets, timestamps, key, value, *_headers(records, n))
+    if columns.header_key.null.any():
         raise ValueError("a header without key")
     rest, starts, sizes = np.empty(n, np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
-    kernels.measure_records(
-        key.ends,
-        key.null,
-        value.ends,
-        value.null,
-        header_ends,
-        header_key.ends,
-        header_value.ends,
-        header_value.null,
-        header_key.null,
-        rest,
+    kernels.measure_records(columns, rest)
+    limits = kernels.BatchLimits(
+        first, horizon is not None, horizon or 0, options.max_batch_bytes, options.max_batch_records
     )
-    m = kernels.plan_batches(
-        offsets,
-        timestamps,
-        rest,
-        first,
-        horizon is not None,
-        horizon or 0,
-        options.max_batch_bytes,
-        options.max_batch_records,
-        starts,
-        sizes,
-    )
+    m = kernels.plan_batches(columns, rest, limits, starts, sizes)
     starts, sizes = starts[: m + 1], sizes[:m]
     rows = np.zeros(m, BATCH)
     rows["base_offset"], rows["last_offset"] = offsets[starts[:-1]], offsets[starts[1:] - 1]
@@ -166,22 +140,8 @@ def _bodies(
     rows["base_timestamp"] = timestamps[starts[:-1]] if horizon is None else horizon
     rows["records_count"] = np.diff(starts)
     data = np.empty(int(sizes.sum()), np.uint8)
-    kernels.encode_records(
-        offsets,
-        timestamps,
-        rest,
-        starts,
-        np.ascontiguousarray(rows["base_offset"]),
-        np.ascontiguousarray(rows["base_timestamp"]),
-        *key,
-        *value,
-        header_ends,
-        header_key.ends,
-        header_key.data,
-        *header_value,
-        header_key.null,
-        data,
-    )
+    offset, timestamp = (np.ascontiguousarray(rows[name]) for name in ("base_offset", "base_timestamp"))
+    kernels.encode_records(columns, rest, starts, offset, timestamp, data)
     return _Bodies(data, np.cumsum(sizes)), starts, rows
 
 
@@ -222,11 +182,11 @@ def _named(records: Any, name: str, n: int) -> Any:
     return records.column(name).cast(pa.binary())
 
 
-def _variable(column: Any) -> _Variable:
+def _variable(column: Any) -> Variable:
     """Return views of the buffers of a pa.BinaryArray, which may be a slice of another."""
     n = len(column)
     _, ends, data = column.buffers()
-    variable = _Variable(
+    variable = Variable(
         np.zeros(n + 1, np.int32)
         if n == 0 or ends is None
         else np.frombuffer(ends, np.int32, n + 1, column.offset * 4),
@@ -238,7 +198,7 @@ def _variable(column: Any) -> _Variable:
     return variable
 
 
-def _headers(records: Any, n: int) -> tuple[NDArray[np.int32], _Variable, _Variable]:
+def _headers(records: Any, n: int) -> tuple[NDArray[np.int32], Variable, Variable]:
     """Return Arrow's offsets of the headers of each record, their keys and their values."""
     none = pa.nulls(0, pa.binary())
     if "headers" not in records.schema.names or records.column("headers").null_count == n:

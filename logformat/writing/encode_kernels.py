@@ -1,15 +1,15 @@
 """Kernels from Arrow columns to batches of magic 2, the reverse of `batches.column_kernels` (`encode`); from
 sections to batches of magic 3; and of batches that take the place of others.
-
-Columns come as arrays without gaps: one of variable size as `ends` (int32[n + 1], Arrow's offsets: field i is
-data[ends[i]:ends[i + 1]]) with `data` (uint8) and `null` (bool[n]).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from lastkey.logformat.batches.header_kernels import size_of_header_v3, write_header, write_header_v3
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import BATCH_OVERHEAD, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
@@ -18,75 +18,83 @@ from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_v
 MAX_DELTA = 2**31 - 1
 
 
+class Variable(NamedTuple):
+    """A column of variable size without gaps; its arrays are read only, so that kernels compile once."""
+
+    ends: np.ndarray  # int32[n + 1], Arrow's offsets: field i is data[ends[i]:ends[i + 1]]
+    data: np.ndarray  # uint8
+    null: np.ndarray  # bool[n]
+
+
+class RecordColumns(NamedTuple):
+    """Columns of n records."""
+
+    offsets: np.ndarray  # int64[n], rising
+    timestamps: np.ndarray  # int64[n], ms
+    key: Variable
+    value: Variable
+    header_ends: np.ndarray  # int32[n + 1], Arrow's offsets of the headers
+    header_key: Variable  # none is null
+    header_value: Variable
+
+
+class BatchLimits(NamedTuple):
+    """Limits of batches, and what their headers fix."""
+
+    first_base_offset: int  # of the first batch; the others begin at their first record
+    fixed_base_timestamp: bool  # deltas count from base_timestamp, not from the batch's first record
+    base_timestamp: int
+    max_bytes: int  # of a batch before compression, header included
+    max_records: int
+
+
 @inline
-def _field_size(ends: np.ndarray, null: np.ndarray, i: int) -> int:
-    if null[i]:
+def _field_size(column: Variable, i: int) -> int:
+    if column.null[i]:
         return 1
-    size: int = ends[i + 1] - ends[i]
+    size: int = column.ends[i + 1] - column.ends[i]
     return size_of_varlong(size) + size
 
 
 @inline
-def _write_field(out: np.ndarray, at: int, ends: np.ndarray, data: np.ndarray, null: np.ndarray, i: int) -> int:
-    if null[i]:
+def _write_field(out: np.ndarray, at: int, column: Variable, i: int) -> int:
+    if column.null[i]:
         return write_varlong(out, at, -1)
-    start: int = ends[i]
-    size: int = ends[i + 1] - start
+    start: int = column.ends[i]
+    size: int = column.ends[i + 1] - start
     at = write_varlong(out, at, size)
-    copy_bytes(out, at, data, start, size)
+    copy_bytes(out, at, column.data, start, size)
     return at + size
 
 
 @kernel
-def measure_records(
-    key_ends: np.ndarray,
-    key_null: np.ndarray,
-    value_ends: np.ndarray,
-    value_null: np.ndarray,
-    header_ends: np.ndarray,
-    header_key_ends: np.ndarray,
-    header_value_ends: np.ndarray,
-    header_value_null: np.ndarray,
-    header_key_null: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    """Measure each record from its key length to its end, in bytes: out int64[n], written. header_key_null is all
-    False.
-    """
+def measure_records(records: RecordColumns, out: np.ndarray) -> None:
+    """Measure each record from its key length to its end, in bytes: out int64[n], written."""
+    ends = records.header_ends
     for i in range(out.shape[0]):
-        size = _field_size(key_ends, key_null, i) + _field_size(value_ends, value_null, i)
-        size += size_of_varlong(header_ends[i + 1] - header_ends[i])
-        for h in range(header_ends[i], header_ends[i + 1]):
-            size += _field_size(header_key_ends, header_key_null, h)
-            size += _field_size(header_value_ends, header_value_null, h)
+        size = _field_size(records.key, i) + _field_size(records.value, i)
+        size += size_of_varlong(ends[i + 1] - ends[i])
+        for h in range(ends[i], ends[i + 1]):
+            size += _field_size(records.header_key, h)
+            size += _field_size(records.header_value, h)
         out[i] = size
 
 
 @kernel
 def plan_batches(
-    offsets: np.ndarray,
-    timestamps: np.ndarray,
-    rest_bytes: np.ndarray,
-    first_base_offset: int,
-    fixed_base_timestamp: bool,
-    base_timestamp: int,
-    max_bytes: int,
-    max_records: int,
-    starts: np.ndarray,
-    body_bytes: np.ndarray,
+    records: RecordColumns, rest_bytes: np.ndarray, limits: BatchLimits, starts: np.ndarray, body_bytes: np.ndarray
 ) -> int:
-    """Cut n records into batches, each as large as the limits allow, of at least one record.
+    """Cut n records into batches, each as large as the limits allow, of at least one record. A batch also ends before a
+    record whose offset delta would not fit.
 
-    offsets (rising), timestamps (ms), rest_bytes (of measure_records): int64[n]; first_base_offset: base offset of the
-    first batch, the others begin at their first record; fixed_base_timestamp: deltas count from base_timestamp, not
-    from the batch's first record; max_bytes: of a batch before compression, header included. A batch also ends before a
-    record whose offset delta would not fit. starts: int64[n + 1], written: first row of each batch, and n; body_bytes:
+    rest_bytes: int64[n] of measure_records; starts: int64[n + 1], written: first row of each batch, and n; body_bytes:
     int64[n], written: uncompressed body of each batch. Returns the number of batches.
     """
+    offsets, timestamps = records.offsets, records.timestamps
+    base, fixed_base_timestamp, base_timestamp, max_bytes, max_records = limits
     n = offsets.shape[0]
     batch = -1
     room = 0
-    base = first_base_offset
     for i in range(n):
         size = 0
         if batch >= 0:
@@ -115,47 +123,34 @@ def _record_size(timestamp_delta: int, offset_delta: int, rest: int) -> int:
 
 @kernel
 def encode_records(
-    offsets: np.ndarray,
-    timestamps: np.ndarray,
+    records: RecordColumns,
     rest_bytes: np.ndarray,
     starts: np.ndarray,
     base_offsets: np.ndarray,
     base_timestamps: np.ndarray,
-    key_ends: np.ndarray,
-    key_data: np.ndarray,
-    key_null: np.ndarray,
-    value_ends: np.ndarray,
-    value_data: np.ndarray,
-    value_null: np.ndarray,
-    header_ends: np.ndarray,
-    header_key_ends: np.ndarray,
-    header_key_data: np.ndarray,
-    header_value_ends: np.ndarray,
-    header_value_data: np.ndarray,
-    header_value_null: np.ndarray,
-    header_key_null: np.ndarray,
     out: np.ndarray,
 ) -> int:
     """Write the bodies of m batches one after the other, uncompressed; return the bytes written.
 
     starts: int64[m + 1] of plan_batches; base_offsets, base_timestamps: int64[m]; out: uint8, sum(body_bytes) or more.
     """
+    ends = records.header_ends
     at = 0
     for batch in range(base_offsets.shape[0]):
         for i in range(starts[batch], starts[batch + 1]):
-            timestamp_delta = timestamps[i] - base_timestamps[batch]
-            offset_delta = offsets[i] - base_offsets[batch]
+            timestamp_delta = records.timestamps[i] - base_timestamps[batch]
+            offset_delta = records.offsets[i] - base_offsets[batch]
             length = 1 + size_of_varlong(timestamp_delta) + size_of_varlong(offset_delta) + rest_bytes[i]
             at = write_varlong(out, at, length)
             out[at] = 0  # attributes of a record: none are defined
             at = write_varlong(out, at + 1, timestamp_delta)
             at = write_varlong(out, at, offset_delta)
-            at = _write_field(out, at, key_ends, key_data, key_null, i)
-            at = _write_field(out, at, value_ends, value_data, value_null, i)
-            at = write_varlong(out, at, header_ends[i + 1] - header_ends[i])
-            for h in range(header_ends[i], header_ends[i + 1]):
-                at = _write_field(out, at, header_key_ends, header_key_data, header_key_null, h)
-                at = _write_field(out, at, header_value_ends, header_value_data, header_value_null, h)
+            at = _write_field(out, at, records.key, i)
+            at = _write_field(out, at, records.value, i)
+            at = write_varlong(out, at, ends[i + 1] - ends[i])
+            for h in range(ends[i], ends[i + 1]):
+                at = _write_field(out, at, records.header_key, h)
+                at = _write_field(out, at, records.header_value, h)
     return at
 
 
@@ -173,21 +168,7 @@ def write_batches(batches: np.ndarray, payload: np.ndarray, payload_ends: np.nda
         size = payload_ends[i] - start
         end = at + BATCH_OVERHEAD + size
         copy_bytes(out, at + BATCH_OVERHEAD, payload, start, size)
-        write_header(
-            out,
-            at,
-            end,
-            b.base_offset,
-            b.last_offset,
-            b.partition_leader_epoch,
-            b.attributes,
-            b.base_timestamp,
-            b.max_timestamp,
-            b.producer_id,
-            b.producer_epoch,
-            b.base_sequence,
-            b.records_count,
-        )
+        write_header(out, at, end, b, b, b.records_count)
         start = payload_ends[i]
         at = end
     return at
@@ -206,22 +187,22 @@ def sizes_v3(batches: np.ndarray, which: np.ndarray, first_sections: np.ndarray,
 @kernel
 def write_batches_v3(
     batches: np.ndarray,
-    which: np.ndarray,
     attributes: np.ndarray,
     first_sections: np.ndarray,
     sizes: np.ndarray,
     sections: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write the batches in `which` as magic 3, one after the other.
+    """Write batches as magic 3, one after the other.
 
     batches: BATCH[n]; attributes: bool[n], whether the records have any; first_sections: int64[n], as in `read_trail`;
-    sizes: int64[n], of each result, 0 of the others; sections: uint8, the stored ones; out: uint8[sum(sizes)], written.
+    sizes: int64[n], of each result, 0 of those that are not written; sections: uint8, the stored ones; out:
+    uint8[sum(sizes)], written.
     """
     at = 0
     taken = 0
     for i in range(batches.shape[0]):
-        if which[i]:
+        if sizes[i] > 0:
             b = batches[i]
             end = at + sizes[i]
             header = size_of_header_v3(
@@ -230,40 +211,19 @@ def write_batches_v3(
             copy_bytes(out, at + header, sections, taken, sizes[i] - header)
             taken += sizes[i] - header
             bits: int = b.attributes if attributes[i] else b.attributes | IGNORE_ATTRIBUTES_MASK
-            write_header_v3(
-                out,
-                at,
-                end,
-                b.base_offset,
-                b.last_offset,
-                b.partition_leader_epoch,
-                bits,
-                b.base_timestamp,
-                b.max_timestamp,
-                b.producer_id,
-                b.producer_epoch,
-                b.base_sequence,
-                b.records_count,
-                first_sections[i],
-            )
+            write_header_v3(out, at, end, b, bits, first_sections[i])
             at = end
 
 
 @kernel
 def copy_around(
-    raw: np.ndarray,
-    raw_position: int,
-    batches: np.ndarray,
-    which: np.ndarray,
-    replaced: np.ndarray,
-    sizes: np.ndarray,
-    out: np.ndarray,
+    run: Run, raw_position: int, which: np.ndarray, replaced: np.ndarray, sizes: np.ndarray, out: np.ndarray
 ) -> None:
-    """Put `replaced` (uint8: the batches in `which`, one after the other) among the others, which are copied.
+    """Put `replaced` (uint8: the batches in `which`, one after the other) among the others of a run, which are copied.
 
-    raw: uint8, bytes of the file from raw_position on; batches: BATCH[n]; sizes: int64[n], of each result; out:
-    uint8[sum(sizes)], written.
+    raw_position: of the run's bytes in the file; sizes: int64[n], of each result; out: uint8[sum(sizes)], written.
     """
+    batches = run.batches
     at = 0
     taken = 0
     for i in range(batches.shape[0]):
@@ -271,5 +231,5 @@ def copy_around(
             copy_bytes(out, at, replaced, taken, sizes[i])
             taken += sizes[i]
         else:
-            copy_bytes(out, at, raw, batches[i].position - raw_position, sizes[i])
+            copy_bytes(out, at, run.raw, batches[i].position - raw_position, sizes[i])
         at += sizes[i]

@@ -8,7 +8,7 @@ Nothing is lost: each batch of magic 3 is read again, and its header's fields an
 must be what they were, byte for byte. What magic 3 would not give again stays as it is, so a file may hold both
 formats: magic 0 and 1; control batches, which a walk over headers must read and check whole; bodies that cannot be
 read; and those with a varint longer than needed. On the way back no batch of magic 3 stays, because a broker would not
-read it: one that cannot change is an error. A compaction uses `to_v3` and `to_v2`, and reads its own files again.
+read it: one that cannot change is an error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.bodies import BadBatch
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END, Chunk
 from lastkey.logformat.batches.header_kernels import ATTRIBUTES_OFFSET
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_MASK, CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
 from lastkey.logformat.primitives.codec import compress
@@ -76,12 +77,11 @@ class Converter:
         if self.magic == 2:
             replaced, sizes = to_v2(run, which, path)
         else:
-            kept, rebuilt = np.ones(len(run.spans), np.bool_), np.zeros(len(which), np.bool_)
-            replaced, sizes = to_v3(run, run.batches, kept, rebuilt, which, self.max_batch_bytes)
+            replaced, sizes = to_v3(run, which, self.max_batch_bytes)
             self._read_again(run, replaced, which, path)
         sizes = np.where(which, sizes, run.batches["size"])
         out = np.empty(int(sizes.sum()), np.uint8)
-        copy_around(run.raw, raw_position, run.batches, which, replaced, sizes, out)
+        copy_around(run, raw_position, which, replaced, sizes, out)
         return Converted(out, sizes, which, run.first)
 
     def _read_again(self, run: Run, data: NDArray[np.uint8], which: NDArray[np.bool_], path: str) -> None:
@@ -93,7 +93,7 @@ class Converter:
         bodies = run.bodies[which]
         for again in self._again.runs(Chunk(0, data, rows, path=path)):
             part = slice(again.first, again.first + len(again.batches))
-            kernels.bodies_equal(run.raw, run.scratch, bodies[part], again.raw, again.scratch, again.bodies, same[part])
+            kernels.bodies_equal(run, bodies[part], again, same[part])
         if not same.all():
             position = int(before["position"][same.argmin()])
             raise LogFormatError("readback", path, position, "the same records in magic 3", "others")
@@ -106,26 +106,18 @@ def may_be_v3(raw: NDArray[np.uint8], raw_position: int, batches: NDArray[np.voi
     return np.asarray((batches["magic"] == 2) & ~others & (raw[at] == 0))
 
 
-def to_v3(
-    run: Run,
-    batches: NDArray[np.void],
-    kept: NDArray[np.bool_],
-    rebuilt: NDArray[np.bool_],
-    which: NDArray[np.bool_],
-    max_batch_bytes: int,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def to_v3(run: Run, which: NDArray[np.bool_], max_batch_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the batches of `which` (bool[n]) in magic 3, one after the other, and int64[n], the size of each.
 
     Takes those out of `which` that stay as they are: with a number in a longer form than needed, or too large for a
-    reader with this limit. batches: BATCH[n] of the run, with the fields that the headers get; kept, rebuilt: as in
-    `section_kernels.measure_sections`.
+    reader with this limit.
     """
-    records = run.bodies, run.spans, kept, rebuilt, which
-    kernels.comes_back(run.raw, run.scratch, *records)
+    batches = run.batches
+    kernels.comes_back(run, which)
     measured = np.zeros(len(which), MEASURED)
-    kernels.measure_sections(run.raw, run.scratch, batches, *records, measured)
+    kernels.measure_sections(run, which, measured)
     plain = np.empty(int(measured["headers"].sum() + measured["payloads"].sum()), np.uint8)
-    kernels.write_sections(run.raw, run.scratch, batches, *records, measured, plain)
+    kernels.write_sections(run, which, measured, plain)
     first_sections = measured["headers"].copy()
     stored = measured["headers"] + measured["payloads"]
     codecs = batches["attributes"] & CODEC_MASK
@@ -135,7 +127,7 @@ def to_v3(
     sizes = np.where(which, stored, 0)
     sizes_v3(batches, which, first_sections, sizes)
     out = np.empty(int(sizes.sum()), np.uint8)
-    write_batches_v3(batches, which, measured["attributes"], first_sections, sizes, data, out)
+    write_batches_v3(batches, measured["attributes"], first_sections, sizes, data, out)
     fits = sizes <= max_batch_bytes + BATCH_OVERHEAD
     if not fits.all():
         out = out[np.repeat(fits, sizes)]

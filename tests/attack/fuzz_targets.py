@@ -23,7 +23,7 @@ from lastkey.jobs.errors import JobError
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.messages.coordinator_records import decode_records, decoder_names
-from lastkey.logformat.primitives.codec import Scratch, decompress_into
+from lastkey.logformat.primitives.codec import BatchPlace, Scratch, decompress_into
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 from lastkey.udfs.decode.decoders import DECODERS, problems_of
 from tests.attack.forked import Failed
@@ -140,7 +140,7 @@ def _codec(codec: int) -> Target:
         """Decompress a stream: the output must equal that of the library alone, and survive compression."""
         out = Scratch(1 << 6)
         try:
-            n = decompress_into(codec, data, out, 0, BOMB_LIMIT, path=_LOG, position=0)
+            n = decompress_into(codec, data, out, 0, BOMB_LIMIT, BatchPlace(_LOG, 0))
         except LogFormatError as error:
             return Parsed([error])
         found = bytes(out.view[:n])
@@ -151,7 +151,7 @@ def _codec(codec: int) -> Target:
         if found != expected:
             raise Failed(f"{CODEC_NAMES[codec]}: {found[:40]!r}, expected {expected[:40]!r}")
         again = Scratch(1 << 6)
-        n = decompress_into(codec, pack(codec, 2, found), again, 0, BOMB_LIMIT, path=_LOG, position=0)
+        n = decompress_into(codec, pack(codec, 2, found), again, 0, BOMB_LIMIT, BatchPlace(_LOG, 0))
         if bytes(again.view[:n]) != found:
             raise Failed(f"{CODEC_NAMES[codec]}: packed and unpacked it is not the same")
         return Parsed([], found)

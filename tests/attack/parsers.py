@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.reader import read_headers
 from lastkey.logformat.batches.walk_kernels import checksums_fit
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
@@ -77,17 +77,14 @@ def _records(data: bytes, path: str, *, check_crc: bool) -> Parsed:
     tables, bad = [], set()
     file = pa.BufferReader(data)
     try:
-        for chunk in read_chunks(file, path, 0, len(data), buffer, tail, check_crc=check_crc):
+        for chunk in read_chunks(file, path, LogRange(0, len(data)), buffer, tail, check_crc=check_crc):
             wanted = np.ones(len(chunk.batches), np.bool_)
             if check_crc:
                 fit = np.zeros(len(wanted), np.bool_)
                 checksums_fit(chunk.raw, chunk.position, chunk.batches, fit)
                 if not fit.all():
                     raise Failed("a batch was walked whose checksum does not fit")
-            found = loader.runs_around_damage(
-                chunk.raw, chunk.position, chunk.batches, wanted, path, before=chunk.before
-            )
-            for run in found:
+            for run in loader.runs_around_damage(chunk, wanted):
                 if isinstance(run, BadBatch):
                     seen.problems.append(run.error)
                     bad.add(int(chunk.batches["position"][run.row]))
@@ -148,7 +145,7 @@ def _walked(data: bytes, path: str) -> tuple[np.ndarray, LogFormatError | None]:
 def _headers(file: Any, data: bytes, path: str) -> tuple[np.ndarray, Tail, str, LogFormatError | None]:
     tail, parts, wrong = Tail(), [np.empty(0, BATCH)], None
     try:
-        for part in read_headers(file, path, 0, len(data), ChunkBuffer(_CHUNK_BYTES), tail):
+        for part in read_headers(file, path, LogRange(0, len(data)), ChunkBuffer(_CHUNK_BYTES), tail):
             parts.append(part.batches.copy())
     except LogFormatError as error:
         wrong = error

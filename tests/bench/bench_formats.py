@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from lastkey.logformat.batches.bodies import BodyLoader
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
@@ -68,9 +68,8 @@ def scan(data: bytes, keys_only: bool) -> Callable[[], int]:
 
     def once() -> int:
         seen = 0
-        for chunk in read_chunks(pa.BufferReader(data), "log", 0, len(data), buffer, Tail()):
-            wanted = np.ones(len(chunk.batches), np.bool_)
-            for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, "log", backwards=False):
+        for chunk in read_chunks(pa.BufferReader(data), "log", LogRange(0, len(data)), buffer, Tail()):
+            for run in loader.runs(chunk):
                 seen ^= int(np.bitwise_xor.reduce(run.spans["key_low"]))
         return seen
 
@@ -99,6 +98,7 @@ from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.compact import job
 from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.layout import BATCH
 logs = {name: np.fromfile(f"{sys.argv[1]}/{name}", np.uint8) for name in ("none", "zstd")}
@@ -108,7 +108,9 @@ def walk(name, check):
     return walk_batches(logs[name], len(logs[name]), 0, -1, 2**63 - 1, check, out)[0]
 rows = {name: out[: walk(name, 1)].copy() for name in logs}
 def records(name):
-    for run in loader.runs(logs[name], 0, rows[name], np.ones(len(rows[name]), bool), "", backwards=False):
+    by_chunk = "chunk" in loader.runs.__code__.co_varnames  # 5e613c5 takes its parts
+    given = [logs[name], 0, rows[name], np.ones(len(rows[name]), bool), ""]
+    for run in loader.runs(Chunk(0, *given[:1], rows[name])) if by_chunk else loader.runs(*given, backwards=False):
         pass
 ways = {"walk": lambda name: walk(name, 0), "walk with checksums": lambda name: walk(name, 1), "records": records}
 for line in sys.stdin:

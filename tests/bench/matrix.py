@@ -27,7 +27,7 @@ from typing import Any
 import google_crc32c
 
 from docs.make_pictures import HERE, THEMES, WIDTH, Colours, Drawing
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.primitives.codec import Scratch, compress, read_body
 from lastkey.udfs.storage import open_root, opened
@@ -220,7 +220,7 @@ def of_library(archive: Path, cell: Cell) -> float:
     buffer = ChunkBuffer(8 << 20, 1 << 30)
     for log in sorted(archive.glob("*/*.log")):
         with opened(open_root(str(log.parent)), log.name) as file:
-            for chunk in read_chunks(file, log.name, 0, log.stat().st_size, buffer, Tail(), check_crc=False):
+            for chunk in read_chunks(file, log.name, LogRange(0, log.stat().st_size), buffer, Tail(), check_crc=False):
                 batches = chunk.batches[chunk.batches["attributes"] & CODEC_MASK == codec]  # the last one has no codec
                 ends = (batches["position"] - chunk.position + batches["size"]).tolist()
                 starts = (batches["position"] - chunk.position + BATCH_OVERHEAD).tolist()

@@ -31,7 +31,7 @@ becomes a subclass, so every check for a local root still sees a local one, with
 Opens, lists, renames and deletes by Python itself are audit events (PEP 578), which may raise; os.pread and os.fsync
 are wrapped. The C library's pread is one symbol that LLVM looks up when a kernel is loaded: a child binds it to a
 function that counts and then calls the real one. A process that has loaded its kernels already cannot; faults in a
-read of headers alone (batches/headers.py) are therefore tested in a child. No C compiler is needed.
+read of headers alone (batches/reader.py) are therefore tested in a child. No C compiler is needed.
 
 Spark's workers and all other children of a child inherit the faults, by a `sitecustomize` on PYTHONPATH. Operations are
 counted in files of a folder, under a lock: the n-th operation is the n-th of all processes together. Those files also

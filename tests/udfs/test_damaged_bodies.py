@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastkey.logformat.batches.bodies import BadBatch, BodyLoader
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.dump.files import DumpOptions, dump
 from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.errors import LogFormatError
@@ -108,9 +108,9 @@ def loaded(batches: list[Batch], wanted: np.ndarray, loader: BodyLoader) -> tupl
     """Return the bad rows, and the offsets of all records that came."""
     bad, offsets, at = [], [], 0
     data = pa.BufferReader(b"".join(b.data for b in batches))
-    for chunk in read_chunks(data, "a.log", 0, data.size(), ChunkBuffer(1 << 20), Tail()):
+    for chunk in read_chunks(data, "a.log", LogRange(0, data.size()), ChunkBuffer(1 << 20), Tail()):
         first, want = at, wanted[at : at + len(chunk.batches)]
-        for found in loader.runs_around_damage(chunk.raw, chunk.position, chunk.batches, want, "a.log"):
+        for found in loader.runs_around_damage(chunk, want):
             if isinstance(found, BadBatch):
                 bad.append(first + found.row)
                 start = int(chunk.batches["position"][found.row])
@@ -129,9 +129,9 @@ class Counting(BodyLoader):
 
     given = 0
 
-    def runs(self, raw, raw_position, batches, wanted, path, **how):
-        self.given += len(batches)
-        return super().runs(raw, raw_position, batches, wanted, path, **how)
+    def runs(self, chunk, wanted=None, **how):
+        self.given += len(chunk.batches)
+        return super().runs(chunk, wanted, **how)
 
 
 @pytest.mark.long

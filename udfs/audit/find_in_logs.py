@@ -16,10 +16,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.bodies import BadBatch
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk, only_zeros, read_exactly
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError, stopped
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.schemas import RECORDS, select

@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.primitives.binary_arrays import spans_of
 from lastkey.logformat.primitives.siphash_kernels import hash_values

@@ -20,11 +20,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.bodies import BadBatch
 from lastkey.logformat.batches.chunks import CHUNK_BYTES, Chunk
 from lastkey.logformat.batches.columns import MAX_ROWS, TopicPartition, header_batch, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.segment_bounds import check_offsets
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.schemas import BATCHES, RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile

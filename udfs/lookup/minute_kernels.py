@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 
@@ -30,22 +31,20 @@ def _slot(minutes: NDArray[np.int64], minute: np.int64) -> np.uint64:
 
 @kernel
 def note_records(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    spans: np.ndarray,
+    run: Run,
     granularity_ms: int,
-    row: int,
-    record: int,
+    at: tuple[int, int],
     minutes: NDArray[np.int64],
     first_offsets: NDArray[np.int64],
     used: int,
 ) -> tuple[int, int, int]:
-    """Note the records of batches from record number `record` of batch `row` on, in the log's order.
+    """Note the records of a run from a record on, in the log's order. at: row of its batch, and its number in it.
 
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[] of all their records. Skips control records, and those without a
-    timestamp. minutes, first_offsets: int64[2^k], the table, written; used: its entries. Returns (row, record, used):
-    row n when all are noted; else the table has to grow.
+    Skips control records, and those without a timestamp. minutes, first_offsets: int64[2^k], the table, written; used:
+    its entries. Returns (row, record, used): row n when all are noted; else the table has to grow.
     """
+    batches, bodies, spans = run.batches, run.bodies, run.spans
+    row, record = at
     last = np.int64(FREE)
     while row < batches.shape[0]:
         batch = batches[row]

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import Segment
@@ -136,7 +136,7 @@ class FirstOffsets:
         row = record = 0
         while True:
             row, record, self._used = kernels.note_records(
-                run.batches, run.bodies, run.spans, MINUTE_MS, row, record, self._minutes, self._offsets, self._used
+                run, MINUTE_MS, (row, record), self._minutes, self._offsets, self._used
             )
             if row == len(run.batches):
                 return

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from lastkey.logformat.batches.header_kernels import size_of_header_v3
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
 from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
@@ -18,28 +19,20 @@ STEPS: Final = 2  # steps and gaps instead of deltas
 
 
 @kernel
-def encode_rows(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    bodies: np.ndarray,
-    spans: np.ndarray,
-    which: np.ndarray,
-    step: int,
-    out: np.ndarray,
-    ends: np.ndarray,
-) -> None:
-    """Encode the records of the batches in `which` (bool[n]), one body behind the other.
+def encode_rows(run: Run, step: int, out: np.ndarray, ends: np.ndarray) -> None:
+    """Encode the records of the wanted batches, one body behind the other.
 
-    raw, scratch: uint8[], where the records lie; bodies: BODY[n]; spans: SPAN[]; out: uint8[all their bodies, and 10
-    bytes more a record], written; ends: int64[n], written: end of each body (of the one before it for the others).
+    out: uint8[all their bodies, and 10 bytes more a record], written; ends: int64[n], written: end of each body (of the
+    one before it for the others).
     """
     at = 0
-    for i in range(bodies.shape[0]):
-        if which[i]:
-            if bodies[i].in_scratch:
-                at = _encode(scratch, bodies[i], spans, step, out, at)
+    for i in range(run.bodies.shape[0]):
+        body = run.bodies[i]
+        if run.wanted[i]:
+            if body.in_scratch:
+                at = _encode(run.scratch, body, run.spans, step, out, at)
             else:
-                at = _encode(raw, bodies[i], spans, step, out, at)
+                at = _encode(run.raw, body, run.spans, step, out, at)
         ends[i] = at
 
 

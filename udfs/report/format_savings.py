@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.codec import compress
@@ -122,7 +122,7 @@ def _add(sums: dict[tuple[int, int], NDArray[np.int64]], run: Run, sizes: NDArra
     room = np.empty(int((run.bodies["end"] - run.bodies["start"])[which].sum() + 10 * n.sum()), np.uint8)
     ends = np.empty(len(which), np.int64)
     for column, step in enumerate((kernels.NO_ATTRIBUTES, kernels.NO_LENGTH, kernels.STEPS), 4):
-        kernels.encode_rows(run.raw, run.scratch, run.bodies, run.spans, which, step, room, ends)
+        kernels.encode_rows(run, step, room, ends)
         of = ends[which]
         starts = np.concatenate([[0], of[:-1]])
         encoded = (room[a:b] for a, b in zip(starts.tolist(), of.tolist(), strict=True))

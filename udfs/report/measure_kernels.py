@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.udfs.compact.clean.key_kernels import SLOT, entry_of, probe
@@ -39,26 +40,19 @@ KEY_COUNT = np.dtype([*SLOT.descr, ("count", "i8"), ("example", "i8")], align=Tr
 
 @kernel
 def count_keys(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    first_dirty_offset: int,
-    first_uncleanable_offset: int,
-    table: np.ndarray,
-    used: int,
-    is_last: np.ndarray,
-    left: int,
+    run: Run, dirty: tuple[int, int], table: np.ndarray, used: int, is_last: np.ndarray, left: int
 ) -> tuple[int, int]:
     """Count the records of every key, and mark those that the cleaner takes for the last of their key.
 
-    Goes through batches and records from last to first. batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans:
-    SPAN[]; table: KEY_COUNT[2^k], a count is negative once a record at or above `first_dirty_offset` and below
-    `first_uncleanable_offset` was seen; used: its entries; is_last: bool[len(spans)], written: below
-    `first_uncleanable_offset` as by `key_kernels.mark_last_offsets`, which sees no other records; true above.
-    left: rows of `spans` still to count. Stops before a key for which there is no room: the table is full at two
-    thirds. Returns (entries, rows that are left).
+    Goes through batches and records from last to first. dirty: first dirty offset, and first uncleanable one; table:
+    KEY_COUNT[2^k], a count is negative once a record at or above the first and below the second was seen; used: its
+    entries; is_last: bool[len(spans)], written: below the first uncleanable offset as by
+    `key_kernels.mark_last_offsets`, which sees no other records; true above. left: rows of `spans` still to count.
+    Stops before a key for which there is no room: the table is full at two thirds. Returns (entries, rows that are
+    left).
     """
+    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
+    first_dirty_offset, first_uncleanable_offset = dirty
     most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
@@ -93,6 +87,15 @@ def count_keys(
     return used, 0
 
 
+class RunDecisions(NamedTuple):
+    """Decisions about a run, and what lies before it."""
+
+    is_last: np.ndarray  # bool[len(spans)]
+    kept: np.ndarray  # bool[len(spans)]
+    outcome: np.ndarray  # int8[n], of `clean_batches`
+    largest_before: np.ndarray  # int64[n], ms, the largest timestamp of all batches before each
+
+
 @inline
 def _time_of(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
     """Return a record's timestamp: that of its batch for LogAppendTime."""
@@ -102,24 +105,10 @@ def _time_of(batch: np.ndarray, body: np.ndarray, span: np.ndarray) -> int:
 
 
 @kernel
-def add_up(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    is_last: np.ndarray,
-    kept: np.ndarray,
-    outcome: np.ndarray,
-    largest_before: np.ndarray,
-    now_ms: int,
-    sums: np.ndarray,
-    ages: np.ndarray,
-) -> None:
-    """Add the records of a run to `sums`: int64[N_SUMS], and its tombstones to `ages`: int64[N_AGES].
-
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; is_last, kept: bool[len(spans)]; outcome:
-    int8[n], of `clean_batches`; largest_before: int64[n], ms, the largest timestamp of all batches before each.
-    """
+def add_up(run: Run, seen: RunDecisions, now_ms: int, sums: np.ndarray, ages: np.ndarray) -> None:
+    """Add the records of a run to `sums`: int64[N_SUMS], and its tombstones to `ages`: int64[N_AGES]."""
+    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
+    is_last, kept, outcome, largest_before = seen
     for i in range(batches.shape[0]):
         batch = batches[i]
         body = bodies[i]
@@ -173,18 +162,11 @@ def add_up(
 
 
 @kernel
-def add_times(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    first_bucket: int,
-    width_ms: int,
-    counts: np.ndarray,
-) -> None:
+def add_times(run: Run, first_bucket: int, width_ms: int, counts: np.ndarray) -> None:
     """Count the data records with a usable timestamp by time // width_ms - first_bucket; counts: int64[], added to."""
+    batches, bodies, spans = run.batches, run.bodies, run.spans
     for i in range(batches.shape[0]):
-        if not wanted[i] or batches[i].attributes & CONTROL_MASK != 0:
+        if not run.wanted[i] or batches[i].attributes & CONTROL_MASK != 0:
             continue
         for row in range(bodies[i].first_span, bodies[i].first_span + bodies[i].n_records):
             time = _time_of(batches[i], bodies[i], spans[row])

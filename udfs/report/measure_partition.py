@@ -20,10 +20,10 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.schemas import RECORDS as RECORD_COLUMNS
@@ -32,7 +32,7 @@ from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
-from lastkey.udfs.compact.cleaner import Rules
+from lastkey.udfs.compact.cleaner import CleanableRange, Rules
 from lastkey.udfs.compact.one_task.passes import Clock, clean_everything
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
@@ -56,6 +56,7 @@ from lastkey.udfs.report.measure_kernels import (
     N_AGES,
     N_SUMS,
     NOTHING,
+    RunDecisions,
     add_times,
     add_up,
     count_keys,
@@ -80,22 +81,11 @@ class KeyCounts:
         self.max_bytes, self.used = max_bytes, 0
         self.slots = np.zeros(_FIRST_SLOTS, KEY_COUNT)
 
-    def count(self, run: Run, first_dirty_offset: int, end: int, is_last: np.ndarray, path: str) -> None:
+    def count(self, run: Run, dirty: tuple[int, int], is_last: np.ndarray, path: str) -> None:
         """Count a run with `count_keys`, in larger tables as needed. Raises LogFormatError if too large ones are."""
         left = len(run.spans)
         while left:
-            self.used, left = count_keys(
-                run.batches,
-                run.bodies,
-                run.wanted,
-                run.spans,
-                first_dirty_offset,
-                end,
-                self.slots,
-                self.used,
-                is_last,
-                left,
-            )
+            self.used, left = count_keys(run, dirty, self.slots, self.used, is_last, left)
             if left:
                 self._grow(path)
 
@@ -136,8 +126,8 @@ class Walk:
     ) -> None:
         self.plan, self.sources, self.analysis, self.reader = plan, list(sources), analysis, reader
         self.cleaned = len(analysis.sources) - len(analysis.untouched) if analysis else 0  # segments from the first on
-        self.first_dirty = analysis.cleanable.first_dirty_offset if analysis else 0
-        self.end = analysis.cleanable.first_uncleanable_offset if analysis else 0
+        found = analysis.cleanable if analysis else CleanableRange(0, 0, 0, 0)
+        self.dirty = found.first_dirty_offset, found.first_uncleanable_offset
         self.keys = KeyCounts(plan.run.limits.task_memory_bytes // 2)
         self.times = TimeBuckets()
         self.tallies: list[Tally] = []
@@ -147,7 +137,6 @@ class Walk:
         # of all batches before each source
         maxima = [self._largest(i) for i in range(len(self.sources))]
         self.largest_before = np.maximum.accumulate([-1, *maxima])[:-1].tolist()
-        self._is_last = np.empty(0, np.bool_)
 
     def segment(self, number: int) -> SegmentProfile:
         """Profile one source, after all later ones."""
@@ -234,22 +223,20 @@ class Walk:
     def _clean(self, chunk: Chunk, source: SegmentScan, rules: Rules, tally: Tally, see: _See) -> int:
         legacy = source.mtime_ms > rules.legacy_horizon_ms
         size = 0
-        of = Pass(self._mark, self.reader.loader, self.reader.buffer, tally)
-        for piece in clean_chunk(of, chunk, rules, legacy, backwards=True, see=see.decided):
+        of = Pass(self._mark, self.reader.loader, self.reader.buffer, tally, see=see.decided)
+        for piece in clean_chunk(of, chunk, rules, legacy, backwards=True):
             size += piece.size
             self.estimated |= piece.estimated
         return size
 
     def _count(self, chunk: Chunk, source: SegmentScan, see: _See) -> None:
         for run in self.reader.runs(chunk, backwards=True):
-            self._mark(run, np.empty(len(run.spans), np.bool_))
-            see.run(run, np.ones(len(run.spans), np.bool_), np.full(len(run.batches), COPIED, np.int8))
+            is_last, every = np.empty(len(run.spans), np.bool_), np.ones(len(run.spans), np.bool_)
+            self._mark(run, is_last)
+            see.run(run, is_last, every, np.full(len(run.batches), COPIED, np.int8))
 
     def _mark(self, run: Run, is_last: np.ndarray) -> None:
-        self.keys.count(
-            run, self.first_dirty, self.end, is_last, f"{self.plan.input.topic}-{self.plan.input.partition}"
-        )
-        self._is_last = is_last
+        self.keys.count(run, self.dirty, is_last, self.plan.name)
 
     def hot_keys(self) -> tuple[HotKey, ...]:
         """Return the keys with the most records, each read again from its last record."""
@@ -295,33 +282,22 @@ class _See:
     ages: np.ndarray
     codecs: np.ndarray
 
-    def decided(self, run: Run, kept: np.ndarray, cleaned: np.ndarray) -> None:
+    def decided(self, run: Run, is_last: np.ndarray, kept: np.ndarray, cleaned: np.ndarray) -> None:
         """Add a run; called as `clean_batches.See`."""
-        self.run(run, kept, cleaned["outcome"].astype(np.int8))
+        self.run(run, is_last, kept, cleaned["outcome"].astype(np.int8))
 
-    def run(self, run: Run, kept: np.ndarray, outcome: np.ndarray) -> None:
+    def run(self, run: Run, is_last: np.ndarray, kept: np.ndarray, outcome: np.ndarray) -> None:
         """Add a run."""
         walk = self.walk
         mine = np.zeros(N_SUMS, np.int64)
         mine[sums_of.MIN_TIME], mine[sums_of.MAX_TIME] = NOTHING, -1
-        add_up(
-            run.batches,
-            run.bodies,
-            run.wanted,
-            run.spans,
-            walk._is_last,
-            kept,
-            outcome,
-            self.largest_before[run.first : run.first + len(run.batches)],
-            walk.plan.run.now_ms,
-            mine,
-            self.ages,
-        )
+        largest_before = self.largest_before[run.first : run.first + len(run.batches)]
+        add_up(run, RunDecisions(is_last, kept, outcome, largest_before), walk.plan.run.now_ms, mine, self.ages)
         low, high = int(mine[sums_of.MIN_TIME]), int(mine[sums_of.MAX_TIME])
         if high >= 0:
             walk.times.cover(low, high)
             times = walk.times
-            add_times(run.batches, run.bodies, run.wanted, run.spans, times.first, times.width_ms, times.counts)
+            add_times(run, times.first, times.width_ms, times.counts)
         total = self.sums
         for at, join in ((sums_of.MIN_TIME, min), (sums_of.MAX_TIME, max), (sums_of.LARGEST_LAG, max)):
             mine[at] = join(mine[at], total[at]) - total[at]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import log_file, open_root
-from lastkey.udfs.verify.digest_kernels import digest_batches, digest_records, header_versions
+from lastkey.udfs.verify.digest_kernels import Records, digest_batches, digest_records, header_versions
 from lastkey.udfs.verify.transactions import TXN_ROW, transaction_rows
 
 
@@ -33,36 +33,15 @@ class Block:
     batches: np.ndarray  # BATCH[n], a copy
     plain: np.ndarray  # uint64[n]
     full: np.ndarray  # uint64[n]
-    batch: np.ndarray  # int64[m]: the batch of each record
-    offset: np.ndarray  # int64[m]
-    timestamp: np.ndarray  # int64[m], ms; -1: none
-    digest: np.ndarray  # uint64[m]
-    low: np.ndarray  # uint64[m], key hash
-    high: np.ndarray
-    null_key: np.ndarray  # bool[m]
-    null_value: np.ndarray  # bool[m]
-    version: np.ndarray  # int64[m]: the highest of a key's records stays, the later of equals
+    records: Records
 
     def after(self, offset: int) -> Block:
         """Return the part of the block above an offset."""
         first = int(np.searchsorted(self.batches["last_offset"], offset, "right"))
-        row = int(np.searchsorted(self.batch, first))
-        return Block(
-            self.path,
-            self.mtime_ms,
-            self.batches[first:],
-            self.plain[first:],
-            self.full[first:],
-            self.batch[row:] - first,
-            self.offset[row:],
-            self.timestamp[row:],
-            self.digest[row:],
-            self.low[row:],
-            self.high[row:],
-            self.null_key[row:],
-            self.null_value[row:],
-            self.version[row:],
-        )
+        row = int(np.searchsorted(self.records.batch, first))
+        records = Records(*(column[row:] for column in self.records))
+        records = records._replace(batch=records.batch - first)
+        return Block(self.path, self.mtime_ms, self.batches[first:], self.plain[first:], self.full[first:], records)
 
 
 def _chunks(side: Side, segment: Segment, reader: LogReader, *, check_crc: bool) -> Iterator[Chunk]:
@@ -103,7 +82,7 @@ def _versions(run: Run, offset: np.ndarray, times: np.ndarray, by: Order) -> np.
         np.maximum(times, -1, out=versions)
     if by.strategy == "header":
         name = np.frombuffer(by.header.encode(), np.uint8)
-        header_versions(run.raw, run.scratch, run.bodies, run.spans, name, versions)
+        header_versions(run, name, versions)
     if by.strategy != "offset":
         versions[offset < by.log_start_offset] = -2  # below the version of any readable record
     return versions
@@ -127,20 +106,10 @@ def blocks(
                 digest_batches(run.batches, plain, full)
                 offset = np.empty(len(run.spans), np.int64)
                 times, digest = np.empty(len(run.spans), np.int64), np.empty(len(run.spans), np.uint64)
-                digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, k0, k1, offset, times, digest)
-                yield Block(
-                    chunk.path,
-                    segment.mtime_ms,
-                    run.batches.copy(),
-                    plain,
-                    full,
-                    np.repeat(np.arange(n), run.bodies["n_records"]),
-                    offset,
-                    times,
-                    digest,
-                    run.spans["key_low"].copy(),
-                    run.spans["key_high"].copy(),
-                    run.spans["null_key"].copy(),
-                    run.spans["null_value"].copy(),
-                    _versions(run, offset, times, by),
+                digest_records(run, k0, k1, offset, times, digest)
+                low, high, null_key, null_value = (
+                    run.spans[name].copy() for name in ("key_low", "key_high", "null_key", "null_value")
                 )
+                batch, versions = np.repeat(np.arange(n), run.bodies["n_records"]), _versions(run, offset, times, by)
+                records = Records(batch, offset, times, digest, low, high, null_key, null_value, versions)
+                yield Block(chunk.path, segment.mtime_ms, run.batches.copy(), plain, full, records)

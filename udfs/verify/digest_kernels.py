@@ -5,10 +5,11 @@ The version of a record, if `compaction.strategy` is header, is verify's own rea
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK, TRANSACTIONAL_MASK
 from lastkey.logformat.primitives.siphash_kernels import siphash128
@@ -46,22 +47,13 @@ def digest_batches(batches: np.ndarray, plain: np.ndarray, full: np.ndarray) -> 
 
 @kernel
 def digest_records(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    spans: np.ndarray,
-    k0: np.uint64,
-    k1: np.uint64,
-    offset: np.ndarray,
-    times: np.ndarray,
-    digest: np.ndarray,
+    run: Run, k0: np.uint64, k1: np.uint64, offset: np.ndarray, times: np.ndarray, digest: np.ndarray
 ) -> None:
     """Write the offset and timestamp of every record, and a hash of its timestamp and all its bytes from the key on.
 
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[m]; k0, k1: SipHash key; offset, times: int64[m], digest: uint64[m],
-    written.
+    k0, k1: SipHash key; offset, times: int64[m], digest: uint64[m], written.
     """
+    raw, scratch, batches, bodies, spans = run.raw, run.scratch, run.batches, run.bodies, run.spans
     for i in range(batches.shape[0]):
         body = bodies[i]
         append_time = batches[i].magic > 0 and batches[i].attributes & TIMESTAMP_TYPE_MASK != 0
@@ -77,55 +69,67 @@ def digest_records(
             digest[row] = _mix(low, np.uint64(timestamp))
 
 
+class Records(NamedTuple):
+    """Columns of m records."""
+
+    batch: np.ndarray  # int64, row of its batch
+    offset: np.ndarray  # int64
+    timestamp: np.ndarray  # int64, ms; -1: none
+    digest: np.ndarray  # uint64
+    low: np.ndarray  # uint64, key hash
+    high: np.ndarray  # uint64
+    null_key: np.ndarray  # bool
+    null_value: np.ndarray  # bool
+    version: np.ndarray  # int64: the highest of a key's records stays, the later of equals
+
+
+class LastOfKeys(NamedTuple):
+    """Table of 2^k slots: for each key the record of the highest version, the last one of equals."""
+
+    low: np.ndarray  # uint64, key hash
+    high: np.ndarray  # uint64
+    offset: np.ndarray  # int64; -1: the slot is free
+    version: np.ndarray  # int64
+    ok: np.ndarray  # bool, whether the record is, or may be missing
+    gone: np.ndarray  # bool, whether it is missing
+    left: np.ndarray  # bool, whether any record of the key survived
+    used: np.ndarray  # int64[1], slots that are not free
+
+
 @kernel
 def enter_last(
-    low: np.ndarray,
-    high: np.ndarray,
-    offset: np.ndarray,
-    version: np.ndarray,
-    ok: np.ndarray,
-    survived: np.ndarray,
-    part: int,
-    parts: int,
-    table_low: np.ndarray,
-    table_high: np.ndarray,
-    table_offset: np.ndarray,
-    table_version: np.ndarray,
-    table_ok: np.ndarray,
-    table_gone: np.ndarray,
-    table_left: np.ndarray,
-    used: int,
-) -> int:
-    """Enter records in the order of their offsets. For each key the table holds the record of the highest version, the
-    last one of equals, whether it is `ok`, and whether it is gone; and whether any record of the key survived.
+    records: Records, rows: np.ndarray, ok: np.ndarray, survived: np.ndarray, part: tuple[int, int], table: LastOfKeys
+) -> bool:
+    """Enter records in the order of their offsets; return False if the table would be more than 3/4 full.
 
-    low, high: uint64[n], key hashes; offset, version: int64[n]; ok, survived: bool[n]; only keys with high % parts ==
-    part are entered. table_*: [2^k], offset -1 is free. Returns the entries now used, or -1 if the table is more than
-    3/4 full.
+    rows: int64[], of the records to enter; ok, survived: bool[m]; part: (number, of how many): only keys with this
+    remainder of `high` are entered.
     """
-    mask = np.uint64(table_low.shape[0] - 1)
-    most = table_low.shape[0] // 4 * 3
+    mask = np.uint64(table.low.shape[0] - 1)
+    most = table.low.shape[0] // 4 * 3
     one = np.uint64(1)
-    for i in range(low.shape[0]):
-        if parts > 1 and np.int64(high[i] % np.uint64(parts)) != part:
+    number, parts = part
+    for i in rows:
+        low, high = records.low[i], records.high[i]
+        if parts > 1 and np.int64(high % np.uint64(parts)) != number:
             continue
-        slot = low[i] & mask
-        while table_offset[slot] >= 0 and (table_low[slot] != low[i] or table_high[slot] != high[i]):
+        slot = low & mask
+        while table.offset[slot] >= 0 and (table.low[slot] != low or table.high[slot] != high):
             slot = (slot + one) & mask
-        if table_offset[slot] < 0:
-            if used >= most:
-                return -1
-            table_low[slot] = low[i]
-            table_high[slot] = high[i]
-            used += 1
-        elif version[i] < table_version[slot]:
+        if table.offset[slot] < 0:
+            if table.used[0] >= most:
+                return False
+            table.low[slot] = low
+            table.high[slot] = high
+            table.used[0] += 1
+        elif records.version[i] < table.version[slot]:
             continue
-        table_left[slot] |= survived[i]
-        table_gone[slot] = not survived[i]
-        table_offset[slot] = offset[i]
-        table_version[slot] = version[i]
-        table_ok[slot] = ok[i]
-    return used
+        table.left[slot] |= survived[i]
+        table.gone[slot] = not survived[i]
+        table.offset[slot] = records.offset[i]
+        table.version[slot] = records.version[i]
+        table.ok[slot] = ok[i]
+    return True
 
 
 _NONE = -1
@@ -148,16 +152,15 @@ def _number(buf: np.ndarray, at: Any) -> tuple[Any, Any]:
 
 
 @kernel
-def header_versions(
-    raw: np.ndarray, scratch: np.ndarray, bodies: np.ndarray, spans: np.ndarray, name: np.ndarray, out: np.ndarray
-) -> None:
+def header_versions(run: Run, name: np.ndarray, out: np.ndarray) -> None:
     """Write the big-endian long in each record's last header called `name` (uint8[]) to out: int64[m]; -1 if it is
-    negative, of another size, or missing. raw, scratch: uint8[]; bodies: BODY[n]; spans: SPAN[m], decoded before.
+    negative, of another size, or missing.
     """
+    bodies, spans = run.bodies, run.spans
     for i in range(bodies.shape[0]):
         for row in range(bodies[i].first_span, bodies[i].first_span + bodies[i].n_records):
             at = spans[row].rest
-            buf = scratch if bodies[i].in_scratch else raw
+            buf = run.scratch if bodies[i].in_scratch else run.raw
             size, at = _number(buf, at)  # key
             at += max(size, 0)
             size, at = _number(buf, at)  # value

@@ -17,7 +17,7 @@ import numpy as np
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK, DELETE_HORIZON_MASK
 from lastkey.udfs.verify.blocks import Block, Order, Side, blocks
-from lastkey.udfs.verify.digest_kernels import enter_last
+from lastkey.udfs.verify.digest_kernels import LastOfKeys, enter_last
 from lastkey.udfs.verify.transactions import UNKNOWN, decisions
 
 _BYTES_PER_SLOT = 35
@@ -107,12 +107,12 @@ def compare(
         found = Differences()
         _compare_transactions(parent_transactions, before, child_transactions, after, child, found)
         for part in range(parts):
-            table = _Table(slots)
+            table = _table(slots)
             differences = found if part == 0 else Differences()
             walk = _Walk(parent, child, rules, aborted, undecided, secret, max_batch_bytes, soft, differences)
-            if not walk.run(table, part, parts):
+            if not walk.run(table, (part, parts)):
                 break
-            table.report(found, child, rules)
+            _report_lost(table, found, child, rules)
         else:
             if rules.erased >= 0:
                 _check_erased(found, child, rules, secret, max_batch_bytes, soft)
@@ -131,10 +131,11 @@ def _check_erased(
         found.add("erased", np.zeros(1, np.int64), path, f"{rules.erased} erased records, as the run says", seen)
     keys = np.unique(hashes.view("u8,u8"))
     for held in blocks(child, secret, max_batch_bytes, soft):
-        same = np.isin(np.stack([held.low, held.high], axis=1).view("u8,u8")[:, 0], keys) & ~held.null_key
+        records = held.records
+        same = np.isin(np.stack([records.low, records.high], axis=1).view("u8,u8")[:, 0], keys) & ~records.null_key
         found.add(
             "erased",
-            held.offset[same],
+            records.offset[same],
             held.path,
             "no record of a key of which any was erased",
             "the record at offset {offset}",
@@ -150,56 +151,34 @@ def _begin_at(batches: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return found
 
 
-class _Table:
-    def __init__(self, slots: int) -> None:
-        self.low, self.high = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
-        self.offset, self.ok = np.full(slots, -1, np.int64), np.zeros(slots, np.bool_)
-        self.version = np.zeros(slots, np.int64)
-        self.gone, self.left = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
-        self.used = 0  # slots; below 0: there are more keys than fit
+def _table(slots: int) -> LastOfKeys:
+    low, high = np.zeros((2, slots), np.uint64)
+    ok, gone, left = np.zeros((3, slots), np.bool_)
+    offset, version, used = np.full(slots, -1, np.int64), np.zeros(slots, np.int64), np.zeros(1, np.int64)
+    return LastOfKeys(low, high, offset, version, ok, gone, left, used)
 
-    def enter(
-        self, block: Block, rows: np.ndarray, ok: np.ndarray, survived: np.ndarray, part: int, parts: int
-    ) -> None:
-        self.used = enter_last(
-            block.low[rows],
-            block.high[rows],
-            block.offset[rows],
-            block.version[rows],
-            ok[rows],
-            survived[rows],
-            part,
-            parts,
-            self.low,
-            self.high,
-            self.offset,
-            self.version,
-            self.ok,
-            self.gone,
-            self.left,
-            self.used,
-        )
 
-    def report(self, found: Differences, child: Side, rules: AllowedDrops) -> None:
-        """Report the keys that lost their last record, and those of which only an older one is left. By version, a
-        record of a lower one may lawfully be left.
-        """
+def _report_lost(table: LastOfKeys, found: Differences, child: Side, rules: AllowedDrops) -> None:
+    """Report the keys that lost their last record, and those of which only an older one is left. By version, a record
+    of a lower one may lawfully be left.
+    """
+    taken = table.offset >= 0
+    found.add_at(
+        "lost",
+        np.sort(table.offset[taken & ~table.ok]),
+        child,
+        "the last committed record of every key",
+        "no record at offset {offset}, which is the last of its key in the generation before",
+    )
+    if rules.by.strategy == "offset":
+        readable = table.offset >= rules.readable_from
         found.add_at(
-            "lost",
-            np.sort(self.offset[(self.offset >= 0) & ~self.ok]),
+            "returned",
+            np.sort(table.offset[taken & readable & table.ok & table.gone & table.left]),
             child,
-            "the last committed record of every key",
-            "no record at offset {offset}, which is the last of its key in the generation before",
+            "no record of a key whose last one is gone",
+            "an older one than the one at offset {offset}, which deleted it",
         )
-        if rules.by.strategy == "offset":
-            readable = self.offset >= rules.readable_from
-            found.add_at(
-                "returned",
-                np.sort(self.offset[(self.offset >= 0) & readable & self.ok & self.gone & self.left]),
-                child,
-                "no record of a key whose last one is gone",
-                "an older one than the one at offset {offset}, which deleted it",
-            )
 
 
 def _compare_transactions(
@@ -236,7 +215,7 @@ class _Walk:
     soft_bytes: int
     found: Differences
 
-    def run(self, table: _Table, part: int, parts: int) -> bool:
+    def run(self, table: LastOfKeys, part: tuple[int, int]) -> bool:
         """Walk both sides once, side by side. Return whether the table had room for the keys; else it ends early."""
         children = blocks(self.child, self.secret, self.max_batch_bytes, self.soft_bytes)
         waiting: list[Block] = []
@@ -247,33 +226,32 @@ class _Walk:
                 if following is None:
                     break
                 waiting.append(following)
-            survived = np.zeros(len(block.offset), np.bool_)
+            survived = np.zeros(len(block.records.offset), np.bool_)
             for held in waiting:
                 self._match(block, held, end, survived)
             waiting = [w for w in (held.after(end) for held in waiting) if len(w.batches)]
-            self._enter(block, survived, table, part, parts)
-            if table.used < 0:
+            if not self._enter(block, survived, table, part):
                 return False
         for held in [*waiting, *children]:
-            self._report_added(held, np.ones(len(held.offset), np.bool_), np.ones(len(held.batches), np.bool_))
+            self._report_added(held, np.ones(len(held.records.offset), np.bool_), np.ones(len(held.batches), np.bool_))
         return True
 
     def _match(self, block: Block, held: Block, end: int, survived: np.ndarray) -> None:
         """Compare the child's batches and records up to offset `end` with the parent's run that covers them."""
         n = int(np.searchsorted(held.batches["last_offset"], end, "right"))
-        m = int(np.searchsorted(held.batch, n))
+        m = int(np.searchsorted(held.records.batch, n))
         self.found.compared_records += m
         legacy = block.batches["magic"] < 2
         # batches: one of magic 2 keeps its offsets; one of magic 0 or 1 lies inside one of the parent's
         at = np.searchsorted(block.batches["last_offset"], held.batches["last_offset"][:n])
         wrong = np.where(legacy[at], block.plain[at] != held.plain[:n], block.full[at] != held.full[:n])
         # records
-        offset = held.offset[:m]
-        row = np.minimum(np.searchsorted(block.offset, offset), max(len(block.offset) - 1, 0))
+        offset = held.records.offset[:m]
+        row = np.minimum(np.searchsorted(block.records.offset, offset), max(len(block.records.offset) - 1, 0))
         same = np.zeros(m, np.bool_)
-        if len(block.offset):
-            same = block.offset[row] == offset
-            changed = same & (block.digest[row] != held.digest[:m])
+        if len(block.records.offset):
+            same = block.records.offset[row] == offset
+            changed = same & (block.records.digest[row] != held.records.digest[:m])
             self.found.add(
                 "changed",
                 offset[changed],
@@ -284,7 +262,7 @@ class _Walk:
             survived[row[same & ~changed]] = True
         if self.rules.exact_until:
             self._report_old(held, m)
-        first = np.zeros(len(held.offset), np.bool_)
+        first = np.zeros(len(held.records.offset), np.bool_)
         first[:m] = ~same
         batches = np.zeros(len(held.batches), np.bool_)
         batches[:n] = wrong
@@ -293,7 +271,7 @@ class _Walk:
     def _report_added(self, held: Block, records: np.ndarray, batches: np.ndarray) -> None:
         self.found.add(
             "added",
-            held.offset[records],
+            held.records.offset[records],
             held.path,
             "only records of the generation before",
             "a record at offset {offset} that is not in it",
@@ -308,18 +286,19 @@ class _Walk:
 
     def _report_old(self, held: Block, m: int) -> None:
         data = (held.batches["attributes"] & CONTROL_MASK) == 0
-        time = held.timestamp[:m]
-        old = data[held.batch[:m]] & (time >= 0) & (time < self.rules.oldest_ms)
+        time = held.records.timestamp[:m]
+        old = data[held.records.batch[:m]] & (time >= 0) & (time < self.rules.oldest_ms)
         self.found.add(
             "old",
-            held.offset[:m][old & (held.offset[:m] < self.rules.exact_until)],
+            held.records.offset[:m][old & (held.records.offset[:m] < self.rules.exact_until)],
             held.path,
             "no record older than retention.ms, as retention.exact says",
             "one at offset {offset}",
         )
 
-    def _enter(self, block: Block, survived: np.ndarray, table: _Table, part: int, parts: int) -> None:
-        batches = block.batches
+    def _enter(self, block: Block, survived: np.ndarray, table: LastOfKeys, part: tuple[int, int]) -> bool:
+        """Enter what must survive of a run of the parent; return whether the table had room."""
+        batches, records = block.batches, block.records
         control = (batches["attributes"] & CONTROL_MASK) != 0
         gone, undecided = (_begin_at(batches, offsets) for offsets in (self.aborted, self.undecided))
         current = batches["magic"] >= 2
@@ -331,43 +310,44 @@ class _Walk:
         )
         if len(self.undecided):  # a tombstone behind it stays, because it deletes what readers may see
             past &= batches["base_offset"] < self.undecided[0]
-        data = ~(control | gone | undecided)[block.batch]
+        data = ~(control | gone | undecided)[records.batch]
         without = self.rules.file_times.get(block.path, block.mtime_ms)
-        time = np.where(block.timestamp >= 0, block.timestamp, without)
+        time = np.where(records.timestamp >= 0, records.timestamp, without)
         # retention's time for a record without one is known only if it deleted whole segments of the parent
-        undated = (block.timestamp < 0) & (not self.rules.every_record)
-        old = (block.offset < self.rules.old_until) & ((time < self.rules.oldest_ms) | undated)
-        exact = (block.offset < self.rules.exact_until) & (block.timestamp >= 0)
-        old |= exact & (block.timestamp < self.rules.oldest_ms)
-        expired = old | (block.offset < self.rules.gone_until)
+        undated = (records.timestamp < 0) & (not self.rules.every_record)
+        old = (records.offset < self.rules.old_until) & ((time < self.rules.oldest_ms) | undated)
+        exact = (records.offset < self.rules.exact_until) & (records.timestamp >= 0)
+        old |= exact & (records.timestamp < self.rules.oldest_ms)
+        expired = old | (records.offset < self.rules.gone_until)
         if self.rules.erased >= 0:  # of aborted transactions too
-            erased = ~survived & ~control[block.batch] & ~block.null_key
-            self.found.erased.append(np.stack([block.low[erased], block.high[erased]], axis=1))
+            erased = ~survived & ~control[records.batch] & ~records.null_key
+            self.found.erased.append(np.stack([records.low[erased], records.high[erased]], axis=1))
             expired |= erased
         if self.rules.every_record:
             self.found.add(
                 "expired",
-                block.offset[(data | undecided[block.batch]) & ~survived & ~expired],
+                records.offset[(data | undecided[records.batch]) & ~survived & ~expired],
                 block.path,
                 "every record that retention.ms and retention.bytes did not delete",
                 "no record at offset {offset}",
             )
-            return
-        may_go = expired | (block.null_key & (not self.rules.null_keys_stay))
+            return True
+        may_go = expired | (records.null_key & (not self.rules.null_keys_stay))
         self.found.add(
             "undecided",
-            block.offset[undecided[block.batch] & ~survived & ~may_go],
+            records.offset[undecided[records.batch] & ~survived & ~may_go],
             block.path,
             "every record of a transaction whose marker is lost",
             "no record at offset {offset}",
         )
-        ok = survived | (block.null_value & past[block.batch]) | expired
-        table.enter(block, np.flatnonzero(data & ~block.null_key), ok, survived, part, parts)
+        ok = survived | (records.null_value & past[records.batch]) | expired
+        has_room = bool(enter_last(records, np.flatnonzero(data & ~records.null_key), ok, survived, part, table))
         if self.rules.null_keys_stay:
             self.found.add(
                 "unkeyed",
-                block.offset[data & block.null_key & ~survived & ~expired],
+                records.offset[data & records.null_key & ~survived & ~expired],
                 block.path,
                 "every record without a key kept",
                 "no record at offset {offset}",
             )
+        return has_room

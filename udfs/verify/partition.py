@@ -20,8 +20,8 @@ from typing import Final
 import numpy as np
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import CODEC_MASK, CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import Segment

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from lastkey.logformat.batches import walk_kernels as walk
-from lastkey.logformat.batches.bodies import BadBatch, Run
+from lastkey.logformat.batches.bodies import BadBatch
 from lastkey.logformat.batches.chunks import NO_END, Chunk, batch_problem, only_zeros, read_exactly, too_large
 from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH_OVERHEAD, LOG_OVERHEAD, MAGIC_OFFSET, MAX_MAGIC, MIN_LEGACY_SIZE, V3_SMALLEST
 from lastkey.logformat.storage.regular_files import LogFile, following, will_read

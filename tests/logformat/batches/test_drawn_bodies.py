@@ -20,9 +20,10 @@ import pytest
 import zstandard
 
 from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.batches.legacy import message_checksums
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
-from lastkey.logformat.primitives.codec import XERIAL_MAGIC, Scratch, compress, decompress_into
+from lastkey.logformat.primitives.codec import XERIAL_MAGIC, BatchPlace, Scratch, compress, decompress_into
 from lastkey.logformat.primitives.lz4_kernels import HEADER as LZ4_HEADER
 from tests.attack.summary import n_cases
 from tests.reference.legacy import message
@@ -136,7 +137,7 @@ def draw(n: int, seed: int) -> Iterator[tuple[bytes, int]]:
 def check_alone(bodies: list[bytes], packer: str, out: Scratch) -> None:
     codec, pack = PACKERS[packer]
     for i, body in enumerate(bodies):
-        n = decompress_into(codec, pack(body), out, 3, len(body), path=packer, position=i)
+        n = decompress_into(codec, pack(body), out, 3, len(body), BatchPlace(packer, i))
         assert n == len(body) and out.view[3 : 3 + n] == body, f"{packer}: {body.hex()}"
 
 
@@ -159,7 +160,7 @@ def _loaded(stored: list[bytes], counts: list[int], codec: int, *, backwards: bo
     rows["last_offset"] = 1 << 30
     loader = BodyLoader(max_batch_bytes=1 << 20, soft_bytes=1 << 16, secret=(1, 2))
     done = 0
-    for run in loader.runs(raw, 1000, rows, np.ones(len(rows), np.bool_), "a.log", backwards=backwards):
+    for run in loader.runs(Chunk(1000, raw, rows, path="a.log"), backwards=backwards):
         source = run.scratch if codec else run.raw
         spans = run.spans.copy()
         starts = np.repeat(run.bodies["start"], run.bodies["n_records"])
@@ -242,7 +243,8 @@ def test_drawn_wrappers(packer, magic):
     rows["position"] = np.cumsum(rows["size"]) - rows["size"]
     rows["last_offset"] = [records[-1][0] for records in held]
     loader, seen = BodyLoader(max_batch_bytes=1 << 20), []
-    for run in loader.runs(raw, 0, rows, np.ones(len(rows), np.bool_), "a.log", backwards=False):
+    chunk = Chunk(0, raw, rows, path="a.log")
+    for run in loader.runs(chunk):
         for body in run.bodies:
             spans = run.spans[body["first_span"] : body["first_span"] + body["n_records"]]
             records = [run.scratch[span["rest"] : span["end"]].tobytes() for span in spans]
@@ -251,5 +253,5 @@ def test_drawn_wrappers(packer, magic):
     assert seen == wanted
     for row, batch in zip(rows, held, strict=True):
         crc, valid = np.zeros(len(batch), np.uint32), np.zeros(len(batch), np.bool_)
-        message_checksums(raw, 0, row, 1 << 20, "a.log", crc, valid)
+        message_checksums(chunk, row, 1 << 20, crc, valid)
         assert valid.all() and crc.all()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pyarrow import fs as pafs
 
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail, read_chunks
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, LogRange, Tail, read_chunks
+from lastkey.logformat.batches.reader import read_headers
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from tests.builders.logs import write_segment
@@ -28,20 +28,22 @@ def whole(path, start=0, end=None, **options):
     tail, rows, buffer = Tail(start), [np.empty(0, BATCH)], ChunkBuffer(1 << 20)
     with pafs.LocalFileSystem().open_input_file(str(path)) as file:
         try:
-            for chunk in read_chunks(file, "p", start, end or file.size(), buffer, tail, check_crc=False, **options):
+            wanted = LogRange(start, end or file.size(), **options)
+            for chunk in read_chunks(file, "p", wanted, buffer, tail, check_crc=False):
                 rows.append(chunk.batches.copy())
         except LogFormatError as error:
             return np.concatenate(rows), error
     return np.concatenate(rows), tail
 
 
-def sparse(path, start=0, end=None, buffer=None, read=None, **options):
+def sparse(path, start=0, end=None, buffer=None, read=None, check_markers=False, **options):
     tail, rows = Tail(start), [np.empty(0, BATCH)]
     position = start
     with path.open("rb", buffering=0) as file:
         size = end or os.fstat(file.fileno()).st_size
         try:
-            for headers in read_headers(file, "p", start, size, buffer or ChunkBuffer(1 << 20), tail, **options):
+            wanted, buffer = LogRange(start, size, **options), buffer or ChunkBuffer(1 << 20)
+            for headers in read_headers(file, "p", wanted, buffer, tail, check_markers=check_markers):
                 assert headers.position == position == headers.batches["position"][0]
                 position += headers.size
                 rows.append(headers.batches.copy())
@@ -146,7 +148,7 @@ def test_checksums_of_markers(tmp_path, at, bit):
     error = sparse(log, check_markers=True)[1]
     assert (error.kind, error.position) == ("crc", marker["position"])
     with pafs.LocalFileSystem().open_input_file(str(log)) as file, pytest.raises(LogFormatError) as other:
-        list(read_headers(file, "p", 0, file.size(), ChunkBuffer(), Tail(), check_markers=True))
+        list(read_headers(file, "p", LogRange(0, file.size()), ChunkBuffer(), Tail(), check_markers=True))
     assert str(other.value) == str(error)
 
 
@@ -154,7 +156,7 @@ def test_other_file_systems_are_read_whole(tmp_path):
     log = write_segment(tmp_path, MIXED)
     tail, rows = Tail(), []
     with pafs.LocalFileSystem().open_input_file(str(log)) as file:
-        for headers in read_headers(file, "p", 0, file.size(), ChunkBuffer(), tail):
+        for headers in read_headers(file, "p", LogRange(0, file.size()), ChunkBuffer(), tail):
             rows += headers.batches.tolist()
             assert headers.bytes_read == headers.size
     assert rows == whole(log)[0].tolist()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import struct
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_chunks
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
 
 pytestmark = pytest.mark.process  # of openssl
@@ -33,9 +35,9 @@ def hashes() -> dict[bytes | None, tuple[int, int]]:
 
 def hashes_of(log: bytes) -> list[tuple[int, int]]:
     loader, found = BodyLoader(max_batch_bytes=1 << 20, secret=SECRET), []
-    for chunk in read_chunks(pa.BufferReader(log), "log", 0, len(log), ChunkBuffer(), Tail()):
+    for chunk in read_chunks(pa.BufferReader(log), "log", LogRange(0, len(log)), ChunkBuffer(), Tail()):
         wanted = np.ones(len(chunk.batches), np.bool_)
-        for run in loader.runs(chunk.raw, chunk.position, chunk.batches, wanted, "log", backwards=False):
+        for run in loader.runs(chunk, wanted):
             assert isinstance(run, Run)
             found += run.spans[["key_low", "key_high"]].tolist()
     return found
@@ -71,7 +73,8 @@ def test_bytes_that_are_read_only(hashes: dict[bytes | None, tuple[int, int]]) -
         {"key": pa.array(KEYS[:3]), "value": pa.array(KEYS[:3]), "timestamp_ms": pa.array([5] * 3)}
     )
     raw = np.frombuffer(encode_batches(records, 0, BatchOptions()).tobytes(), np.uint8)
-    (chunk,) = read_chunks(pa.BufferReader(raw.tobytes()), "log", 0, len(raw), ChunkBuffer(), Tail())
+    wanted = LogRange(0, len(raw))
+    (chunk,) = read_chunks(pa.BufferReader(raw.tobytes()), "log", wanted, ChunkBuffer(), Tail())
     loader = BodyLoader(max_batch_bytes=1 << 20, secret=SECRET)
-    (run,) = loader.runs(raw, 0, chunk.batches, np.ones(1, np.bool_), "log", backwards=False)
+    (run,) = loader.runs(replace(chunk, raw=raw))
     assert run.spans[["key_low", "key_high"]].tolist() == [hashes[key] for key in KEYS[:3]]

@@ -12,9 +12,8 @@ import pytest
 from pyarrow import fs as pafs
 
 from lastkey.logformat.batches import walk_kernels as batch_kernels
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, batch_problem, read_chunks
-from lastkey.logformat.batches.headers import read_headers
-from lastkey.logformat.batches.reader import LogReader
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, batch_problem, read_chunks
+from lastkey.logformat.batches.reader import LogReader, read_headers
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.search.partition_log import OUT_OF_RANGE, PartitionLog, open_partition
@@ -42,13 +41,13 @@ def plain(magic: int) -> Callable[[int], bytes]:
 
 def by_read_chunks(path: Path) -> list[int]:
     with pafs.LocalFileSystem().open_input_file(str(path)) as file:
-        chunks = read_chunks(file, "p", 0, file.size(), ChunkBuffer(1 << 16), Tail())
+        chunks = read_chunks(file, "p", LogRange(0, file.size()), ChunkBuffer(1 << 16), Tail())
         return [int(last) for chunk in chunks for last in chunk.batches["last_offset"]]
 
 
 def by_read_headers(path: Path) -> list[int]:
     with path.open("rb", buffering=0) as file:
-        parts = read_headers(file, "p", 0, path.stat().st_size, ChunkBuffer(1 << 16), Tail())
+        parts = read_headers(file, "p", LogRange(0, path.stat().st_size), ChunkBuffer(1 << 16), Tail())
         return [int(last) for part in parts for last in part.batches["last_offset"]]
 
 

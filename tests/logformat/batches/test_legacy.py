@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastkey.logformat.batches import legacy_kernels
-from lastkey.logformat.batches.legacy import transcode_plain, transcode_plain_batches, transcode_wrapper, unpack_wrapper
+from lastkey.logformat.batches.chunks import Chunk
+from lastkey.logformat.batches.legacy import transcode_plain, transcode_wrapper
 from lastkey.logformat.batches.span_kernels import BODY
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
@@ -65,11 +66,27 @@ def wrap(magic, offset, content, *, codec=GZIP, timestamp=-1, attributes=0, key=
     return message(magic, offset, key, value, timestamp=timestamp, attributes=codec | attributes)
 
 
+def chunk_of(raw, position, sizes, last_offsets=0):
+    """Return consecutive batches as a chunk whose bytes begin at a position of the file, and the first batch behind."""
+    rows = np.zeros(len(sizes), BATCH)
+    rows["size"], rows["last_offset"] = sizes, last_offsets
+    rows["position"] = position + len(raw) - sum(sizes) + np.cumsum(sizes) - sizes
+    return Chunk(position, raw, rows, path="a.log")
+
+
+def transcoded(chunk, rows, out, at):
+    """Return the starts and ends of uncompressed batches' records in `out`."""
+    bodies = np.zeros(len(chunk.batches), BODY)
+    transcode_plain(chunk, rows, bodies, out, at)
+    return bodies["start"][rows], bodies["end"][rows]
+
+
 def opened(batch, *, at=0, limit=1 << 20, junk=b""):
     """Return the records of a wrapper, and its other results; `junk` stands before it in the file."""
     raw = np.frombuffer(junk + batch, np.uint8)
     out = Scratch(8)
-    got = transcode_wrapper(raw, len(junk), len(batch), Scratch(8), out, at, limit, path="a.log", position=100)
+    chunk = chunk_of(raw, 100 - len(junk), [len(batch)])
+    got = transcode_wrapper(chunk, chunk.batches[0], Scratch(8), out, at, limit)
     data = out.array[at : at + got.n_bytes].tobytes()
     records = twin.decode(data, got.base_offset)
     assert data == twin.encode(records)
@@ -112,9 +129,8 @@ def test_a_message_set_of_kafka_in_magic_0_is_read():
 def test_uncompressed_messages_that_kafka_wrote():
     first, second = base64.b64decode(V0_PLAIN), base64.b64decode(V1_PLAIN)
     raw = np.frombuffer(b"junk" + first + second, np.uint8)
-    starts, sizes = np.array([4, 4 + len(first)]), np.array([len(first), len(second)])
     out = Scratch(8)
-    begins, ends = transcode_plain(raw, starts, sizes, out, 3, path="a.log", raw_position=0)
+    begins, ends = transcoded(chunk_of(raw, 0, [len(first), len(second)]), np.arange(2), out, 3)
     assert begins[0] == 3
     assert begins[1] == ends[0]
     records = [twin.decode(out.array[a:b].tobytes(), 0)[0] for a, b in zip(begins, ends, strict=True)]
@@ -234,7 +250,7 @@ def test_magic_1_in_the_size_of_magic_0():
     refused("record", wrap(1, 0, short))
     raw = np.frombuffer(b"xx" + short, np.uint8)
     with pytest.raises(LogFormatError) as caught:
-        transcode_plain(raw, np.array([2]), np.array([26]), Scratch(8), 0, path="a.log", raw_position=50)
+        transcoded(chunk_of(raw, 50, [26]), np.arange(1), Scratch(8), 0)
     assert (caught.value.kind, caught.value.position, caught.value.base_offset) == ("record", 52, 0)
 
 
@@ -242,26 +258,19 @@ def test_rows_of_batches():
     wrapper = wrap(1, 12, message(1, 0, b"a", b"1") + message(1, 2, b"b", b"2", timestamp=9))
     plain = [message(0, 13, b"c", None), message(1, 14, b"d", b"4", timestamp=77)]
     raw = np.frombuffer(b"??" + wrapper + b"".join(plain), np.uint8)
-    batches, bodies = np.zeros(3, BATCH), np.zeros(3, BODY)
-    batches["size"] = [len(wrapper), *map(len, plain)]
-    batches["position"] = 1002 + np.cumsum([0, *batches["size"][:-1]])
-    batches["base_offset"], batches["last_offset"] = [-1, 13, 14], [12, 13, 14]
-    inner, out = Scratch(8), Scratch(8)
-    at = unpack_wrapper(raw, 1000, batches[0], bodies[0:1], inner, out, 6, 1 << 20, "a.log")
-    end = transcode_plain_batches(raw, 1000, batches, np.array([1, 2]), bodies, out, at, "a.log")
-    assert bodies["start"][0] == 6
-    assert bodies["end"][0] == at == bodies["start"][1]
+    chunk = chunk_of(raw, 1000, [len(wrapper), *map(len, plain)], [12, 13, 14])
+    bodies, out = np.zeros(3, BODY), Scratch(8)
+    end = transcode_plain(chunk, np.array([1, 2]), bodies, out, 6)
+    assert bodies["start"][1] == 6
     assert bodies["end"][2] == end
-    assert bodies["in_scratch"].all()
-    assert bodies["n_records"].tolist() == [2, 1, 1]
-    assert bodies["base_offset"].tolist() == [10, 13, 14]
+    assert bodies["in_scratch"][1:].all()
+    assert bodies["n_records"][1:].tolist() == [1, 1]
+    assert bodies["base_offset"][1:].tolist() == [13, 14]
     records = [
-        r for b in bodies for r in twin.decode(out.array[b["start"] : b["end"]].tobytes(), int(b["base_offset"]))
+        r for b in bodies[1:] for r in twin.decode(out.array[b["start"] : b["end"]].tobytes(), int(b["base_offset"]))
     ]
-    assert records == [
-        Record(10, -1, b"a", b"1"), Record(12, 9, b"b", b"2"), Record(13, -1, b"c", None), Record(14, 77, b"d", b"4"),
-    ]  # fmt: skip
-    assert transcode_plain_batches(raw, 1000, batches, np.array([], np.int64), bodies, out, 99, "a.log") == 99
+    assert records == [Record(13, -1, b"c", None), Record(14, 77, b"d", b"4")]
+    assert transcode_plain(chunk, np.array([], np.int64), bodies, out, 99) == 99
 
 
 FIELD = st.none() | st.binary(max_size=80)
@@ -333,7 +342,7 @@ def test_uncompressed_as_the_twin(messages):
     raw = np.frombuffer(b"".join(messages), np.uint8)
     sizes = np.array([len(one) for one in messages])
     out = Scratch(1)
-    begins, ends = transcode_plain(raw, np.cumsum(sizes) - sizes, sizes, out, 2, path="a", raw_position=0)
+    begins, ends = transcoded(chunk_of(raw, 0, sizes), np.arange(len(sizes)), out, 2)
     for one, begin, end in zip(messages, begins, ends, strict=True):
         _, _, timestamp, key, value = twin.parse(one[12:])
         assert twin.decode(out.array[begin:end].tobytes(), 0) == [Record(0, timestamp, key, value)]

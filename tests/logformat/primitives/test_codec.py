@@ -26,6 +26,7 @@ from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_N
 from lastkey.logformat.primitives.codec import (
     GZIP_HEADER,
     XERIAL_MAGIC,
+    BatchPlace,
     Scratch,
     compress,
     decompress_into,
@@ -91,7 +92,7 @@ REAL = {
 
 def read(codec, body, *, limit=MIB, at=0, magic=2, scratch=None):
     scratch = scratch or Scratch(16)
-    n = decompress_into(codec, body, scratch, at, limit, path="a.log", position=7, base_offset=42, magic=magic)
+    n = decompress_into(codec, body, scratch, at, limit, BatchPlace("a.log", 7, 42, magic))
     return scratch.array[at : at + n].tobytes()
 
 
@@ -534,7 +535,7 @@ def test_gzip_costs_as_much_as_it_is_long(body):
         best = math.inf
         for _ in range(3):
             out, start = Scratch(), time.process_time()
-            decompress_into(CODEC_GZIP, np.frombuffer(data, np.uint8), out, 0, 256 << 20, path="x", position=0)
+            decompress_into(CODEC_GZIP, np.frombuffer(data, np.uint8), out, 0, 256 << 20, BatchPlace("x", 0))
             best = min(best, time.process_time() - start)
         return best
 

@@ -10,7 +10,7 @@ import pytest
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_LZ4
-from lastkey.logformat.primitives.codec import Scratch, compress, decompress_into
+from lastkey.logformat.primitives.codec import BatchPlace, Scratch, compress, decompress_into
 from lastkey.logformat.primitives.lz4_kernels import HEADER, decompress_bodies
 from lastkey.logformat.primitives.zstd_kernels import MORE_ROOM
 
@@ -39,9 +39,9 @@ def test_room_is_asked_for_every_block(checksums: bool) -> None:
 def test_a_block_that_gives_more_than_its_frame_allows_is_refused_where_there_is_room() -> None:
     content = lz4.frame.compress(bytes(BLOCK + 1), block_size=7, block_linked=False, store_size=False)
     body = HEADER + content[7:]  # whose blocks are 64 KiB at the most
-    assert decompress_into(CODEC_LZ4, content, Scratch(), 0, LIMIT, path="log", position=0) == BLOCK + 1
+    assert decompress_into(CODEC_LZ4, content, Scratch(), 0, LIMIT, BatchPlace("log", 0)) == BLOCK + 1
     with pytest.raises(LogFormatError, match="a block that does not decompress to what its frame allows"):
-        decompress_into(CODEC_LZ4, body, Scratch(), 0, LIMIT, path="log", position=0)
+        decompress_into(CODEC_LZ4, body, Scratch(), 0, LIMIT, BatchPlace("log", 0))
 
 
 def test_a_block_that_would_stay_as_large_is_stored() -> None:

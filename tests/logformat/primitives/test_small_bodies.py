@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CODEC_SNAPPY
 from lastkey.logformat.primitives import small_body_kernels as small
-from lastkey.logformat.primitives.codec import Scratch, compress, decompress_into, unpack_many
+from lastkey.logformat.primitives.codec import BatchPlace, Scratch, compress, decompress_into, unpack_many
 
 LIMIT = 1 << 20
 
@@ -39,7 +39,7 @@ def in_kernel(bodies: list[bytes], **given: int) -> tuple[list[bytes], int]:
 def by_library(body: bytes, limit: int = LIMIT) -> bytes | None:
     out = Scratch()
     try:
-        return out.array[: decompress_into(CODEC_SNAPPY, body, out, 0, limit, path="", position=0)].tobytes()
+        return out.array[: decompress_into(CODEC_SNAPPY, body, out, 0, limit, BatchPlace("", 0))].tobytes()
     except LogFormatError:
         return None
 

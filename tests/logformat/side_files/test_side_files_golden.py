@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.side_files import checkpoints, offset_index, producer_snapshot, time_index, transaction_index
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import (
@@ -50,7 +50,7 @@ class Folder:
     def batches(self, base):
         """Return copies of the rows, in small chunks."""
         data = self.data(base, names.LOG)
-        chunks = read_chunks(io.BytesIO(data), "p", 0, len(data), ChunkBuffer(3000), Tail())
+        chunks = read_chunks(io.BytesIO(data), "p", LogRange(0, len(data)), ChunkBuffer(3000), Tail())
         return [chunk.batches.copy() for chunk in chunks]
 
 

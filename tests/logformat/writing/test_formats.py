@@ -193,7 +193,7 @@ def read(raw, keys_only):
         return None
     loader = BodyLoader(max_batch_bytes=1 << 16, keys_only=keys_only, secret=(1, 2))
     try:
-        runs = loader.runs(raw, 0, rows[:n], np.ones(n, np.bool_), "t-0/0.log", backwards=False)
+        runs = loader.runs(Chunk(0, raw, rows[:n], path="t-0/0.log"))
         return [
             (
                 int(b) + int(s["offset_delta"]),

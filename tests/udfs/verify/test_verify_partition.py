@@ -426,7 +426,7 @@ from lastkey.udfs.verify.blocks import Order, Side, blocks
 listed = Segment(sys.argv[1], "00000000000000000000.log", 0, int(sys.argv[2]), 0)
 side = Side((listed,), 1)
 for block in blocks(side, (1, 2), 1 << 20, 1 << 20, Order("header", "version")):
-    print(block.version.tolist())
+    print(block.records.version.tolist())
 """
 
 

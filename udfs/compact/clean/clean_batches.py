@@ -7,16 +7,17 @@ decision (`decide_kernels.decide`), and the new bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
+from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK
 from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
-from lastkey.udfs.compact.clean.decide_kernels import decide
+from lastkey.udfs.compact.clean.decide_kernels import BatchDecisions, RecordRules, decide
 from lastkey.udfs.compact.clean.rebuild_kernels import (
     CLEANED,
     assemble_batches,
@@ -98,8 +99,8 @@ Decider = Callable[[Run, np.ndarray], None]  # a decider: fills bool[len(run.spa
 # (BATCH[n] of a chunk, bool[n]: records that go or stay in any case) -> int8[n], a verdict on each batch (`verdicts`)
 VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
-# called with the decisions about a run: kept bool[len(run.spans)], CLEANED[n]
-See = Callable[[Run, np.ndarray, np.ndarray], None]
+# called with a run, what its decider marked and what stays, both bool[len(run.spans)], and CLEANED[n]
+See = Callable[[Run, np.ndarray, np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Pass:
     buffer: ChunkBuffer
     tally: Tally
     verdicts_of: VerdictsOf | None = None  # a verdict replaces the body of its batch, which is not read then
+    see: See | None = None
 
 
 def clean_chunk(
@@ -120,58 +122,35 @@ def clean_chunk(
     keep_legacy_tombstones: bool,
     *,
     backwards: bool,
-    see: See | None = None,
     room: Room | None = None,
 ) -> Iterator[CleanedRun]:
     """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. room: gives the
     memory of a piece, if not each has its own.
     """
-    batches = chunk.batches
-    discardable, retention, drop, undecided, verdicts = _of_batches(of, batches, rules)
-    wanted = ~drop & (verdicts == UNKNOWN)
-    for run in of.loader.runs(
-        chunk.raw, chunk.position, batches, wanted, chunk.path, backwards=backwards, before=chunk.before
-    ):
-        part = slice(run.first, run.first + len(run.batches))
-        may_stay = np.empty(len(run.spans), np.bool_)
-        if undecided[part].any():
-            of.decider(replace(run, wanted=run.wanted & ~undecided[part]), may_stay)
-            may_stay[np.repeat(undecided[part], run.bodies["n_records"])] = True
+    decided = _of_batches(of, chunk.batches, rules)
+    wanted = ~decided.drop_records & (decided.verdicts == UNKNOWN)
+    of_records = RecordRules(
+        rules.now_ms, rules.new_horizon_ms, rules.oldest_ms, rules.by_key, rules.tombstones_from,
+        keep_legacy_tombstones, rules.keep_null_keys, rules.keeps_end,
+    )  # fmt: skip
+    for run in of.loader.runs(chunk, wanted, backwards=backwards):
+        here = BatchDecisions(*(column[run.first : run.first + len(run.batches)] for column in decided))
+        kept, cleaned = np.empty(len(run.spans), np.bool_), np.zeros(len(run.batches), CLEANED)
+        if here.undecided.any():
+            of.decider(run._replace(wanted=run.wanted & ~here.undecided), kept)
+            kept[np.repeat(here.undecided, run.bodies["n_records"])] = True
         else:
-            of.decider(run, may_stay)
-        kept = np.ones(len(run.spans), np.bool_)  # of a batch with a verdict all that are here
-        cleaned = np.zeros(len(run.batches), CLEANED)
-        decide(
-            run.batches,
-            run.bodies,
-            run.spans,
-            may_stay,
-            retention[part],
-            drop[part],
-            discardable[part],
-            verdicts[part],
-            rules.now_ms,
-            rules.new_horizon_ms,
-            rules.oldest_ms,
-            rules.by_key,
-            rules.tombstones_from,
-            keep_legacy_tombstones,
-            rules.keep_null_keys,
-            rules.keeps_end,
-            kept,
-            cleaned,
-            of.tally.counters,
-        )
-        if see is not None:
-            see(run, kept, cleaned)
+            of.decider(run, kept)
+        may_stay = kept if of.see is None else kept.copy()
+        decide(run, kept, here, of_records, cleaned, of.tally.counters)
+        if of.see is not None:
+            of.see(run, may_stay, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
             yield _write(run, chunk.position, kept, cleaned, of.tally, rules.dry_run, room)
 
 
-def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> tuple[np.ndarray, ...]:
-    """Return what is decided of BATCH[n] before their records are read: discardable bool[n], retention int8[n], drop
-    bool[n] and undecided bool[n] as of `batch_retention` and Rules; verdicts int8[n].
-    """
+def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> BatchDecisions:
+    """Return what is decided of BATCH[n] before their records are read, by `batch_retention` and the rules."""
     discardable = rules.discardable(batches)
     retention, drop = batch_retention(
         batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms
@@ -181,7 +160,7 @@ def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> tuple[np.ndarray
     if rules.keep_batches:
         retention[:] = RETAIN_EMPTY
     verdicts = of.verdicts_of(batches, drop | undecided) if of.verdicts_of else np.zeros(len(batches), np.int8)
-    return discardable, retention, drop, undecided, verdicts
+    return BatchDecisions(discardable, retention, drop, undecided, verdicts)
 
 
 def _write(
@@ -207,7 +186,7 @@ def _write(
     if dry_run:
         return CleanedRun(rows, None, -1, total, estimated=estimated)
     data = np.empty(total, np.uint8) if room is None else room(total)
-    assemble_batches(run.raw, raw_position, run.batches, cleaned, payload, ends, data)
+    assemble_batches(run, raw_position, cleaned, payload, ends, data)
     return CleanedRun(rows, data, -1, total, digest=digest)
 
 
@@ -221,9 +200,7 @@ def _encoded(
     room = int(old[rebuilt].sum() + _REENCODED_MORE * cleaned["n_kept"][rebuilt].sum(dtype=np.int64))
     plain = np.empty(room, np.uint8)
     rows, ends = np.empty(len(run.spans), np.int32), np.empty(len(cleaned), np.int64)
-    digest = encode_bodies(
-        run.raw, run.scratch, run.batches, run.bodies, cleaned, rebuilt, run.spans, kept, rows, plain, ends
-    )
+    digest = encode_bodies(run, cleaned, kept, rows, plain, ends)
     return plain, ends, int(digest)
 
 

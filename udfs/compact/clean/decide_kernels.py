@@ -4,8 +4,11 @@ KAFKA.md, "Batches", "Records", "Tombstones" and "What is written".
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import kernel
 from lastkey.logformat.layout import (
     CODEC_MASK,
@@ -43,38 +46,41 @@ from lastkey.udfs.compact.verdicts import (
 )
 
 
+class BatchDecisions(NamedTuple):
+    """Decisions about n batches before their records are read."""
+
+    discardable: np.ndarray  # bool[n], transactional and control batches that may go
+    retention: np.ndarray  # int8[n]
+    drop_records: np.ndarray  # bool[n]
+    undecided: np.ndarray  # bool[n], their records stay, and supersede nothing
+    # int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its records are known to stay, or to
+    # be superseded
+    verdicts: np.ndarray
+
+
+class RecordRules(NamedTuple):
+    """Rules about records."""
+
+    now_ms: int
+    new_horizon_ms: int  # now + delete.retention.ms; if negative, the sum overflowed and no horizon is set
+    oldest_ms: int  # drop data records with an earlier timestamp; if negative, the smallest one is not computed either
+    by_key: bool  # if False, only their time, and the decider, remove records
+    tombstones_from: int  # from this offset on they stay
+    keep_legacy_tombstones: bool
+    keep_null_keys: bool
+    keeps_end: bool  # no segment behind tells the end of the last batch
+
+
 @kernel
 def decide(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    spans: np.ndarray,
-    may_stay: np.ndarray,
-    retention: np.ndarray,
-    drop_records: np.ndarray,
-    discardable: np.ndarray,
-    verdicts: np.ndarray,
-    now_ms: int,
-    new_horizon_ms: int,
-    oldest_ms: int,
-    by_key: bool,
-    tombstones_from: int,
-    keep_legacy_tombstones: bool,
-    keep_null_keys: bool,
-    keeps_end: bool,
-    kept: np.ndarray,
-    cleaned: np.ndarray,
-    counters: np.ndarray,
+    run: Run, kept: np.ndarray, decided: BatchDecisions, rules: RecordRules, cleaned: np.ndarray, counters: np.ndarray
 ) -> None:
-    """Decide for every record (kept: bool[len(spans)]) and batch (cleaned: CLEANED[n]); add to the counters: int64[].
-
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; may_stay: bool[len(spans)]; retention: int8[n]; drop_records,
-    discardable: bool[n]; verdicts: int8[n]: a batch with a verdict other than UNKNOWN has no spans, because all its
-    records are known to stay, or to be superseded. new_horizon_ms: now + delete.retention.ms; if negative, the sum
-    overflowed and no horizon is set. oldest_ms: drop data records with an
-    earlier timestamp, keep those without one; if negative, times do not matter and the smallest is not computed.
-    by_key: if False, only their time, and may_stay, remove records. tombstones_from: from this offset on they stay.
-    keeps_end: no segment behind tells the end of the last batch.
+    """Decide for every record (kept: bool[len(spans)]; given: whether it may stay; written: whether it does) and batch
+    (cleaned: CLEANED[n], written); add to the counters: int64[].
     """
+    batches, bodies, spans = run.batches, run.bodies, run.spans
+    discardable, retention, drop_records, _, verdicts = decided
+    now_ms, oldest_ms, by_key, tombstones_from = rules.now_ms, rules.oldest_ms, rules.by_key, rules.tombstones_from
     for i in range(batches.shape[0]):
         batch = batches[i]
         body = bodies[i]
@@ -106,22 +112,22 @@ def decide(
                 if control:
                     pass
                 elif not by_key:
-                    if not may_stay[row]:
+                    if not kept[row]:
                         keep = False
                         counters[DROPPED_ERASED] += 1
                 elif span.null_key:
                     counters[NULL_KEYS] += 1
-                    if not keep_null_keys:
+                    if not rules.keep_null_keys:
                         keep = False
                         counters[DROPPED_NULL_KEY] += 1
-                elif not may_stay[row]:
+                elif not kept[row]:
                     keep = False
                     counters[DROPPED_SUPERSEDED] += 1
                 elif span.null_value and body.base_offset + span.offset_delta < tombstones_from:
                     if current:
                         keep = not has_horizon or now_ms < batch.base_timestamp
                     else:
-                        keep = keep_legacy_tombstones
+                        keep = rules.keep_legacy_tombstones
                     if not keep:
                         counters[DROPPED_TOMBSTONES] += 1
                 if keep and not control and 0 <= timestamp < oldest_ms:
@@ -169,9 +175,9 @@ def decide(
             if has_horizon:
                 attributes |= DELETE_HORIZON_MASK
                 result.base_timestamp = batch.base_timestamp
-            elif set_horizon and new_horizon_ms >= 0:
+            elif set_horizon and rules.new_horizon_ms >= 0:
                 attributes |= DELETE_HORIZON_MASK
-                result.base_timestamp = new_horizon_ms
+                result.base_timestamp = rules.new_horizon_ms
             result.attributes = attributes
             if current:
                 result.base_offset = batch.base_offset
@@ -179,7 +185,7 @@ def decide(
             else:
                 result.base_offset = body.base_offset + spans[first_kept].offset_delta
                 result.last_offset = body.base_offset + spans[last_kept].offset_delta
-                if keeps_end and retention[i] == RETAIN_EMPTY:
+                if rules.keeps_end and retention[i] == RETAIN_EMPTY:
                     result.last_offset = batch.last_offset
             counters[BATCHES_REBUILT] += 1
         elif retention[i] == RETAIN_EMPTY:

@@ -20,8 +20,8 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import CHANGED_HINT, NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
@@ -96,16 +96,7 @@ class KeyTable(_GrowingTable):
 
     DTYPE, LEAST_SLOTS = SLOT, 1 << 16
 
-    def mark(
-        self,
-        batches: np.ndarray,
-        bodies: np.ndarray,
-        wanted: np.ndarray,
-        spans: np.ndarray,
-        first_dirty_offset: int,
-        may_stay: np.ndarray,
-        left: int,
-    ) -> int:
+    def mark(self, run: Run, first_dirty_offset: int, may_stay: np.ndarray, left: int) -> int:
         """Mark the last records of each key (`mark_last_offsets`) among the first `left` records of a run; enlarge the
         table as needed.
 
@@ -113,9 +104,7 @@ class KeyTable(_GrowingTable):
         43,690 keys at least.
         """
         while left:
-            self.used, left = mark_last_offsets(
-                batches, bodies, wanted, spans, first_dirty_offset, self.slots, self.used, may_stay, left
-            )
+            self.used, left = mark_last_offsets(run, first_dirty_offset, self.slots, self.used, may_stay, left)
             if left and not self._grow():
                 break
         return left
@@ -162,7 +151,7 @@ def last_offset_decider(table: KeyTable, first_dirty_offset: int) -> Decider:
     """
 
     def mark_last(run: Run, may_stay: np.ndarray) -> None:
-        if table.mark(run.batches, run.bodies, run.wanted, run.spans, first_dirty_offset, may_stay, len(run.spans)):
+        if table.mark(run, first_dirty_offset, may_stay, len(run.spans)):
             raise TooManyKeys
 
     return mark_last
@@ -263,9 +252,7 @@ class Winners(_GrowingTable):
         Returns how many records are left: 0, unless the table is full and may not grow. Then clear() makes room.
         """
         while left:
-            self.used, left = enter_winners(
-                run.batches, run.bodies, run.wanted, run.spans, versions, self.slots, self.used, wins, left
-            )
+            self.used, left = enter_winners(run, versions, self.slots, self.used, wins, left)
             if left and not self._grow():
                 break
         return left
@@ -274,7 +261,7 @@ class Winners(_GrowingTable):
         """Mark the records of a run that win, in may_stay: bool[len(run.spans)]. Raises LogFormatError kind "changed"
         for a key that the pass before did not meet.
         """
-        if not mark_winners(run.batches, run.bodies, run.wanted, run.spans, self.slots, may_stay):
+        if not mark_winners(run, self.slots, may_stay):
             raise LogFormatError(
                 "changed",
                 "",
@@ -291,10 +278,10 @@ def versions_of(run: Run, plan: PartitionPlan) -> np.ndarray:
     """
     versions, settings = np.full(len(run.spans), NO_VERSION, np.int64), plan.policy.settings
     if settings.compaction_strategy == "timestamp":
-        versions_by_time(run.batches, run.bodies, run.wanted, run.spans, versions)
+        versions_by_time(run, versions)
     else:
         name = np.frombuffer(settings.compaction_strategy_header.encode(), np.uint8)
-        versions_by_header(run.raw, run.scratch, run.bodies, run.wanted, run.spans, name, versions)
+        versions_by_header(run, name, versions)
     versions[run.spans["null_key"]] = NO_VERSION
     if len(run.batches) and run.batches["base_offset"][0] < plan.input.log_start_offset:
         offsets = np.repeat(run.bodies["base_offset"], run.bodies["n_records"]) + run.spans["offset_delta"]
@@ -318,10 +305,7 @@ def key_runs(
     taken = source.chunks if chunks is None else chunks
     with source.open_log() as file:
         for chunk in chunks_again(file, source.path, taken[::-1] if backwards else taken, buffer):
-            yield from loader.runs(
-                chunk.raw, chunk.position, chunk.batches, key_candidates(chunk.batches, rules), source.path,
-                backwards=backwards, before=chunk.before,
-            )  # fmt: skip
+            yield from loader.runs(chunk, key_candidates(chunk.batches, rules), backwards=backwards)
 
 
 def find_winners(
@@ -372,10 +356,10 @@ class ErasedKeys:
 
     def mark(self, run: Run, stays: np.ndarray) -> None:
         """Mark the records that stay, in stays: bool[len(run.spans)]."""
-        mark_others(run.batches, run.bodies, run.spans, self._table, stays)
+        mark_others(run, self._table, stays)
         if not stays.all():
             out = np.empty(len(stays), np.int64)
-            n = offsets_of_others(run.batches, run.bodies, run.spans, stays, out)
+            n = offsets_of_others(run, stays, out)
             self._gone.append(_joined(np.stack([out[:n], out[:n]], axis=1)))
 
     def ranges(self) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.primitives.memory_kernels import prefetch
@@ -85,24 +86,17 @@ def enter_keys(keys: np.ndarray, table: np.ndarray, used: int, done: int) -> tup
 
 @kernel
 def mark_last_offsets(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    first_dirty_offset: int,
-    table: np.ndarray,
-    used: int,
-    may_stay: np.ndarray,
-    left: int,
+    run: Run, first_dirty_offset: int, table: np.ndarray, used: int, may_stay: np.ndarray, left: int
 ) -> tuple[int, int]:
     """Mark the records that no later record of the same key supersedes; batches and records from last to first.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n] (skips the others); spans: SPAN[]; table: SLOT[2^k]; used: its
-    entries; may_stay: bool[len(spans)], written. Looks up records below `first_dirty_offset` and adds none of them
-    (KAFKA.md, "Last offset of each key"). Marks records without key, and control records. left: rows of `spans` yet to
-    mark; the rows behind them are done. Stops before a key that has no room: the table is full at two thirds. Returns
-    (entries now used, rows that are left).
+    run: batches that are not wanted are skipped; table: SLOT[2^k]; used: its entries; may_stay: bool[len(spans)],
+    written. Looks up records below `first_dirty_offset` and adds none of them (KAFKA.md, "Last offset of each key").
+    Marks records without key, and control records. left: rows of `spans` yet to mark; the rows behind them are done.
+    Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows that are
+    left).
     """
+    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
     most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
@@ -173,14 +167,11 @@ def mark_entered(keys: np.ndarray, offsets: np.ndarray, table: np.ndarray, out: 
 
 
 @kernel
-def mark_others(
-    batches: np.ndarray, bodies: np.ndarray, spans: np.ndarray, table: np.ndarray, stays: np.ndarray
-) -> None:
-    """Write stays: bool[len(spans)]: False for a record of a key of the table below the key's offset.
-
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[]; table: KEY_OFFSET[2^k]. Control records and those without a
-    key stay.
+def mark_others(run: Run, table: np.ndarray, stays: np.ndarray) -> None:
+    """Write stays: bool[len(spans)]: False for a record of a key of the table, KEY_OFFSET[2^k], below the key's offset.
+    Control records and those without a key stay.
     """
+    batches, bodies, spans = run.batches, run.bodies, run.spans
     mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
     for i in range(batches.shape[0]):
@@ -200,12 +191,11 @@ def mark_others(
 
 
 @kernel
-def offsets_of_others(
-    batches: np.ndarray, bodies: np.ndarray, spans: np.ndarray, stays: np.ndarray, out: np.ndarray
-) -> int:
+def offsets_of_others(run: Run, stays: np.ndarray, out: np.ndarray) -> int:
     """Write the offsets of the records that do not stay to out: int64[len(spans)]; return their number."""
+    bodies, spans = run.bodies, run.spans
     n = 0
-    for i in range(batches.shape[0]):
+    for i in range(bodies.shape[0]):
         first = bodies[i].first_span
         for row in range(first, first + bodies[i].n_records):
             if not stays[row]:

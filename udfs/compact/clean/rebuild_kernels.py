@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lastkey.logformat.batches.header_kernels import write_header
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.primitives.crc32c import crc32c_range
@@ -31,19 +32,9 @@ CLEANED = np.dtype(
 
 @kernel
 def encode_bodies(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    cleaned: np.ndarray,
-    rebuilt: np.ndarray,
-    spans: np.ndarray,
-    kept: np.ndarray,
-    rows: np.ndarray,
-    out: np.ndarray,
-    out_ends: np.ndarray,
+    run: Run, cleaned: np.ndarray, kept: np.ndarray, rows: np.ndarray, out: np.ndarray, out_ends: np.ndarray
 ) -> np.uint64:
-    """Encode the kept records of the batches in `rebuilt` (bool[n]), one body after the other, uncompressed.
+    """Encode the kept records of the batches that are REBUILT, one body after the other, uncompressed.
 
     cleaned: CLEANED[n]; kept: bool[len(spans)]; rows: int32[len(spans)], with anything in it; out: uint8[] with room
     for every kept record and 20 bytes more for each; out_ends: int64[n], written: end of each batch's body in `out`
@@ -51,12 +42,13 @@ def encode_bodies(
     Returns `digest_records` of the same batches, each while its bytes are in the cache. LogAppendTime records take the
     batch's maximum (KAFKA.md, "What is written").
     """
+    batches, bodies, spans = run.batches, run.bodies, run.spans
     position = 0
     digest = np.uint64(0)
     for i in range(batches.shape[0]):
-        if rebuilt[i]:
+        if cleaned[i].outcome == REBUILT:
             n = _list_kept(bodies[i], kept, rows)
-            buf = scratch if bodies[i].in_scratch else raw
+            buf = run.scratch if bodies[i].in_scratch else run.raw
             digest += _digest_batch(buf, batches[i], bodies[i], spans, rows[:n])
             position = _encode_batch(buf, bodies[i], cleaned[i], spans, rows[:n], out, position)
         out_ends[i] = position
@@ -104,26 +96,17 @@ def _encode_batch(
 
 
 @kernel
-def digest_records(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    spans: np.ndarray,
-    kept: np.ndarray,
-    which: np.ndarray,
-    rows: np.ndarray,
-) -> np.uint64:
-    """Return a sum over the kept records (bool[len(spans)]) of the batches in `which` (bool[n]). It covers each
-    record's offset, timestamp and all bytes from the key on. Equal sums before and after a rewrite show that these are
-    unchanged. rows: int32[len(spans)], with anything in it.
+def digest_records(run: Run, kept: np.ndarray, rows: np.ndarray) -> np.uint64:
+    """Return a sum over the kept records (bool[len(spans)]) of the wanted batches. It covers each record's offset,
+    timestamp and all bytes from the key on. Equal sums before and after a rewrite show that these are unchanged. rows:
+    int32[len(spans)], with anything in it.
     """
     total = np.uint64(0)
-    for i in range(batches.shape[0]):
-        if which[i]:
-            n = _list_kept(bodies[i], kept, rows)
-            buf = scratch if bodies[i].in_scratch else raw
-            total += _digest_batch(buf, batches[i], bodies[i], spans, rows[:n])
+    for i in range(run.batches.shape[0]):
+        if run.wanted[i]:
+            n = _list_kept(run.bodies[i], kept, rows)
+            buf = run.scratch if run.bodies[i].in_scratch else run.raw
+            total += _digest_batch(buf, run.batches[i], run.bodies[i], run.spans, rows[:n])
     return total
 
 
@@ -194,19 +177,14 @@ def describe_survivors(
 
 @kernel
 def assemble_batches(
-    raw: np.ndarray,
-    raw_position: int,
-    batches: np.ndarray,
-    cleaned: np.ndarray,
-    payload: np.ndarray,
-    payload_ends: np.ndarray,
-    out: np.ndarray,
+    run: Run, raw_position: int, cleaned: np.ndarray, payload: np.ndarray, payload_ends: np.ndarray, out: np.ndarray
 ) -> int:
     """Write the surviving batches one after the other.
 
-    raw: bytes of the file from `raw_position` on; payload: final (compressed) bodies of the REBUILT batches, ending at
-    payload_ends[i]; out: uint8[] with room for all. Returns the bytes written.
+    raw_position: of the run's bytes in the file; cleaned: CLEANED[n]; payload: final (compressed) bodies of the REBUILT
+    batches, ending at payload_ends[i]; out: uint8[] with room for all. Returns the bytes written.
     """
+    batches = run.batches
     position = 0
     for i in range(batches.shape[0]):
         result = cleaned[i]
@@ -214,27 +192,13 @@ def assemble_batches(
             continue
         batch = batches[i]
         if result.outcome == COPIED:
-            copy_bytes(out, position, raw, batch.position - raw_position, batch.size)
+            copy_bytes(out, position, run.raw, batch.position - raw_position, batch.size)
             position += batch.size
             continue
         payload_start = payload_ends[i - 1] if i > 0 else np.int64(0)
         n = payload_ends[i] - payload_start if result.outcome == REBUILT else np.int64(0)
         end = position + BATCH_OVERHEAD + n
         copy_bytes(out, position + BATCH_OVERHEAD, payload, payload_start, n)
-        write_header(
-            out,
-            position,
-            end,
-            result.base_offset,
-            result.last_offset,
-            batch.partition_leader_epoch,
-            result.attributes,
-            result.base_timestamp,
-            result.max_timestamp,
-            batch.producer_id,
-            batch.producer_epoch,
-            batch.base_sequence,
-            result.n_kept,
-        )
+        write_header(out, position, end, result, batch, result.n_kept)
         position = end
     return position

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import kernel
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.primitives.memory_kernels import prefetch
@@ -13,15 +14,14 @@ from lastkey.udfs.compact.clean.key_kernels import AHEAD, entry_of, probe
 
 
 @kernel
-def collect_survivors(
-    bodies: np.ndarray, spans: np.ndarray, may_stay: np.ndarray, keys: np.ndarray, offsets: np.ndarray
-) -> int:
+def collect_survivors(run: Run, may_stay: np.ndarray, keys: np.ndarray, offsets: np.ndarray) -> int:
     """Collect the records of a run that are the last of their key, from the last record to the first; return their
     number. Records without key are none of them.
 
-    bodies: BODY[n]; spans: SPAN[]; may_stay: bool[len(spans)]; written: keys: u8[m, 2 or more], the halves of their key
-    hashes; offsets: i8[m], both with room for every record.
+    may_stay: bool[len(spans)]; written: keys: u8[m, 2 or more], the halves of their key hashes; offsets: i8[m], both
+    with room for every record.
     """
+    bodies, spans = run.bodies, run.spans
     n = 0
     for i in range(bodies.shape[0] - 1, -1, -1):
         first = bodies[i].first_span
@@ -76,20 +76,13 @@ def mark_highest(keys: np.ndarray, table: np.ndarray, stays: np.ndarray) -> None
 
 
 @kernel
-def mark_survivors(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    survivors: np.ndarray,
-    at: int,
-    may_stay: np.ndarray,
-) -> int:
+def mark_survivors(run: Run, survivors: np.ndarray, at: int, may_stay: np.ndarray) -> int:
     """Mark the records of a run whose offsets are among the survivors, records without key, and control records.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; survivors: int64[], ascending; at: the first
-    of them that may be an offset of the run; may_stay: bool[len(spans)], written. Returns how many survivors were met.
+    survivors: int64[], ascending; at: the first of them that may be an offset of the run; may_stay: bool[len(spans)],
+    written. Returns how many survivors were met.
     """
+    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
     n = 0
     for i in range(batches.shape[0]):
         if not wanted[i]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.udfs.compact.clean.survivor_kernels import mark_survivors
@@ -27,7 +27,7 @@ class Survivors:
         """Mark the records of a run that stay."""
         if len(run.bodies):
             at = int(np.searchsorted(self.offsets, run.bodies["base_offset"].min()))
-            self.met += mark_survivors(run.batches, run.bodies, run.wanted, run.spans, self.offsets, at, may_stay)
+            self.met += mark_survivors(run, self.offsets, at, may_stay)
 
     def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
         """Return int8[n], the verdicts on BATCH[n] that are certain before their records are read.

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.jit import inline, kernel
 from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.primitives.memory_kernels import load_i64, prefetch
@@ -22,15 +23,11 @@ WINNER = np.dtype([("low", "u8"), ("high", "u8"), ("version", "i8"), ("offset", 
 
 
 @kernel
-def versions_by_time(
-    batches: np.ndarray, bodies: np.ndarray, wanted: np.ndarray, spans: np.ndarray, versions: np.ndarray
-) -> None:
-    """Write the timestamps of the records of the `wanted` batches (bool[n]) into versions: int64[len(spans)].
-
-    batches: BATCH[n]; bodies: BODY[n]; spans: SPAN[].
-    """
+def versions_by_time(run: Run, versions: np.ndarray) -> None:
+    """Write the timestamps of the records of the wanted batches into versions: int64[len(spans)]."""
+    batches, bodies, spans = run.batches, run.bodies, run.spans
     for i in range(batches.shape[0]):
-        if not wanted[i]:
+        if not run.wanted[i]:
             continue
         append_time = batches[i].magic > 0 and batches[i].attributes & TIMESTAMP_TYPE_MASK != 0
         first = bodies[i].first_span
@@ -42,23 +39,13 @@ def versions_by_time(
 
 
 @kernel
-def versions_by_header(
-    raw: np.ndarray,
-    scratch: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    name: np.ndarray,
-    versions: np.ndarray,
-) -> None:
+def versions_by_header(run: Run, name: np.ndarray, versions: np.ndarray) -> None:
     """Write the value of each record's last header called `name` (uint8[]) into versions: int64[len(spans)]. A value
-    that has not eight bytes, or is negative, becomes NO_VERSION.
-
-    raw, scratch: uint8[], where the records lie; bodies: BODY[n]; wanted: bool[n], batches to read; spans: SPAN[],
-    decoded already, so all lengths are known to be right.
+    that has not eight bytes, or is negative, becomes NO_VERSION. The spans are decoded, so all lengths are right.
     """
+    raw, scratch, bodies, spans = run.raw, run.scratch, run.bodies, run.spans
     for i in range(bodies.shape[0]):
-        if not wanted[i]:
+        if not run.wanted[i]:
             continue
         first = bodies[i].first_span
         for row in range(first, first + bodies[i].n_records):
@@ -95,24 +82,17 @@ def _in_header(buf: np.ndarray, position: int, end: int, name: np.ndarray) -> np
 
 @kernel
 def enter_winners(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    versions: np.ndarray,
-    table: np.ndarray,
-    used: int,
-    wins: np.ndarray,
-    left: int,
+    run: Run, versions: np.ndarray, table: np.ndarray, used: int, wins: np.ndarray, left: int
 ) -> tuple[int, int]:
     """Compare the records of a run, from last to first, with the winners of their keys so far, and enter those that
     win.
 
-    batches: BATCH[n]; bodies: BODY[n]; wanted: bool[n]; spans: SPAN[]; versions: int64[len(spans)]; table: WINNER[2^k],
-    (0, 0) is free; used: its entries; wins: bool[len(spans)], written: whether a record was entered; left: rows of
-    `spans` yet to enter. Skips records without key, and control records. Stops before a key that has no room: the table
-    is full at two thirds. Returns (entries now used, rows that are left).
+    versions: int64[len(spans)]; table: WINNER[2^k], (0, 0) is free; used: its entries; wins: bool[len(spans)], written:
+    whether a record was entered; left: rows of `spans` yet to enter. Skips records without key, and control records.
+    Stops before a key that has no room: the table is full at two thirds. Returns (entries now used, rows that are
+    left).
     """
+    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
     most = table.shape[0] * 2 // 3
     mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
@@ -149,17 +129,11 @@ def enter_winners(
 
 
 @kernel
-def mark_winners(
-    batches: np.ndarray,
-    bodies: np.ndarray,
-    wanted: np.ndarray,
-    spans: np.ndarray,
-    table: np.ndarray,
-    may_stay: np.ndarray,
-) -> bool:
-    """Mark the records that win; may_stay: bool[len(spans)], written. The other arguments: see `enter_winners`. Marks
-    records without key, and control records. Returns False if the table lacks a key.
+def mark_winners(run: Run, table: np.ndarray, may_stay: np.ndarray) -> bool:
+    """Mark the records that win; may_stay: bool[len(spans)], written; table: see `enter_winners`. Marks records without
+    key, and control records. Returns False if the table lacks a key.
     """
+    batches, bodies, wanted, spans = run.batches, run.bodies, run.wanted, run.spans
     mask = np.uint64(table.shape[0] - 1)
     zero = np.uint64(0)
     for i in range(batches.shape[0]):

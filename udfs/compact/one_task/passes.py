@@ -31,8 +31,8 @@ from itertools import groupby
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET

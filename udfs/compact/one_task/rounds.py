@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Final, NamedTuple
 
 import numpy as np
 
-from lastkey.logformat.batches.bodies import Run
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.crc32c import crc32c_extend
@@ -140,7 +140,7 @@ def _round(plan: PartitionPlan, analysis: Analysis, within: Within, buffer: Chun
                 part, n = within(run), len(run.spans)
                 may_stay, keys, offsets = np.empty(n, np.bool_), np.empty((n, 2), np.uint64), np.empty(n, np.int64)
                 mark(part, may_stay)
-                offsets = offsets[: collect_survivors(part.bodies, part.spans, may_stay, keys, offsets)]
+                offsets = offsets[: collect_survivors(part, may_stay, keys, offsets)]
                 raw = offsets.view(np.uint8)
                 places.append(_Place(file.seek(0, os.SEEK_END), len(raw), crc32c_extend(0, raw)))
                 file.write(raw.data)
@@ -154,7 +154,7 @@ def _within(first: int, stop: int, run: Run) -> Run:
     part = run.spans["key_high"] >> np.uint64(32)
     spans = run.spans.copy()
     spans["null_key"] |= (part < np.uint64(first)) | (part >= np.uint64(stop))
-    return replace(run, spans=spans)
+    return run._replace(spans=spans)
 
 
 def _read(file: IO[bytes], places: Sequence[_Place]) -> np.ndarray:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pyarrow import fs as pafs
 
-from lastkey.logformat.batches.chunks import ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail
+from lastkey.logformat.batches.reader import read_headers
 from lastkey.logformat.errors import LogFormatError, unless_unreadable
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import LEADER_EPOCH_CHECKPOINT, segment_file
@@ -306,10 +306,9 @@ def _snapshots(
 def _producers_inside(plan: PartitionPlan, analysis: Analysis, number: int, offset: int) -> np.ndarray:
     """Return the producers at an offset inside a source, producer_snapshot.ENTRY[n]; read the source up to there."""
     source, state, tail = analysis.sources[number], ProducerState.from_snapshot(analysis.producers[number]), Tail()
+    wanted = LogRange(source.start_position, source.end_position, end_offset=offset)
     with source.open_log() as file:
-        for headers in read_headers(
-            file, source.path, source.start_position, source.end_position, chunk_buffer(plan), tail, end_offset=offset
-        ):
+        for headers in read_headers(file, source.path, wanted, chunk_buffer(plan), tail):
             state.append(headers.batches, source.path)
     return state.entries()
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
-from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, Tail, read_chunks
+from lastkey.logformat.batches.chunks import Chunk, ChunkBuffer, LogRange, Tail, read_chunks
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import (
     CODEC_NAMES,
@@ -221,11 +221,9 @@ class ReadBack:
             )
         self._crc = extend_by_batches(self._crc, chunk.raw, got["size"])
         wanted = np.ascontiguousarray(want["rebuilt"])  # kernels are compiled, and loaded, for each layout of an array
-        for run in self._loader.runs(chunk.raw, chunk.position, got, wanted, self._path, backwards=False):
+        for run in self._loader.runs(chunk, wanted):
             every, rows = np.ones(len(run.spans), np.bool_), np.empty(len(run.spans), np.int32)
-            self._digest += int(
-                digest_records(run.raw, run.scratch, run.batches, run.bodies, run.spans, every, run.wanted, rows)
-            )
+            self._digest += int(digest_records(run, every, rows))
         self._seen += len(got)
 
     def check(self, checksum: int) -> int:
@@ -238,11 +236,10 @@ class ReadBack:
 
 def read_whole(root: Root, path: str, buffer: ChunkBuffer, back: ReadBack) -> None:
     """Read a written `.log` back, chunk by chunk."""
-    tail = Tail()
     with opened(root, path) as file:
         size = file.size()
         back.check_size(size)
-        for chunk in read_chunks(file, path, 0, size, buffer, tail):
+        for chunk in read_chunks(file, path, LogRange(0, size), buffer, Tail()):
             back.see(chunk)
 
 

@@ -53,9 +53,7 @@ def scan_written(
         data = (batches["attributes"] & CONTROL_MASK) == 0
         has_horizon = (batches["magic"] >= 2) & ((batches["attributes"] & DELETE_HORIZON_MASK) != 0)
         horizons.append(int(batches["base_timestamp"][has_horizon].max(initial=-1)))
-        for run in loader.runs(
-            chunk.raw, chunk.position, batches, data, row.path, backwards=False, before=chunk.before
-        ):
+        for run in loader.runs(chunk, data):
             hashes.append(run.spans["key_high"][~run.spans["null_key"]])
 
     listed = Segment(plan.run.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)

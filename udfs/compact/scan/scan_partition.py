@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
-from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, Tail
-from lastkey.logformat.batches.headers import read_headers
+from lastkey.logformat.batches.chunks import NO_END, ChunkBuffer, LogRange, Tail
+from lastkey.logformat.batches.reader import read_headers
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import HIGH_WATERMARK_CHECKPOINT, LEADER_EPOCH_CHECKPOINT, MAX_OFFSET
@@ -87,7 +87,7 @@ def _bytes_above(plan: PartitionPlan, number: int, position: int) -> int:
     start = 0 if closed else position
     tail = Tail(start)
     with opened(open_root(last.root), last.path) as file, suppress(LogFormatError):
-        for _ in read_headers(file, last.path, start, last.size_bytes, ChunkBuffer(_HEADERS_BYTES), tail):
+        for _ in read_headers(file, last.path, LogRange(start, last.size_bytes), ChunkBuffer(_HEADERS_BYTES), tail):
             pass
     return sum(s.size_bytes for s in closed) - (position if closed else 0) + tail.position - start
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
-from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, Tail, read_chunks, read_exactly
+from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, LogRange, Tail, read_chunks, read_exactly
 from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
 from lastkey.logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
 from lastkey.logformat.errors import CHANGED_HINT, LogFormatError
@@ -103,7 +103,8 @@ def scan_segment(
             raise LogFormatError("changed", listed.path, file.size(), f"{listed.size_bytes} bytes, as listed", "fewer")
         start = _cut(file, segment, buffer) if segment.from_offset else 0
         tail.position = start
-        for chunk in read_chunks(file, listed.path, start, listed.size_bytes, buffer, tail, end_offset=end_offset):
+        wanted = LogRange(start, listed.size_bytes, end_offset=end_offset)
+        for chunk in read_chunks(file, listed.path, wanted, buffer, tail):
             batches = chunk.batches
             check_offsets(listed.path, base, next_base_offset, batches)
             indexes.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
@@ -217,9 +218,8 @@ def _cut(file: Any, segment: Segment, buffer: ChunkBuffer) -> int:
     earlier, because then this is not the log that the last generation was made of.
     """
     tail, listed = Tail(), segment
-    for _ in read_chunks(
-        file, listed.path, 0, listed.size_bytes, buffer, tail, end_offset=segment.from_offset, check_crc=False
-    ):
+    below = LogRange(0, listed.size_bytes, end_offset=segment.from_offset)
+    for _ in read_chunks(file, listed.path, below, buffer, tail, check_crc=False):
         pass
     first = np.empty(min(8, listed.size_bytes - tail.position), np.uint8)
     read_exactly(file, listed.path, tail.position, first)

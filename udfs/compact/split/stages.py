@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from lastkey.logformat.batches.bodies import Run
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import stopped
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.storage.io_counts import counted
@@ -182,8 +182,7 @@ def _marked(of: LargePartition, run: Run, table: KeyTable | Winners) -> tuple[np
     left = n = len(run.spans)
     may_stay, versions = np.empty(n, np.bool_), None
     if isinstance(table, KeyTable):
-        dirty = of.first_dirty_offset
-        while left := table.mark(run.batches, run.bodies, run.wanted, run.spans, dirty, may_stay, left):
+        while left := table.mark(run, of.first_dirty_offset, may_stay, left):
             table.clear()
         return may_stay, None
     versions = versions_of(run, of.plan)
@@ -203,7 +202,7 @@ class _Waiting:
     def add(self, run: Run, may_stay: np.ndarray, versions: np.ndarray | None) -> None:
         keys = np.empty((len(may_stay), 2 if versions is None else 3), np.uint64)
         offsets = np.empty(len(may_stay), np.int64)
-        n = collect_survivors(run.bodies, run.spans, may_stay, keys, offsets)
+        n = collect_survivors(run, may_stay, keys, offsets)
         if versions is not None:
             keys[:n, 2] = versions[may_stay & ~run.spans["null_key"]][::-1].view(np.uint64)
         self.keys.append(keys[:n].copy())

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lastkey.logformat.batches.bodies import BodyLoader, Run
-from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.batches.bodies import BodyLoader
+from lastkey.logformat.batches.chunks import NO_END, Chunk
+from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.batches.walk_kernels import walk_batches
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
@@ -45,7 +46,7 @@ def runs_of(folder: Path, text: str) -> Iterator[tuple[Run, list[tuple[int, byte
     rows = np.empty(len(batches), BATCH)
     walk_batches(raw, len(raw), 0, -1, NO_END, True, rows)
     loader = BodyLoader(max_batch_bytes=1 << 20, soft_bytes=200, secret=SECRET)
-    for run in loader.runs(raw, 0, rows, np.ones(len(rows), np.bool_), "0.log", backwards=True):
+    for run in loader.runs(Chunk(0, raw, rows, path="0.log"), backwards=True):
         of = batches[run.first : run.first + len(run.batches)]
         yield run, [(r.offset, r.key) for batch in of for r in batch.records]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lastkey.logformat.batches.span_kernels import BODY, SPAN
+from lastkey.logformat.batches.span_kernels import BODY, SPAN, Run
 from lastkey.logformat.layout import BATCH, CONTROL_MASK
 from lastkey.udfs.compact.clean.deciders import KeyTable
 from lastkey.udfs.compact.clean.key_kernels import SLOT
@@ -27,12 +27,13 @@ class Rows:
 
     def mark(self, first_dirty_offset: int, table: KeyTable) -> list[bool]:
         out = np.zeros(len(self.spans), np.bool_)
-        assert table.mark(*self.arrays, first_dirty_offset, out, len(self.spans)) == 0
+        assert table.mark(self.run, first_dirty_offset, out, len(self.spans)) == 0
         return out.tolist()
 
     @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return self.batches, self.bodies, self.wanted, self.spans
+    def run(self) -> Run:
+        none = np.empty(0, np.uint8)
+        return Run(0, self.batches, self.wanted, self.bodies, self.spans, none, none)
 
 
 # one batch: (its records' keys, control, wanted); None: no key
@@ -126,7 +127,7 @@ def test_memory_counts_the_old_table_too(max_bytes: int, grows: bool) -> None:
     assert len(table.slots) * SLOT.itemsize == 1 << 20
     rows = rows_of([([(k, 1) for k in range(43_690, -1, -1)], False, True)])
     marks = np.zeros(43_691, np.bool_)
-    assert table.mark(*rows.arrays, 0, marks, 43_691) == (0 if grows else 1)
+    assert table.mark(rows.run, 0, marks, 43_691) == (0 if grows else 1)
     assert (marks.sum(), table.used) == ((43_691, 43_691) if grows else (43_690, 43_690))
     assert len(table.slots) == (1 << 17 if grows else 1 << 16)
 
@@ -137,7 +138,7 @@ def test_a_run_of_more_records_than_the_table_holds_keys() -> None:
     assert sum(rows_of(few).mark(0, KeyTable(1 << 20))) == 900
     rows = rows_of([([(k, 1) for k in range(100_000)], False, True), ([(k, 1) for k in range(50_000)], False, True)])
     table, left, marks, times = KeyTable(1 << 20), 150_000, np.zeros(150_000, np.bool_), 0
-    while left := table.mark(*rows.arrays, 0, marks, left):
+    while left := table.mark(rows.run, 0, marks, left):
         assert len(table.slots) == 1 << 16
         table.clear()
         times += 1

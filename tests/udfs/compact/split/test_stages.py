@@ -70,9 +70,9 @@ def test_batches_of_one_fate_are_not_decompressed_again(tmp_path: Path, monkeypa
     read: list[list[int]] = []
     real = BodyLoader.runs
 
-    def watched(self, raw, position, rows, wanted, path, **more):  # type: ignore[no-untyped-def]
-        read.append((rows["base_offset"][wanted] // 2).tolist())
-        return real(self, raw, position, rows, wanted, path, **more)
+    def watched(self, chunk, wanted, **more):  # type: ignore[no-untyped-def]
+        read.append((chunk.batches["base_offset"][wanted] // 2).tolist())
+        return real(self, chunk, wanted, **more)
 
     monkeypatch.setattr(BodyLoader, "runs", watched)
     outcome = compact_in_blocks(changed(plan, folder="blocks"), split_bytes=1 << 30)
