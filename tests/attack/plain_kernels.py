@@ -68,6 +68,9 @@ class _Row:
 
 
 def _seen(value: Any) -> Any:
+    if isinstance(value, tuple):
+        parts = tuple(map(_seen, value))
+        return type(value)(*parts) if hasattr(value, "_fields") else parts
     if not isinstance(value, np.ndarray):
         return value
     return _Numbers(value) if value.dtype.names is None else _Rows(value)
