@@ -27,7 +27,6 @@ from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat import names
 from lastkey.logformat.dump.files import DumpFile, list_files
 from lastkey.logformat.dump.findings import DumpFindings
-from lastkey.udfs.attempt import timed
 from lastkey.udfs.dump_files import (
     Dumped,
     DumpSpec,
@@ -42,7 +41,7 @@ from lastkey.udfs.dump_files import (
     topic_of,
     wanted_of,
 )
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, timed
 from lastkey.udfs.storage import exists, holds_segments, normal_uri, open_root
 
 _LOG = logging.getLogger("lastkey")

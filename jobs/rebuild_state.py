@@ -43,7 +43,7 @@ from lastkey.jobs.store.rows import Commit
 from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
-from lastkey.udfs.attempt import timed
+from lastkey.udfs.problem import timed
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, exists, open_root
 

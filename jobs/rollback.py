@@ -34,9 +34,9 @@ from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.topics import Key, of_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
-from lastkey.udfs.attempt import timed
 from lastkey.udfs.data_source.log_end import ends_of
 from lastkey.udfs.data_source.pieces import SourcePartition
+from lastkey.udfs.problem import timed
 from lastkey.udfs.storage import Root, absent, normal_uri, open_root
 
 

@@ -53,7 +53,7 @@ from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import EVERY_TOPIC, Key
 from lastkey.logformat import names
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.attempt import timed
+from lastkey.udfs.problem import timed
 from lastkey.udfs.segments import kept_for_yield
 from lastkey.udfs.steps import step
 from lastkey.udfs.storage import Root, delete_folder, exists

@@ -35,7 +35,7 @@ _BYTES = _BASE | {
 }
 _FILES = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.messages"}
 _LOGS = _BYTES | {"logformat.batches", "logformat.side_files", "logformat.listing"}  # what udfs read logs by
-_TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.attempt", "udfs.groups",
+_TASK = {"udfs.storage", "udfs.problem", "udfs.held_back", "udfs.segments", "udfs.groups",
          "udfs.steps"}  # fmt: skip
 _HOLES = _TASK | {"udfs.holes"}  # not for verify, which has that rule in code of its own
 _RULES = {f"udfs.compact.{name}" for name in ("verdicts", "cleaner", "retention", "plan")}
@@ -76,11 +76,9 @@ FLOORS: dict[str, set[str]] = {
     "udfs.problem": {"logformat.errors"},
     "udfs.held_back": set(),
     "udfs.segments": _LOGS | {"udfs.storage"},
-    "udfs.attempt": {"logformat.errors", "udfs.problem"},
     "udfs.erased_keys": {"logformat.errors", "udfs.storage"},
-    "udfs.read_back": _LOGS | {"udfs.storage"},
+    "udfs.read_back": _LOGS | {"udfs.storage", "udfs.problem"},
     "udfs.last_records": _LOGS | {"udfs.storage"},
-    "udfs.same_files": _TASK | {"udfs.read_back"},
     "udfs.hole_kernels": {"logformat.jit", "logformat.layout"},
     "udfs.holes": _LOGS | {"logformat.search", "udfs.hole_kernels", "udfs.storage", "udfs.problem", "udfs.segments"},
     "udfs.decode": {"logformat.jit", "logformat.primitives"},
@@ -132,7 +130,7 @@ FLOORS: dict[str, set[str]] = {
     | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata", "logformat.primitives"},
     "jobs.verify": _JOB | {"udfs.verify"},
     "jobs.restore": _JOB | {"jobs.compact", "udfs.convert", "udfs.last_records"},
-    "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.same_files"},  # plans as the next run would
+    "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.read_back"},  # plans as the next run would
     "jobs.live_cluster": {"jobs.errors", "jobs.command"},
     "jobs.policies": _SHELL | {"jobs.live_cluster", "udfs.cluster_metadata"},
     "jobs.rollback": _JOB | {"udfs.data_source"},
@@ -268,7 +266,7 @@ def test_every_module_imports_only_what_its_room_may():
 def test_the_check_of_imports_finds_each_kind_of_offence():
     """A check that lists nobody is no better than none."""
     assert [
-        wrong_with("udfs.attempt", "pyspark.sql"),
+        wrong_with("udfs.problem", "pyspark.sql"),
         wrong_with("jobs.vacuum", "deltalake.DeltaTable"),
         wrong_with("logformat.names", "lastkey.udfs.storage"),
         wrong_with("udfs.verify.partition", "lastkey.udfs.compact.plan"),

@@ -18,11 +18,10 @@ from lastkey.logformat.dump.log import NO_LIMIT, Decoder, LogOptions, RecordLimi
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.messages import coordinator_records
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.decode.decoders import decode, decoder
 from lastkey.udfs.groups import groups
 from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, gaps_between
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import Traces
 from lastkey.udfs.storage import flush_folder, make_folder, open_output, open_root
 

@@ -24,11 +24,10 @@ import pyarrow.compute as pc
 
 from lastkey.logformat.errors import NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.schemas import RECORDS, select
-from lastkey.udfs.attempt import timed
 from lastkey.udfs.data_source.find_pieces import OutOfRangeError, find_pieces, first_to_read
 from lastkey.udfs.data_source.pieces import EARLIEST, Bound, Range, ReadSpec, SourcePartition, Wanted
 from lastkey.udfs.data_source.records import read_records
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, timed
 
 R = TypeVar("R")
 _SECONDS: Final = 60.0  # for an answer of the cluster

@@ -37,7 +37,7 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.same_files import FilesPlan, FilesResult, KnownFile, compare_files
+from lastkey.udfs.read_back import FilesPlan, FilesResult, KnownFile, compare_files
 from lastkey.udfs.storage import normal_uri
 
 _AT_ONCE: Final = 16  # partitions; in a bucket each takes some requests

@@ -290,7 +290,7 @@ def _outdated(options: CompactOptions, archive: Archive) -> list[str]:
     made, root = options.config.made, archive.root
     if made is None:
         return []
-    from lastkey.udfs.cluster_metadata.newer import newer_changes  # noqa: PLC0415 - 14 ms that other runs do not need
+    from lastkey.udfs.cluster_metadata.log_files import newer_changes  # noqa: PLC0415 - 14 ms that other runs do not need
 
     folders = [root.full(folder) for folder in sorted(archive.folders)]
     newer = newer_changes(root.filesystem, folders, made.offset, made.time_ms)

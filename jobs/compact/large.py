@@ -22,7 +22,6 @@ from lastkey.jobs.compact.one_partition import one_partition
 from lastkey.jobs.spark.attempts import is_sparks
 from lastkey.jobs.spark.workers import Runner, SparkTasks
 from lastkey.logformat.storage.io_counts import count
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import check_versions
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
@@ -33,7 +32,6 @@ from lastkey.udfs.compact.output.segment_output import join_empty_groups, writte
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
-from lastkey.udfs.compact.split.splits import make_splits
 from lastkey.udfs.compact.split.stages import (
     CELLS,
     OFFSETS,
@@ -42,9 +40,10 @@ from lastkey.udfs.compact.split.stages import (
     buckets_for,
     last_of_each_key,
     local_survivors,
+    make_splits,
     rewrite_group,
 )
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import SegmentScan
 
 # Runs the stages of a large partition and returns the values of the last one

@@ -37,8 +37,19 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.convert.convert_log import ConvertSettings, ConvertTask, SmallFile, convert_segments, sums
-from lastkey.udfs.convert.unfinished import MARK, close_folder, mark, open_folder, unmark, whole_segments
+from lastkey.udfs.convert.convert_log import (
+    MARK,
+    ConvertSettings,
+    ConvertTask,
+    SmallFile,
+    close_folder,
+    convert_segments,
+    mark,
+    open_folder,
+    sums,
+    unmark,
+    whole_segments,
+)
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.steps import step

@@ -30,9 +30,8 @@ from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, is_full
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.groups import groups
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target, impossible, remove_leftovers

@@ -2,6 +2,7 @@
 
 A chunk holds only whole batches. One buffer serves all chunks in turn, so memory is bounded for a segment of any size:
 by chunk_bytes, or by one batch if that is larger.
+`check_offsets` compares the offsets of batches with the names of their segment and the next one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 
 from lastkey.logformat.batches import walk_kernels as walk
 from lastkey.logformat.errors import LogFormatError, unreadable
-from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, LOG_OVERHEAD, MAX_LAST_OFFSET, MAX_SEGMENT_BYTES
+from lastkey.logformat.layout import (
+    BATCH,
+    BATCH_OVERHEAD,
+    LOG_OVERHEAD,
+    MAX_LAST_OFFSET,
+    MAX_RELATIVE_OFFSET,
+    MAX_SEGMENT_BYTES,
+)
 from lastkey.logformat.storage import bytes_read
 from lastkey.logformat.storage.regular_files import following, will_read
 
@@ -239,3 +247,47 @@ def batch_problem(path: str, position: int, status: int, expected: int, found: i
         walk.BAD_CONTROL: ("transaction", "a control record with a version and a type", "other bytes"),
     }[status]
     return LogFormatError(kind, path, position, want, got, base_offset=max(base, -1))
+
+
+def check_offsets(path: str, base: int, next_base: int | None, batches: np.ndarray) -> None:
+    """Check that the offsets of BATCH[n] lie between a segment's base and the next one's, and fit its index entries.
+
+    Raise LogFormatError kind "name", "overlap" or "relative_offset".
+    """
+    first = int(batches["base_offset"][0]) if batches["base_offset"][0] >= 0 else int(batches["last_offset"][0])
+    last = int(batches["last_offset"][-1])
+    if first < base:
+        raise LogFormatError(
+            "name",
+            path,
+            int(batches["position"][0]),
+            f"offsets from {base} on, as its name says",
+            f"{first}",
+            base_offset=first,
+        )
+    if next_base is not None and last >= next_base:
+        i = int(np.searchsorted(batches["last_offset"], next_base))
+        row = batches[i]
+        raise overlap(path, next_base, int(row["position"]), int(row["last_offset"]), int(row["base_offset"]))
+    if last - base > MAX_RELATIVE_OFFSET:
+        i = int(np.searchsorted(batches["last_offset"], base + MAX_RELATIVE_OFFSET, "right"))
+        raise LogFormatError(
+            "relative_offset",
+            path,
+            int(batches["position"][i]),
+            f"offsets up to {base + MAX_RELATIVE_OFFSET}",
+            f"{int(batches['last_offset'][i])}",
+            hint="let a broker split the segment by loading it once",
+        )
+
+
+def overlap(path: str, next_base: int, position: int, last: int, base_offset: int = -1) -> LogFormatError:
+    """Return the error for a batch that reaches into the next segment."""
+    return LogFormatError(
+        "overlap",
+        path,
+        position,
+        f"offsets below {next_base}, where the next segment begins",
+        f"{last}",
+        base_offset=base_offset,
+    )

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from lastkey.logformat.jit import CHECKED, inline, kernel
 from lastkey.logformat.primitives import c_library
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_u32_le, store_u32_le
-from lastkey.logformat.primitives.xxhash_kernels import xxh32
 from lastkey.logformat.primitives.zstd_kernels import BROKEN, DONE, MORE_ROOM, TOO_LARGE
 
 HEADER: Final = bytes.fromhex("04224d18 60 40 82")  # version 1, independent blocks, no checksums; 64 KiB; checksum
@@ -53,6 +52,21 @@ _decompress: Any = types.ExternalFunction(_SYMBOLS[0], types.int32(types.uintp, 
 _compress: Any = types.ExternalFunction(_SYMBOLS[1], types.int32(types.uintp, types.uintp, types.int32, types.int32))
 
 
+# For the checksums of a frame: every frame holds one byte of its descriptor's. Kafka writes no block checksums, but
+# reads them.
+_HASHES: Final = c_library.load("lz4.frame", "_frame", "xxhash", ("XXH32",))
+_hash: Any = types.ExternalFunction("XXH32", types.uint32(types.uintp, types.uintp, types.uint32))
+
+
+@inline
+def _xxh32(source: NDArray[np.uint8], start: int, end: int) -> int:
+    """Return xxHash32 (seed 0) of source[start:end], as int64."""
+    if CHECKED and not 0 <= start <= end <= source.shape[0]:
+        raise IndexError("bytes outside of the array")
+    address = np.uintp(source.ctypes.data) + np.uintp(start)
+    return np.int64(_hash(address, np.uintp(end - start), np.uint32(0)))  # type: ignore[return-value]
+
+
 def error_text(reason: int) -> str:
     """Return why a body is BROKEN."""
     return _REASONS[reason]
@@ -73,7 +87,7 @@ def _header(source: NDArray[np.uint8], pos: int, end: int, any_descriptor: bool)
     checksum = pos + (14 if flags & _CONTENT_SIZE else 6)  # the content's size is not needed
     if checksum >= end:
         return -1, _NO_END, 0
-    if not any_descriptor and source[checksum] != (xxh32(source, pos + 4, checksum) >> 8 & 0xFF):
+    if not any_descriptor and source[checksum] != (_xxh32(source, pos + 4, checksum) >> 8 & 0xFF):
         return -1, _DESCRIPTOR, 0
     return flags, 1 << (2 * (sizes >> 4) + 8), checksum + 1
 
@@ -137,7 +151,7 @@ def _read_blocks(
         if flags & _BLOCK_CHECKSUMS:
             if end - pos - size < 4:
                 return BROKEN, _NO_END
-            if load_u32_le(source, pos + size) != xxh32(source, pos, pos + size):
+            if load_u32_le(source, pos + size) != _xxh32(source, pos, pos + size):
                 return BROKEN, _CHECKSUM
             pos += 4
         pos += size

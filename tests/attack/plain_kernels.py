@@ -186,3 +186,4 @@ def install() -> None:
     for kernels, result, names in named:
         for name, symbol in zip(names, kernels._SYMBOLS, strict=True):
             setattr(kernels, name, _of_library(kernels._LIBRARY[symbol], result))
+    lz4_kernels._hash = _of_library(lz4_kernels._HASHES["XXH32"], ctypes.c_uint32)

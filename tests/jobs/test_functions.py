@@ -15,8 +15,7 @@ from chispa import assert_df_equality
 from py4j.protocol import Py4JJavaError
 
 from lastkey.jobs.functions import functions, register, register_avro
-from lastkey.udfs.decode.avro import decode_avro, read_avro
-from lastkey.udfs.decode.avro_types import AvroSchemaError
+from lastkey.udfs.decode.avro import AvroSchemaError, decode_avro, read_avro
 from tests.reference import murmur2 as twin
 
 pytestmark = pytest.mark.spark

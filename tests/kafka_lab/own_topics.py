@@ -7,10 +7,10 @@ import re
 from lastkey.logformat.messages.coordinator_records import (
     GROUP_RECORDS,
     METADATA_RECORDS,
+    REMOTE_RECORDS,
     SHARE_RECORDS,
     TRANSACTION_RECORDS,
 )
-from lastkey.logformat.messages.remote_log_records import REMOTE_RECORDS
 
 DECODERS = {  # ours -> the tool's class and option, its records, what the names of its messages end with
     "offsets": ("OffsetsMessageParser", "--offsets-decoder", GROUP_RECORDS),

@@ -1,4 +1,4 @@
-"""Slow twin of logformat.primitives.xxhash_kernels."""
+"""xxHash32 with seed 0, as lz4 frames have it. Source: https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md."""
 
 from __future__ import annotations
 

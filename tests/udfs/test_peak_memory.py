@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lastkey.udfs import attempt
+from lastkey.udfs import problem
 
 _STARTER = """
 import subprocess, sys
 held = b"1" * int(sys.argv[1])
-subprocess.run([sys.executable, "-c", "from lastkey.udfs.attempt import peak_memory; print(peak_memory())"])
+subprocess.run([sys.executable, "-c", "from lastkey.udfs.problem import peak_memory; print(peak_memory())"])
 """
 
 
@@ -26,11 +26,11 @@ def test_peak_leaves_out_the_process_that_started_the_command() -> None:
 
 
 def test_peak_counts_memory_that_is_free_again() -> None:
-    before = attempt.peak_memory()
+    before = problem.peak_memory()
     held = b"1" * (before + (64 << 20))
-    assert attempt.peak_memory() >= len(held)
+    assert problem.peak_memory() >= len(held)
     del held
-    assert attempt.peak_memory() >= before + (64 << 20)
+    assert problem.peak_memory() >= before + (64 << 20)
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
@@ -40,7 +40,7 @@ def test_system_without_a_peak_in_proc_tells_getrusages(
 ) -> None:
     if status is not None:
         (tmp_path / "status").write_text(status)
-    monkeypatch.setattr(attempt, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(problem, "_STATUS", tmp_path / "status")
     monkeypatch.setattr(sys, "platform", platform)
     least = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    assert least <= attempt.peak_memory() <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    assert least <= problem.peak_memory() <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -22,14 +22,13 @@ from lastkey.logformat.dump.files import DumpOptions, dump, list_files
 from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.names import segment_file
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.one_task.compact_partition import compact_partition
 from lastkey.udfs.compact.output import segment_output
 from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import Queries, lookup
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, reindex_segments
 from lastkey.udfs.reindex.write import Target
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition

@@ -9,6 +9,11 @@ looks the same, and would hide all that follows. A log that is cut between batch
 records a quorum has agreed on is not in these files: the last few of a log may be taken back.
 
 Source: Snapshots, RecordsSnapshotReader and MetadataLoader of Kafka 4.3.0.
+
+`newer_changes` tells whether a file of policies is still up to date. The offset alone says nothing, since a controller
+writes a record twice a second whatever happens. So the log is read from that offset on (without one, all of it, by the
+records' times), and only records about topics and their settings count. Of segments before the offset nothing is read:
+a day of a quiet cluster is 12 MB.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from lastkey.logformat.errors import NO_POSITION, LogFormatError, readable
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.metadata_changes import MetadataChange, metadata_changes
 from lastkey.logformat.messages.reader import reader
-from lastkey.udfs.cluster_metadata.image import Image
+from lastkey.udfs.cluster_metadata.image import BROKER, TOPIC, Image
 
 FOLDER: Final = names.partition_folder(names.CLUSTER_METADATA, 0)
 _HEADER, _FOOTER = 3, 4  # types of control records (ControlRecordType)
@@ -196,3 +201,37 @@ def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[Me
     data = records.take(rows)
     values, offsets, times = (data.column(name) for name in ("value", "offset", "timestamp_ms"))
     return metadata_changes(file.path, values, offsets, times, unknown)
+
+
+def newer_changes(filesystem: Any, folders: Iterable[str], offset: int, time_ms: int) -> str | None:
+    """Return in words how the metadata in these folders goes on after an offset (-1: not known) or a time.
+
+    None: there is none, or no topic or setting has changed.
+    """
+    for folder in folders:
+        try:
+            files = list_metadata(filesystem, f"{folder}/{FOLDER}")
+            said = _newer(files, offset, time_ms)
+        except LogFormatError as error:
+            return f"it is not known whether they are up to date: {error}"
+        if said is not None:
+            return f"{folder}/{FOLDER} {said}"
+    return None
+
+
+def _newer(files: list[MetadataFile], offset: int, time_ms: int) -> str | None:
+    first, changes = changes_from(files, offset, time_ms)
+    ours = [change for change in changes if _matters(change)]
+    if ours:
+        n, least = len(ours), ours[0]
+        what = "1 later change" if n == 1 else f"{n:,} later changes"
+        return f"has {what} of topics or settings, from offset {least.offset} on"
+    if first > offset >= 0:
+        return f"begins at offset {first}: what changed between {offset} and there is not known"
+    return None
+
+
+def _matters(change: MetadataChange) -> bool:
+    if change.kind == "Config":
+        return change.fields["resourceType"] in (TOPIC, BROKER)
+    return change.kind in ("Topic", "RemoveTopic")

@@ -18,10 +18,9 @@ from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, NO_END
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import LOG, segment_file
 from lastkey.logformat.search.partition_log import EARLIEST, FOUND, LATEST, MAX_TIMESTAMP, OUT_OF_RANGE, PartitionLog
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.holes import ACCEPT_HINT, GapFinder, offsets_behind
 from lastkey.udfs.lookup.last_stable_offset import last_stable_offset
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import Traces
 from lastkey.udfs.storage import cached_place
 

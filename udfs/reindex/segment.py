@@ -16,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lastkey.logformat import names
-from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
+from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, check_offsets
 from lastkey.logformat.batches.reader import LogReader
-from lastkey.logformat.batches.segment_bounds import check_offsets
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import EpochEntry, assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
-from lastkey.udfs.attempt import attempt
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.judge import IndexJudge, SideBytes, Verdict, read_bounded, unparsed
 from lastkey.udfs.reindex.write import FileReport, SideFilePlace, Target, finish_folder, impossible, new_folder, settle
 from lastkey.udfs.storage import Root, log_file, open_root

@@ -21,8 +21,7 @@ from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.codec import compress
 from lastkey.logformat.writing.formats import Converter
-from lastkey.udfs.attempt import attempt
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.report import format_kernels as kernels
 from lastkey.udfs.storage import log_file, open_root
 

@@ -29,7 +29,6 @@ from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES
 from lastkey.logformat.schemas import RECORDS as RECORD_COLUMNS
 from lastkey.logformat.schemas import select
 from lastkey.logformat.storage.regular_files import LogFile
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import CleanableRange, Rules
@@ -48,7 +47,7 @@ from lastkey.udfs.compact.scan.scan_partition import (
 )
 from lastkey.udfs.compact.scan.scan_segment import chunk_at, chunks_again
 from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.report import measure_kernels as sums_of
 from lastkey.udfs.report.measure_kernels import (
     KEY_COUNT,

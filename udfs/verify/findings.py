@@ -10,9 +10,8 @@ import numpy as np
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.attempt import attempt
 from lastkey.udfs.held_back import HeldBack
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import LastBatch, SideFile
 from lastkey.udfs.verify.transactions import (
     TXN_ROW,

@@ -14,8 +14,7 @@ from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
-from lastkey.udfs.attempt import attempt
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.segments import LastBatch, side_checksums
 from lastkey.udfs.storage import open_root, read_file, sizes_in
 from lastkey.udfs.verify.blocks import Order, Side, scan_headers

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastkey.logformat.dump.files import DumpOptions, dump
+from lastkey.logformat.dump.lines import control_record_text
 from lastkey.logformat.dump.log import LogOptions
-from lastkey.logformat.messages.control_records import control_record_text
 from lastkey.logformat.messages.coordinator_records import decode_records, decoder_names
 from lastkey.logformat.messages.integers import MessageError
 from lastkey.logformat.messages.reader import java_double, reader

@@ -308,16 +308,16 @@ def test_snappy_refused():
 
 
 def lz4_frame(content, *, flags=0x60, size_code=0x40, checksum=None, descriptor_checksum=None, end=b"\0\0\0\0"):
-    """Return a frame of one block, stored or compressed; test_xxhash tests xxhash by the library's own writer."""
-    from lastkey.logformat.primitives.xxhash_kernels import xxh32
+    """Return a frame of one block, stored or compressed."""
+    from tests.reference.xxhash import xxh32
 
     descriptor = bytes([flags, size_code]) + (struct.pack("<q", len(content)) if flags & 8 else b"")
     if descriptor_checksum is None:
-        descriptor_checksum = xxh32(np.frombuffer(descriptor, np.uint8), 0, len(descriptor)) >> 8 & 0xFF
+        descriptor_checksum = xxh32(descriptor) >> 8 & 0xFF
     block = bytes(cramjam.lz4.compress_block(content, store_size=False))
     out = b"\x04\x22\x4d\x18" + descriptor + bytes([descriptor_checksum]) + struct.pack("<I", len(block)) + block
     if flags & 0x10:
-        true = xxh32(np.frombuffer(block, np.uint8), 0, len(block))
+        true = xxh32(block)
         out += struct.pack("<I", true if checksum is None else checksum)
     return out + end + (b"any!" if flags & 4 else b"")
 

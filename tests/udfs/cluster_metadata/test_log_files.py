@@ -7,8 +7,7 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.cluster_metadata.image import TOPIC
-from lastkey.udfs.cluster_metadata.log_files import FOLDER, list_metadata, read_metadata
-from lastkey.udfs.cluster_metadata.newer import newer_changes
+from lastkey.udfs.cluster_metadata.log_files import FOLDER, list_metadata, newer_changes, read_metadata
 from tests.builders.metadata import (
     ABORT,
     BEGIN,

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastkey.udfs.decode.avro import avro_json, avro_schema, decode_avro, read_avro
-from lastkey.udfs.decode.avro_types import AvroSchemaError
+from lastkey.udfs.decode.avro import AvroSchemaError, avro_json, avro_schema, decode_avro, read_avro
 from lastkey.udfs.decode.decoders import DecodeError
 
 UTC = datetime.UTC

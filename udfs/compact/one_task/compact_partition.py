@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
-from lastkey.udfs.attempt import attempt, peak_memory
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import TooManyKeys
 from lastkey.udfs.compact.one_task.passes import (
@@ -28,7 +27,7 @@ from lastkey.udfs.compact.output.generation import remove_folder, result_of, wri
 from lastkey.udfs.compact.plan import MOST_RANGES, Extent, PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity
-from lastkey.udfs.problem import Problem
+from lastkey.udfs.problem import Problem, attempt, peak_memory
 from lastkey.udfs.steps import step
 
 

@@ -15,8 +15,17 @@ from typing import Any, Final
 import numpy as np
 
 from lastkey.logformat.batches.checksum_kernels import extend_by_batches
-from lastkey.logformat.batches.chunks import NO_END, Chunk, ChunkBuffer, LogRange, Tail, read_chunks, read_exactly
-from lastkey.logformat.batches.segment_bounds import check_offsets, overlap
+from lastkey.logformat.batches.chunks import (
+    NO_END,
+    Chunk,
+    ChunkBuffer,
+    LogRange,
+    Tail,
+    check_offsets,
+    overlap,
+    read_chunks,
+    read_exactly,
+)
 from lastkey.logformat.batches.walk_kernels import MORE, REACHED_END, walk_batches
 from lastkey.logformat.errors import CHANGED_HINT, LogFormatError
 from lastkey.logformat.layout import (
