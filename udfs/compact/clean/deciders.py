@@ -5,6 +5,8 @@ Winners      the record of the highest version, if `compaction.strategy` is time
              first record of a key is its last one, but not that of the highest version. So this strategy reads the
              cleanable range twice, and the table takes 32 bytes a key
 ErasedKeys   all records except those of erased keys
+Survivors    records by their offsets, in a second pass over the log, once every key's last record is known: in the
+             rewrite of a large partition, and in the last pass of one task that goes in rounds
 PendingKeys  a file of the keys that a run by yield cleaned first, for the older segments that the run left: a later
              run drops what these keys supersede there, without reading the newer segments again. A file holds exact
              hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets names
@@ -23,6 +25,7 @@ import numpy as np
 from lastkey.logformat.batches.chunks import ChunkBuffer, read_exactly
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import CHANGED_HINT, NO_POSITION, LogFormatError
+from lastkey.logformat.layout import CONTROL_MASK
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.logformat.primitives.crc32c import crc32c_extend
@@ -35,6 +38,7 @@ from lastkey.udfs.compact.clean.key_kernels import (
     mark_entered,
     mark_last_offsets,
     mark_others,
+    mark_survivors,
     offsets_of_others,
     rehash,
 )
@@ -49,6 +53,7 @@ from lastkey.udfs.compact.clean.winner_kernels import (
 from lastkey.udfs.compact.cleaner import Rules, key_candidates
 from lastkey.udfs.compact.plan import Erasing, PartitionPlan
 from lastkey.udfs.compact.scan.scan_segment import chunks_again
+from lastkey.udfs.compact.verdicts import ALL_GO, ALL_STAY, UNKNOWN
 from lastkey.udfs.erased_keys import KEY_ID_BYTES, read_erased
 from lastkey.udfs.segments import ScannedChunk, SegmentScan
 from lastkey.udfs.storage import make_folder, make_private, open_root, opened, put_file
@@ -375,3 +380,57 @@ def _joined(ranges: np.ndarray) -> np.ndarray:
     at = np.flatnonzero(begins)
     ends = np.append(at[1:], len(ranges)) - 1 if len(at) else at
     return np.stack([ranges[at, 0], ranges[ends, 1]], axis=1)
+
+
+class Survivors:
+    """The decider of a rewrite: records with these offsets stay. It counts those that it has met."""
+
+    def __init__(self, plan: PartitionPlan, offsets: np.ndarray, to_read: np.ndarray) -> None:
+        """offsets: int64[n], ascending; to_read: int64[m], as of `batches_to_read`."""
+        self.offsets, self.met = offsets, 0
+        self._plan, self._to_read = plan, to_read
+
+    def mark(self, run: Run, may_stay: np.ndarray) -> None:
+        """Mark the records of a run that stay."""
+        if len(run.bodies):
+            at = int(np.searchsorted(self.offsets, run.bodies["base_offset"].min()))
+            self.met += mark_survivors(run, self.offsets, at, may_stay)
+
+    def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
+        """Return int8[n], the verdicts on BATCH[n] that are certain before their records are read.
+
+        decided: bool[n], batches whose records all go, or all stay, in any case.
+        """
+        possible = ~decided & (batches["magic"] == 2) & (batches["attributes"] & CONTROL_MASK == 0)
+        possible &= (batches["records_count"] > 0) & ~np.isin(batches["last_offset"], self._to_read)
+        first = np.searchsorted(self.offsets, batches["base_offset"])
+        n = np.searchsorted(self.offsets, batches["last_offset"], side="right") - first
+        all_stay = possible & (n == batches["records_count"])
+        self.met += int(n[all_stay].sum())
+        verdicts = np.full(len(batches), UNKNOWN, np.int8)
+        verdicts[all_stay], verdicts[possible & (n == 0)] = ALL_STAY, ALL_GO
+        return verdicts
+
+    def check(self) -> None:
+        """Raise LogFormatError kind "readback" unless all records that stay were met."""
+        if self.met != len(self.offsets):
+            raise incomplete(self._plan, f"{self.met} of {len(self.offsets)} records")
+
+
+def batches_to_read(run: Run) -> np.ndarray:
+    """Return int64[m], the last offsets of the batches with a tombstone or a record without key: the rules may decide
+    about these by more than whether a later record of the key exists.
+    """
+    rows = run.spans["null_key"] | run.spans["null_value"]
+    if not rows.any():
+        return np.zeros(0, np.int64)
+    batch_of = np.repeat(np.arange(len(run.batches)), run.bodies["n_records"])
+    last: np.ndarray = run.batches["last_offset"][np.unique(batch_of[rows])]
+    return last
+
+
+def incomplete(plan: PartitionPlan, found: str) -> LogFormatError:
+    """Return the error of a rewrite that did not meet what it must write."""
+    return LogFormatError(
+        "readback", plan.name, NO_POSITION, "every record that stays, and a decision about each", found
+    )

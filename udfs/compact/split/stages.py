@@ -29,10 +29,16 @@ from lastkey.logformat.errors import stopped
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.storage.io_counts import counted
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_forwards
-from lastkey.udfs.compact.clean.deciders import KeyTable, Winners, key_runs, versions_of
-from lastkey.udfs.compact.clean.key_kernels import SLOT
-from lastkey.udfs.compact.clean.survivor_kernels import collect_survivors, mark_first, mark_highest
-from lastkey.udfs.compact.clean.survivors import Survivors, batches_to_read, incomplete
+from lastkey.udfs.compact.clean.deciders import (
+    KeyTable,
+    Survivors,
+    Winners,
+    batches_to_read,
+    incomplete,
+    key_runs,
+    versions_of,
+)
+from lastkey.udfs.compact.clean.key_kernels import SLOT, collect_survivors, mark_first, mark_highest
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION, WINNER
 from lastkey.udfs.compact.cleaner import Rules
 from lastkey.udfs.compact.output.segment_output import GroupOutput

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastkey.udfs.compact.one_task import rounds
+from lastkey.udfs.compact.one_task import compact_partition
 from lastkey.udfs.compact.one_task.passes import Clock
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
@@ -115,7 +115,7 @@ def test_a_bit_that_the_temporary_file_of_rounds_loses_is_noticed(
                 written[999] ^= 4
             return super().write(written)
 
-    monkeypatch.setattr(rounds.tempfile, "TemporaryFile", lambda **_: Losing())
+    monkeypatch.setattr(compact_partition.tempfile, "TemporaryFile", lambda **_: Losing())
     result = compact(changed(plan, limits=replace(plan.run.limits, task_memory_bytes=2 << 20))).result
     assert result.problem is not None and result.problem.kind == "readback"
     assert result.problem.path.endswith("temporary file of survivors")
