@@ -20,7 +20,7 @@ from lastkey.logformat.errors import readable
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.storage import regular_files
 from lastkey.logformat.storage.buckets import is_bucket
-from lastkey.logformat.storage.io_limit import paid
+from lastkey.logformat.storage.io_counts import paid
 from lastkey.logformat.storage.locations import TIERED, canonical, file_system, first_of, refuse_secrets, text_entries
 from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.tiered import objects as tiered

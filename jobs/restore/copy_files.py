@@ -15,7 +15,7 @@ import google_crc32c
 from pyarrow import fs as pafs
 
 from lastkey.jobs.errors import MISSING_FILE, MISSING_SIDE_FILE
-from lastkey.logformat.storage.io_limit import paid, spend
+from lastkey.logformat.storage.io_counts import paid, spend
 from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.storage import Root, flush, flush_names, make_folder, open_file, set_time
 

@@ -21,7 +21,7 @@ from lastkey.jobs.spark.master import local_cores_of
 from lastkey.jobs.spark.running import context_of, running_spark
 from lastkey.jobs.spark.submit import from_environment
 from lastkey.jobs.spark.workers import SparkTasks, StartSpark, Threads, Workers
-from lastkey.logformat.storage.io_limit import limited
+from lastkey.logformat.storage.io_counts import limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

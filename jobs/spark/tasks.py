@@ -27,8 +27,7 @@ from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.stopping import in_a_thread
 from lastkey.jobs.spark.own_jobs import tagged
 from lastkey.jobs.spark.running import context_of, new_tag
-from lastkey.logformat.storage.bytes_read import listening
-from lastkey.logformat.storage.io_counts import count, counted
+from lastkey.logformat.storage.io_counts import count, counted, listening
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,7 @@ from lastkey.jobs.command.progress import Watcher
 from lastkey.jobs.command.reporting import Work
 from lastkey.jobs.command.stopping import results_of
 from lastkey.jobs.spark.running import context_of, new_tag
-from lastkey.logformat.storage.bytes_read import listening
-from lastkey.logformat.storage.io_limit import limited
+from lastkey.logformat.storage.io_counts import limited, listening
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

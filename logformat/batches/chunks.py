@@ -23,7 +23,7 @@ from lastkey.logformat.layout import (
     MAX_RELATIVE_OFFSET,
     MAX_SEGMENT_BYTES,
 )
-from lastkey.logformat.storage import bytes_read
+from lastkey.logformat.storage import io_counts
 from lastkey.logformat.storage.regular_files import following, will_read
 
 CHUNK_BYTES: Final = 8 << 20  # tuned: from 4 to 32 MiB made no difference (page faults, cache)
@@ -142,7 +142,7 @@ def read_exactly(file: Any, path: str, position: int, out: np.ndarray) -> None:
         if n <= 0:
             raise LogFormatError("changed", path, position + filled, f"{len(out) - filled} more bytes", "end of file")
         filled += n
-    bytes_read.tell(filled)
+    io_counts.tell(filled)
 
 
 def read_chunks(

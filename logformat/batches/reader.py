@@ -38,7 +38,7 @@ from lastkey.logformat.batches.chunks import (
 from lastkey.logformat.batches.pread_kernels import SHORT_READ, walk_headers
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError, readable, unreadable
-from lastkey.logformat.storage.io_limit import spend
+from lastkey.logformat.storage.io_counts import spend
 from lastkey.logformat.storage.regular_files import LogFile
 
 WINDOW_BYTES: Final = 64 << 10  # tuned: larger windows than 16 KiB made no difference

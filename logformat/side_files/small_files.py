@@ -10,7 +10,7 @@ from typing import Any, Final
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.layout import TIME_INDEX_ENTRY
-from lastkey.logformat.storage.io_limit import spend
+from lastkey.logformat.storage.io_counts import spend
 from lastkey.logformat.storage.regular_files import open_regular
 
 MOST_SIDE_BYTES: Final = 64 << 20  # 1.4 million producers in a snapshot, 1.9 million aborted transactions of a segment

@@ -31,8 +31,7 @@ from pyarrow import fs as pafs
 from lastkey.logformat.errors import AccessError
 from lastkey.logformat.storage.access_error import DENIED, EXPIRED, UNAVAILABLE, in_one_line, kind_of
 from lastkey.logformat.storage.buckets import Bucket, bucket_of
-from lastkey.logformat.storage.io_counts import count
-from lastkey.logformat.storage.io_limit import is_limited
+from lastkey.logformat.storage.io_counts import count, is_limited
 
 _CONNECT_SECONDS: Final = 3
 _SILENT_SECONDS: Final = 6  # since the last byte of an answer

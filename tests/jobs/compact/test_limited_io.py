@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lastkey
-from lastkey.logformat.storage import io_limit
+from lastkey.logformat.storage import io_counts
 from tests.bench.make_log import make_partition
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -86,9 +86,9 @@ def _sum() -> Iterator[list[int]]:
     """Yield what is spent in the block, without waiting."""
     spent = [0]
 
-    def spend(self: io_limit.Limit, n: int) -> None:
+    def spend(self: io_counts.Limit, n: int) -> None:
         spent[0] += n
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io_limit.Limit, "spend", spend)
+        patch.setattr(io_counts.Limit, "spend", spend)
         yield spent

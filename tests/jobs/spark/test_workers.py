@@ -12,7 +12,7 @@ import pytest
 
 from lastkey.jobs.spark.tasks import run_tasks
 from lastkey.jobs.spark.workers import Threads
-from lastkey.logformat.storage import bytes_read
+from lastkey.logformat.storage import io_counts
 
 PATIENCE = 60.0
 
@@ -53,11 +53,11 @@ def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() ->
     heard = Heard()
 
     def work(item: int) -> None:
-        bytes_read.tell(7)
+        io_counts.tell(7)
         if item:
             begun.set()
             assert go_on.wait(PATIENCE)
-            bytes_read.tell(8)
+            io_counts.tell(8)
             raise AssertionError
 
     workers = Threads(1)
@@ -130,8 +130,8 @@ def test_of_tasks_of_spark_the_same_is_heard(spark) -> None:  # type: ignore[no-
     heard = Heard()
 
     def work(item: int) -> int:
-        bytes_read.tell(item)
-        bytes_read.tell(1)
+        io_counts.tell(item)
+        io_counts.tell(1)
         return -item
 
     assert run_tasks(spark, work, [10, 20, 30], "work", heard) == [-10, -20, -30]

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from lastkey.logformat.storage import io_limit
-from lastkey.logformat.storage.io_limit import limited, paid, spend
+from lastkey.logformat.storage import io_counts
+from lastkey.logformat.storage.io_counts import limited, paid, spend
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(io_limit, "time", made)
+    monkeypatch.setattr(io_counts, "time", made)
     return made
 
 

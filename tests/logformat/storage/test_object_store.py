@@ -12,8 +12,7 @@ import pytest
 from pyarrow import fs as pafs
 
 from lastkey.logformat.errors import AccessError, unreadable
-from lastkey.logformat.storage.io_counts import counted
-from lastkey.logformat.storage.io_limit import limited, paid
+from lastkey.logformat.storage.io_counts import counted, limited, paid
 from lastkey.logformat.storage.locations import file_system
 from lastkey.logformat.storage.object_store import ObjectStore
 from tests.builders.s3_proxy import CUT, SLOW_DOWN, Fault, S3Proxy, every, s3_proxy
