@@ -294,7 +294,7 @@ def _holds_magic_3(segment: Segment) -> bool | None:
 def _in_magic_2(source: Root, segment: Segment, output: Root, to: str, formats: ConvertSettings) -> ConvertedLog:
     shown, size_bytes = f"{source.uri}/{segment.path}", segment.size_bytes
     try:
-        one = convert_log(source, segment.path, size_bytes, output, to, segment.base_offset, formats)
+        one = convert_log(segment, source, output, to, formats)
     except LogFormatError as error:
         check_checksum(shown, size_bytes, segment.checksum, checksum_of(source, segment.path, size_bytes))
         raise OTHER_FORMAT(

@@ -155,8 +155,7 @@ def _measure(buf: np.ndarray, section: Any) -> int:
     section.keys = keys
     only_keys = section.payloads_start < 0
     room = section.payloads_end - section.payloads_start
-    total = 0
-    timestamp = 0
+    total = timestamp = 0
     offset = -1
     for _ in range(n):
         step, timestamps = read_varlong(buf, timestamps, end)

@@ -82,23 +82,16 @@ class ConvertedLog:
 
 
 def convert_log(
-    source: Root,
-    path: str,
-    size: int,
-    target: Root,
-    to: str,
-    base_offset: int,
-    settings: ConvertSettings,
-    *,
-    limit: int = MAX_SEGMENT_BYTES,
+    segment: Segment, source: Root, target: Root, to: str, settings: ConvertSettings, limit: int = MAX_SEGMENT_BYTES
 ) -> ConvertedLog:
-    """Write the first `size` bytes of a log to another file, in the format of the settings.
+    """Write a segment's log to another file, in the format of the settings.
 
     limit: most bytes of a log. Magic 3 may take more than 2 where a producer compressed better than we do, and magic 2
     made of it again more than either: batches stay as they are where the log would else come near the limit. Raises
     LogFormatError where a log in magic 2 grows beyond it, and for damage, as a reader does; what is written then is
     worth nothing.
     """
+    path, size, base_offset = segment.path, segment.size_bytes, segment.base_offset
     reader, log = LogReader(settings.chunk_bytes, settings.max_batch_bytes), log_file(source, path, size)
     converter = Converter(settings.magic, max_batch_bytes=settings.max_batch_bytes)
     indexes = IndexBuilder(
@@ -226,7 +219,7 @@ def _path(task: ConvertTask, segment: Segment, kind: str) -> str:
 
 def _convert(segment: Segment, output: Root, task: ConvertTask) -> ConvertedLog:
     root, to = open_root(segment.root), being_written(output, _path(task, segment, names.LOG))
-    one = convert_log(root, segment.path, segment.size_bytes, output, to, segment.base_offset, task.settings)
+    one = convert_log(segment, root, output, to, task.settings)
     check_written(output, to, one.size, one.checksum)
     mtime_ns = segment.mtime_ms * 1_000_000
     set_time(output, to, mtime_ns)

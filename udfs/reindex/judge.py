@@ -167,13 +167,8 @@ def _judge(
     behind = np.frombuffer(file.head, np.uint8)[used:whole]  # whole entries behind the last one that counts
     zeros_to_end = not file.head[used:].strip(b"\0") and file.only_zeros_behind
     if file.size > max_bytes and (used > max_bytes or not zeros_to_end):
-        return Verdict(
-            "huge",
-            max_bytes,
-            max_bytes // entry_size,
-            f"at most {max_bytes} bytes (segment.index.bytes)",
-            f"{file.size} bytes",
-        )
+        most = f"at most {max_bytes} bytes (segment.index.bytes)"
+        return Verdict("huge", max_bytes, max_bytes // entry_size, most, f"{file.size} bytes")
 
     def at(reason: Reason, i: int) -> Verdict:
         return Verdict(reason, i * entry_size, i, texts.of(i, texts.right), texts.of(i, texts.found))
@@ -192,14 +187,9 @@ def _judge(
         entry = position // entry_size
         return Verdict("wrong", entry * entry_size, entry, "nothing after the zeros at its end", "more entries")
     if file.size % entry_size:
-        rest = file.size % entry_size
-        return Verdict(
-            "torn",
-            file.size - rest,
-            (file.size - rest) // entry_size,
-            f"entries of {entry_size} bytes",
-            f"{rest} bytes at the end",
-        )
+        entry, rest = divmod(file.size, entry_size)
+        expected = f"entries of {entry_size} bytes"
+        return Verdict("torn", entry * entry_size, entry, expected, f"{rest} bytes at the end")
     if file.size > used:
         return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
     if ends_early or rebuilt.startswith(file.head):

@@ -173,12 +173,7 @@ def scan(
 
     Raises LogFormatError for whatever a broker would cut off, or refuse to load.
     """
-    base, path = segment.base_offset, segment.path
-    producers = no_producers()
-    producer_problem: Problem | None = None
-    aborts: list[NDArray[np.void]] = []
-    before_aborts: list[NDArray[np.int64]] = []
-    last_markers = np.empty(0, TXN_ROW)
+    base, path, producers = segment.base_offset, segment.path, _Producers(segment.path)
     epochs: list[EpochEntry] = []
     first, last, n_batches, bytes_read, dense = -1, -1, 0, 0, True
     root = open_root(segment.root)
@@ -189,17 +184,7 @@ def scan(
         check_offsets(path, base, next_base_offset, batches)
         builder.append(batches["last_offset"], batches["size"], batches["max_timestamp"])
         judge.feed(batches, chunk.position, chunk.size)
-        owned = batches[batches["producer_id"] >= 0]
-        if len(owned) and producer_problem is None:
-            try:
-                producers = merge(producers, _only_aborts(summarize(owned, path)), path)
-            except LogFormatError as error:
-                producer_problem = Problem.of(error)
-            markers = owned[(owned["attributes"] & CONTROL_MASK) != 0]
-            rows = transaction_rows(markers)
-            previous, last_markers = previous_markers(rows, last_markers)
-            aborts.append(rows[rows["marker"] == CONTROL_ABORT])
-            before_aborts.append(previous[rows["marker"] == CONTROL_ABORT])
+        producers.see(batches[batches["producer_id"] >= 0])
         epochs = assign_batches(epochs, batches["partition_leader_epoch"], batches["base_offset"])
         starts, ends = batches["base_offset"], batches["last_offset"]
         dense = dense and (n_batches == 0 or int(starts[0]) == last + 1)
@@ -221,20 +206,43 @@ def scan(
     return SegmentOutcome(
         base,
         path,
-        producer_problem=producer_problem,
+        producer_problem=producers.problem,
         end_position=tail.position,
         torn_bytes=tail.torn_bytes,
         n_batches=n_batches,
         first_offset=first,
         last_offset=last,
         dense=dense,
-        producers=producers,
-        aborts=np.concatenate([np.empty(0, TXN_ROW), *aborts]),
-        previous=np.concatenate([np.empty(0, np.int64), *before_aborts]),
-        last_markers=last_markers,
+        producers=producers.summary,
+        aborts=np.concatenate(producers.aborts),
+        previous=np.concatenate(producers.previous),
+        last_markers=producers.last_markers,
         epochs=tuple(epochs),
         bytes_read=bytes_read,
     )
+
+
+class _Producers:
+    """Batches of producers in one log, up to a problem."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.summary, self.last_markers = path, no_producers(), np.empty(0, TXN_ROW)
+        self.problem: Problem | None = None
+        self.aborts: list[NDArray[np.void]] = [np.empty(0, TXN_ROW)]
+        self.previous: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+
+    def see(self, owned: NDArray[np.void]) -> None:
+        """Take the next batches that have a producer, layout.BATCH[n]."""
+        if not len(owned) or self.problem is not None:
+            return
+        try:
+            self.summary = merge(self.summary, _only_aborts(summarize(owned, self.path)), self.path)
+        except LogFormatError as error:
+            self.problem = Problem.of(error)
+        rows = transaction_rows(owned[(owned["attributes"] & CONTROL_MASK) != 0])
+        previous, self.last_markers = previous_markers(rows, self.last_markers)
+        self.aborts.append(rows[rows["marker"] == CONTROL_ABORT])
+        self.previous.append(previous[rows["marker"] == CONTROL_ABORT])
 
 
 def _only_aborts(summary: ProducerSummary) -> ProducerSummary:

@@ -71,9 +71,8 @@ def judge_txn_index(
     if file.size == len(rebuilt) and file.head == rebuilt:
         return SAME
     if file.size > len(file.head) and not file.only_zeros_behind:
-        return Verdict(
-            "huge", len(file.head), len(file.head) // _TXN_SIZE, f"{len(entries)} entries", f"{file.size} bytes"
-        )
+        end = len(file.head)
+        return Verdict("huge", end, end // _TXN_SIZE, f"{len(entries)} entries", f"{file.size} bytes")
     used = -(-len(file.head.rstrip(b"\0")) // _TXN_SIZE) * _TXN_SIZE  # no entry ends in a zero offset and begins in one
     whole = min(used, len(file.head) - len(file.head) % _TXN_SIZE)
     found = transaction_index.read(file.head[:whole], file.path)
@@ -84,9 +83,7 @@ def judge_txn_index(
         said = _txn_text(found[i]) if i < n else "no entry"
         return Verdict(reason, i * _TXN_SIZE, i, expected or right, said)
 
-    problems = check_txn_index(
-        file.head[:whole], file.path, entries, np.ones(len(entries), np.bool_), outcome.aborts, previous, dense_from
-    )
+    problems = check_txn_index(file.head[:whole], file.path, entries, outcome.aborts, previous, dense_from)
     ended = n < len(entries) and rebuilt.startswith(file.head[:whole])
     if problems and not ended:
         outside = (found["last_offset"] < outcome.base_offset) | (found["last_offset"] > outcome.last_offset)
@@ -94,9 +91,7 @@ def judge_txn_index(
         i = first.position // _TXN_SIZE
         if outside.any() and outside.all() and (len(entries) or found["last_offset"][0] < outcome.base_offset):
             return at("foreign", 0)
-        cut_off = bool(
-            outside[i:].any() and outside[i:].all() and (found["last_offset"][i:] > outcome.last_offset).all()
-        )
+        cut_off = i < n and outside[i:].all() and (found["last_offset"][i:] > outcome.last_offset).all()
         return at("stale", i) if cut_off else at("wrong", i, first.expected)
     rest = file.size - whole
     if 0 < rest < _TXN_SIZE:

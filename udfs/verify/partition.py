@@ -292,9 +292,8 @@ def _check_txn_indexes(plan: CheckPlan, found: Findings) -> None:
         here = (markers["base_offset"] >= low) & (markers["base_offset"] < high)
         data = _data(plan, segment, segment.txn_index, found)
         path = segment.txn_index or _path_of(segment.path, "txnindex")
-        for error in check_txn_index(
-            data or b"", path, completed[inside], aborted[inside], markers[here], previous[here], dense_from
-        ):
+        ended = completed[inside & aborted]
+        for error in check_txn_index(data or b"", path, ended, markers[here], previous[here], dense_from):
             found.add(error)
 
 

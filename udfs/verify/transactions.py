@@ -188,7 +188,6 @@ def previous_markers(markers: np.ndarray, before: np.ndarray) -> tuple[np.ndarra
 def check_txn_index(
     data: bytes,
     path: str,
-    completed: np.ndarray,
     aborted: np.ndarray,
     markers: np.ndarray,
     previous: np.ndarray,
@@ -196,9 +195,9 @@ def check_txn_index(
 ) -> list[LogFormatError]:
     """Return what is wrong with a segment's `.txnindex` (empty: there is none).
 
-    completed, aborted: of completed_transactions, those whose marker is in this segment; markers: TXN_ROW[k], its
-    markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on is in a batch, so
-    that nothing was cleaned away; None: some may have been.
+    aborted: ENTRY[m], of completed_transactions those that were aborted by a marker in this segment; markers:
+    TXN_ROW[k], its markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on
+    is in a batch, so that nothing was cleaned away; None: some may have been.
 
     An entry of a transaction whose data is gone does no harm. Neither does one that begins earlier than what is left of
     its transaction, as long as it begins behind its producer's previous marker. An even earlier one would hide
@@ -220,9 +219,9 @@ def check_txn_index(
     is_abort = markers["marker"] == CONTROL_ABORT
     aborts, previous = markers[is_abort], np.append(previous[is_abort], -1)
     row = np.searchsorted(aborts["base_offset"], last)
-    there = np.append(aborts, np.zeros(1, TXN_ROW))[row]
+    marker = np.append(aborts, np.zeros(1, TXN_ROW))[row]
     known = row < len(aborts)
-    known &= (there["base_offset"] == last) & (there["producer_id"] == entries["producer_id"])
+    known &= (marker["base_offset"] == last) & (marker["producer_id"] == entries["producer_id"])
     report(~known, "an ABORT marker of its producer at its last offset")
     falls = np.zeros(n, np.bool_)
     falls[1:] = last[1:] <= last[:-1]
@@ -230,22 +229,12 @@ def check_txn_index(
     before = previous[row]
     report(known & (before >= 0) & (first <= before), "a first offset above {}, its producer's previous marker", before)
 
-    wanted = completed[aborted]
-    by_marker = np.argsort(last, kind="stable")
-    place = np.searchsorted(last[by_marker], wanted["last_offset"])
-    at = np.append(by_marker, n)[place]
-    missing = np.append(last, -1)[at] != wanted["last_offset"]
-    for i in np.flatnonzero(missing):
-        expected = (
-            f"an entry for the transaction of producer {wanted['producer_id'][i]} from offset "
-            f"{wanted['first_offset'][i]} that was aborted at {wanted['last_offset'][i]}"
-        )
-        problems.append(LogFormatError("index", path, int(place[i]) * ENTRY.itemsize, expected, "none"))
+    missing, at, there = _missing_entries(last, aborted, path)
+    problems += missing
     left = np.zeros(n, np.bool_)  # the log holds data of the entry's transaction, which begins at, and is stable up to:
     begins, most = last.copy(), last + 1
-    left[at[~missing]] = True
-    begins[at[~missing]] = wanted["first_offset"][~missing]
-    most[at[~missing]] = wanted["last_stable_offset"][~missing]
+    left[at] = True
+    begins[at], most[at] = there["first_offset"], there["last_stable_offset"]
     report(first > begins, "a first offset up to {}", begins)
     report(first < 0, "a first offset of 0 or more")
     report(stable > most, "a last stable offset up to {}", most)
@@ -256,3 +245,23 @@ def check_txn_index(
         report(known & ~left & within & (first < last), f"no data in the log, or a first offset below {dense_from}")
         report(left & (stable >= dense_from) & (stable < most), "a last stable offset of {}", most)
     return sorted(problems, key=lambda problem: problem.position)
+
+
+def _missing_entries(
+    last: np.ndarray, aborted: np.ndarray, path: str
+) -> tuple[list[LogFormatError], np.ndarray, np.ndarray]:
+    """Return the errors for aborted transactions, ENTRY[m], without an entry; of the others the rows of their entries,
+    whose last offsets are `last`, int64[n]; and these transactions.
+    """
+    by_marker = np.argsort(last, kind="stable")
+    place = np.searchsorted(last[by_marker], aborted["last_offset"])
+    at = np.append(by_marker, len(last))[place]
+    missing = np.append(last, -1)[at] != aborted["last_offset"]
+    problems = []
+    for i in np.flatnonzero(missing):
+        expected = (
+            f"an entry for the transaction of producer {aborted['producer_id'][i]} from offset "
+            f"{aborted['first_offset'][i]} that was aborted at {aborted['last_offset'][i]}"
+        )
+        problems.append(LogFormatError("index", path, int(place[i]) * ENTRY.itemsize, expected, "none"))
+    return problems, at[~missing], aborted[~missing]

@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from lastkey.logformat.errors import LogFormatError
+from lastkey.logformat.listing import Segment
 from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log
 from lastkey.udfs.storage import open_root
 from tests.builders.formats import converted
@@ -41,7 +42,7 @@ def run(data: bytes, magic: int, limit: int, work: Path) -> tuple[ConvertedLog, 
     (work / "from").write_bytes(data)
     settings = ConvertSettings(magic, chunk_bytes=1 << 14)  # type: ignore[arg-type]
     root = open_root(str(work))
-    one = convert_log(root, "from", len(data), root, "to", 0, settings, limit=limit)
+    one = convert_log(Segment(str(work), "from", 0, len(data), 0), root, root, "to", settings, limit)
     return one, (work / "to").read_bytes()
 
 
