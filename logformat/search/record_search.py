@@ -82,19 +82,18 @@ class RecordSearch:
         while done < len(positions):
             before = int(ends[done - 1]) if done else 0
             until = max(int(np.searchsorted(ends, before + _CHUNK_BYTES, "right")), done + 1)
-            rows = slice(*(int(i) for i in np.searchsorted(which, [done, until])))
             starts = np.append(0, ends[done:until] - before)
             try:
-                self._search(
-                    segment,
-                    positions[done:until],
-                    starts,
-                    which[rows] - done,
-                    targets[rows],
-                    start_offset,
-                    exact,
-                    out[rows],
-                )
+                raw = segment.copy(positions[done:until], starts)
+                batches = _headers(raw, until - done, segment.path)
+                for run in self._reader.runs(Chunk(0, raw, batches, path=segment.path)):
+                    first = done + run.first
+                    rows = slice(*(int(i) for i in np.searchsorted(which, [first, first + len(run.batches)])))
+                    in_run, part, found = which[rows] - first, out[rows], np.empty((2, len(which[rows])), np.int64)
+                    first_records(run, in_run, targets[rows], start_offset, exact, found)
+                    part["offset"], part["timestamp"] = found
+                    part["leader_epoch"] = run.batches["partition_leader_epoch"][in_run]
+                    part["position"] = positions[which[rows]]
             except LogFormatError as error:
                 at = int(np.searchsorted(starts, error.position, "right")) - 1
                 raise LogFormatError(
@@ -108,33 +107,6 @@ class RecordSearch:
                 ) from None
             done = until
         return out
-
-    def _search(
-        self,
-        segment: SearchableSegment,
-        positions: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        which: NDArray[np.int64],
-        targets: NDArray[np.int64],
-        start_offset: int,
-        exact: bool,
-        out: NDArray[np.void],
-    ) -> None:
-        """Fill RECORD[n]. Errors have positions in the copied bytes, in which the batch of positions[i] begins at
-        starts[i].
-        """
-        path = segment.path
-        raw = segment.copy(positions, starts)
-        batches = _headers(raw, len(positions), path)
-        for run in self._reader.runs(Chunk(0, raw, batches, path=path)):
-            rows = slice(*(int(i) for i in np.searchsorted(which, [run.first, run.first + len(run.batches)])))
-            found = np.empty((2, rows.stop - rows.start), np.int64)
-            in_run = which[rows] - run.first
-            first_records(run, in_run, targets[rows], start_offset, exact, found)
-            part = out[rows]
-            part["offset"], part["timestamp"] = found
-            part["leader_epoch"] = run.batches["partition_leader_epoch"][in_run]
-            part["position"] = positions[which[rows]]
 
 
 def _headers(raw: Bytes, n: int, path: str) -> NDArray[np.void]:

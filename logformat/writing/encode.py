@@ -27,7 +27,7 @@ from lastkey.logformat.layout import (
     TIMESTAMP_TYPE_MASK,
     TRANSACTIONAL_MASK,
 )
-from lastkey.logformat.primitives.codec import compress
+from lastkey.logformat.primitives.codec import Scratch, pack_bodies
 from lastkey.logformat.schemas import HEADERS
 from lastkey.logformat.writing import encode_kernels as kernels
 from lastkey.logformat.writing.encode_kernels import Variable
@@ -146,9 +146,9 @@ def _bodies(
 
 
 def _compressed(codec: int, bodies: _Bodies) -> _Bodies:
-    starts = np.concatenate([[0], bodies.ends[:-1]])
-    parts = [compress(codec, bodies.data[a:b]) for a, b in zip(starts.tolist(), bodies.ends.tolist(), strict=True)]
-    return _Bodies(np.frombuffer(b"".join(parts), np.uint8), np.cumsum([len(part) for part in parts]))
+    out, borders = Scratch(1), np.append(0, bodies.ends)
+    ends = pack_bodies(np.full(len(bodies.ends), codec), bodies.data, borders, out, 0)
+    return _Bodies(out.array[: ends[-1]], ends)
 
 
 def _codec(name: str) -> int:

@@ -28,7 +28,7 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, BATCH_OVERHEAD, CODEC_MASK, CONTROL_MASK, IGNORE_ATTRIBUTES_MASK
-from lastkey.logformat.primitives.codec import compress
+from lastkey.logformat.primitives.codec import Scratch, compress, pack_bodies
 from lastkey.logformat.writing import section_kernels as kernels
 from lastkey.logformat.writing.encode_kernels import copy_around, sizes_v3, write_batches, write_batches_v3
 from lastkey.logformat.writing.section_kernels import MEASURED
@@ -176,19 +176,11 @@ def to_v2(run: Run, which: NDArray[np.bool_], path: str) -> tuple[NDArray[np.uin
         raise LogFormatError(
             "length", path, int(rows["position"][i]), f"at most {_MOST_BYTES} bytes of records", str(int(bodies[i]))
         )
-    parts: list[Any] = [
-        compress(codec, run.scratch[start:end]) if codec and start < end else run.scratch[start:end]
-        for codec, start, end in zip(
-            (rows["attributes"] & CODEC_MASK).tolist(),
-            run.bodies["start"][which].tolist(),
-            run.bodies["end"][which].tolist(),
-            strict=True,
-        )
-    ]
-    lengths = np.array([len(part) for part in parts], np.int64)
-    payload = np.frombuffer(b"".join(parts), np.uint8)
-    out = np.empty(len(payload) + BATCH_OVERHEAD * len(rows), np.uint8)
-    write_batches(rows, payload, np.cumsum(lengths), out)
-    sizes = np.zeros(len(which), np.int64)
-    sizes[which] = BATCH_OVERHEAD + lengths
+    packed, sizes = Scratch(1), np.zeros(len(which), np.int64)
+    codecs = np.where(bodies > 0, rows["attributes"] & CODEC_MASK, 0)
+    borders = np.append(run.bodies["start"][which][:1], run.bodies["end"][which])  # one behind the other
+    ends = pack_bodies(codecs, run.scratch, borders, packed, 0)
+    out = np.empty(int(ends[-1:].sum()) + BATCH_OVERHEAD * len(rows), np.uint8)
+    write_batches(rows, packed.array, ends, out)
+    sizes[which] = BATCH_OVERHEAD + np.diff(ends, prepend=0)
     return out, sizes

@@ -17,7 +17,7 @@ from lastkey.logformat.side_files import producer_snapshot
 from lastkey.logformat.side_files.producer_kernels import MARKER
 from lastkey.logformat.side_files.producer_state import ProducerState, aborted_transactions
 from lastkey.udfs.compact import cleaner
-from lastkey.udfs.compact.cleaner import CleanableRange, LastBatches, Rules
+from lastkey.udfs.compact.cleaner import CleanableRange, Rules
 from lastkey.udfs.compact.plan import Extent, Gap, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.scan.due import (
     affected_sources,
@@ -138,13 +138,12 @@ def analyse(
     discardable[np.isin(rows["base_offset"], undecided)] = False
     numbers = [i for i, s in enumerate(scans) if s.first_offset < end]
     all_aborted = by_marker(np.concatenate([in_index, index_only]))
+    base = rules_of_removal(plan, log_end, final, witnesses)
     return Analysis(
         sources=list(scans),
         log_end_offset=log_end,
         cleanable=cleanable,
-        rules=_rules(plan, scans, cleanable, final, rows, discardable, undecided, witnesses)
-        if due
-        else rules_of_removal(plan, log_end, final, witnesses),
+        rules=_rules(plan, base, scans, cleanable, (rows["base_offset"], discardable), undecided) if due else base,
         groups=groups_of(plan, scans[: len(numbers)], end),
         producers=producers,
         open_transactions=open_ones,
@@ -252,31 +251,24 @@ def _loaded_producers(
 
 def _rules(
     plan: PartitionPlan,
+    base: Rules,
     scans: Sequence[SegmentScan],
     cleanable: CleanableRange,
-    producers: ProducerState,
-    rows: np.ndarray,
-    discardable: np.ndarray,
+    transactional: tuple[np.ndarray, np.ndarray],
     undecided: np.ndarray,
-    witnesses: np.ndarray,
 ) -> Rules:
+    """Return the rules of a compaction. base: those of a removal; transactional, undecided: as in Rules."""
     before = [s for s in scans if s.first_offset < cleanable.first_dirty_offset]
-    entries = producers.entries()
-    return Rules(
-        now_ms=plan.run.now_ms,
-        delete_retention_ms=plan.policy.settings.delete_retention_ms,
+    return replace(
+        base,
         first_uncleanable_offset=cleanable.first_uncleanable_offset,
-        legacy_horizon_ms=before[-1].mtime_ms - plan.policy.settings.delete_retention_ms
-        if before
-        else cleaner.NO_LEGACY_HORIZON,
+        legacy_horizon_ms=before[-1].mtime_ms - base.delete_retention_ms if before else base.legacy_horizon_ms,
         keeps_end=scans[-1].first_offset < cleanable.first_uncleanable_offset,
         keep_null_keys=plan.policy.settings.null_keys == "keep",
-        producers=LastBatches(entries["producer_id"], entries["last_offset"], entries["producer_epoch"]),
-        txn_base_offsets=rows["base_offset"].copy(),
-        txn_discardable=discardable,
-        oldest_ms=plan.oldest_ms,
-        dry_run=plan.run.dry_run,
+        txn_base_offsets=transactional[0].copy(),
+        txn_discardable=transactional[1],
+        by_key=True,
+        keep_batches=False,
         tombstones_from=min(undecided.tolist(), default=MAX_OFFSET),
         undecided=undecided,
-        witnesses=witnesses,
     )

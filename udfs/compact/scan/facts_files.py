@@ -58,14 +58,7 @@ def scan_written(
 
     listed = Segment(plan.run.store_uri, row.path, row.base_offset, row.size_bytes, row.mtime_ms)
     try:
-        scan = scan_segment(
-            listed,
-            buffer,
-            next_base_offset=None,
-            index_interval_bytes=plan.policy.settings.index_interval_bytes,
-            max_index_bytes=plan.policy.settings.segment_index_bytes,
-            see=see,
-        )
+        scan = scan_segment(listed, plan.policy.settings, buffer, see=see)
     except LogFormatError as error:
         if error.kind in ("readback", "unreadable"):
             raise

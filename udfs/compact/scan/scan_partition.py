@@ -63,10 +63,9 @@ def scan_one(plan: PartitionPlan, number: int, buffer: ChunkBuffer, extent: Exte
     after = plan.input.segments[number + 1].first_offset if number + 1 < len(plan.input.segments) else None
     scan = scan_segment(
         segment,
+        plan.policy.settings,
         buffer,
         next_base_offset=after,
-        index_interval_bytes=plan.policy.settings.index_interval_bytes,
-        max_index_bytes=plan.policy.settings.segment_index_bytes,
         end_offset=NO_END if plan.read_until is None else plan.read_until,
         mark=plan.input.generation.next_offset,
     )
@@ -173,15 +172,7 @@ def scan_identity(plan: PartitionPlan, buffer: ChunkBuffer) -> LastBatch:
 
 def _last_batch_before(plan: PartitionPlan, segment: Segment, buffer: ChunkBuffer) -> LastBatch:
     """Return the last batch of a segment before the end of the last generation."""
-    scan = scan_segment(
-        segment,
-        buffer,
-        next_base_offset=None,
-        mark=plan.input.generation.next_offset,
-        index_interval_bytes=plan.policy.settings.index_interval_bytes,
-        max_index_bytes=plan.policy.settings.segment_index_bytes,
-    )
-    return scan.marked_batch
+    return scan_segment(segment, plan.policy.settings, buffer, mark=plan.input.generation.next_offset).marked_batch
 
 
 def _check_continues(plan: PartitionPlan, buffer: ChunkBuffer) -> None:

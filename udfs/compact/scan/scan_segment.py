@@ -44,6 +44,7 @@ from lastkey.logformat.side_files.checkpoints import assign_batches
 from lastkey.logformat.side_files.index_builder import IndexBuilder
 from lastkey.logformat.side_files.producer_state import ProducerSummary, merge, no_producers, summarize
 from lastkey.logformat.storage.regular_files import will_read
+from lastkey.udfs.compact.plan import CleanSettings
 from lastkey.udfs.compact.scan import scan_kernels as k
 from lastkey.udfs.compact.scan.scan_kernels import SMALLEST_BATCH
 from lastkey.udfs.holes import NOT_KNOWN, thinned_offset
@@ -87,11 +88,10 @@ def transactional_batches(batches: np.ndarray) -> np.ndarray:
 
 def scan_segment(
     segment: Segment,
+    settings: CleanSettings,
     buffer: ChunkBuffer,
     *,
-    next_base_offset: int | None,
-    index_interval_bytes: int,
-    max_index_bytes: int,
+    next_base_offset: int | None = None,
     end_offset: int = NO_END,
     mark: int | None = None,
     see: Callable[[Chunk], None] | None = None,
@@ -104,7 +104,7 @@ def scan_segment(
     """
     base, listed = segment.first_offset, segment
     out = _Collected(last_offset=base - 1 if not segment.from_offset else NOT_KNOWN)
-    indexes = IndexBuilder(base, index_interval_bytes, max_index_bytes, listed.path)
+    indexes = IndexBuilder(base, settings.index_interval_bytes, settings.segment_index_bytes, listed.path)
     tail, named = Tail(), segment.named
     named_crc = 0 if named is None or not named.size else -1
     with opened(open_root(listed.root), listed.path) as file:
