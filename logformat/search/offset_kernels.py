@@ -12,7 +12,7 @@ there finds the first one that does not.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,24 @@ OFFSET_ENTRY: Final = 8  # bytes of an entry as stored: i32 relative offset, i32
 TIME_ENTRY: Final = 12  # i64 timestamp, i32 relative offset
 WIDE_ENTRY: Final = 16  # of either index, made in memory: two i64, the offset absolute
 
+
+class Window(NamedTuple):
+    """Bytes of a `.log`."""
+
+    buf: np.ndarray  # uint8[], read only, bytes of the file from `origin` on
+    origin: int
+    end: int  # of the log, in the file
+
+
+class Index(NamedTuple):
+    """Entries of an offset or time index."""
+
+    entries: np.ndarray  # uint8[n * entry_size], read only
+    entry_size: int  # OFFSET_ENTRY or TIME_ENTRY, or WIDE_ENTRY
+    n: int
+    base: int  # of the segment
+
+
 # Result of a search by offset, one row a target.
 LOCATION = np.dtype(
     [
@@ -76,17 +94,17 @@ def new_state(base_offset: int, position: int = 0) -> NDArray[np.int64]:
 
 
 @inline
-def read_batch(buf: np.ndarray, origin: int, end: int, position: int, previous: int) -> tuple[Any, ...]:
+def read_batch(window: Window, position: int, previous: int) -> tuple[Any, ...]:
     """Read the batch at `position`: (status, first offset, last offset, size, problem, expected, found).
 
     A wrapper (magic 0 and 1, compressed) has its last offset as its first, because its contents are unknown. The status
     is FOUND, NONE (the log ends, maybe with an incomplete batch), NEED or BAD_BATCH.
     """
-    none = np.int64(0)
-    there = end - position
+    buf, none = window.buf, np.int64(0)
+    there = window.end - position
     if there <= MAGIC_OFFSET:
         return NONE, none, none, none, none, none, none
-    at = position - origin
+    at = position - window.origin
     if at < 0 or at + min(there, V3_LARGEST_HEADER) > buf.shape[0]:
         return NEED, none, none, none, none, none, none
     problem, expected, found, size = frame_batch(buf, at, at + there)
@@ -116,39 +134,40 @@ def _is_wrapper(buf: np.ndarray, at: int) -> bool:
 
 
 @inline
-def entry_offset_of(index: np.ndarray, entry_size: int, slot: int, base: int) -> int:
+def entry_offset_of(index: Index, slot: int) -> int:
     """Return the absolute offset of an entry of the offset index."""
-    if entry_size == OFFSET_ENTRY:
-        return base + np.int64(load_i32(index, slot * OFFSET_ENTRY))
-    return np.int64(load_i64(index, slot * WIDE_ENTRY))
+    if index.entry_size == OFFSET_ENTRY:
+        return index.base + np.int64(load_i32(index.entries, slot * OFFSET_ENTRY))
+    return np.int64(load_i64(index.entries, slot * WIDE_ENTRY))
 
 
 @inline
-def entry_position_of(index: np.ndarray, entry_size: int, slot: int) -> int:
+def entry_position_of(index: Index, slot: int) -> int:
     """Return the position in the .log that an entry of the offset index points at."""
-    if entry_size == OFFSET_ENTRY:
-        return np.int64(load_i32(index, slot * OFFSET_ENTRY + 4))
-    return np.int64(load_i64(index, slot * WIDE_ENTRY + 8))
+    if index.entry_size == OFFSET_ENTRY:
+        return np.int64(load_i32(index.entries, slot * OFFSET_ENTRY + 4))
+    return np.int64(load_i64(index.entries, slot * WIDE_ENTRY + 8))
 
 
 @inline
-def entry_floor(index: np.ndarray, entry_size: int, n: int, base: int, target: int, hint: int) -> int:
+def entry_floor(index: Index, target: int, hint: int) -> int:
     """Return the entry with the greatest offset <= target, or -1; the search widens from entry `hint` (or -1) on.
 
     If the entries do not rise, the result may be any of them.
     """
+    n = index.n
     low = np.int64(-1)
     high = np.int64(n)
-    if hint >= 0 and entry_offset_of(index, entry_size, hint, base) <= target:
+    if hint >= 0 and entry_offset_of(index, hint) <= target:
         low = np.int64(hint)
         step = 1
-        while low + step < n and entry_offset_of(index, entry_size, low + step, base) <= target:
+        while low + step < n and entry_offset_of(index, low + step) <= target:
             low += step
             step *= 2
         high = min(low + step, n)
     while high - low > 1:
         middle = (low + high) >> 1
-        if entry_offset_of(index, entry_size, middle, base) <= target:
+        if entry_offset_of(index, middle) <= target:
             low = middle
         else:
             high = middle
@@ -156,71 +175,24 @@ def entry_floor(index: np.ndarray, entry_size: int, n: int, base: int, target: i
 
 
 @inline
-def jump(
-    buf: np.ndarray, origin: int, end: int, index: np.ndarray, entry_size: int, base: int, slot: int, previous: int
-) -> tuple[Any, ...]:
+def jump(window: Window, index: Index, slot: int, previous: int) -> tuple[Any, ...]:
     """Read the batch that an entry of the offset index points at: (status, position, first, last, size).
 
     The status is FOUND, NEED, or WRONG_INDEX if the entry cannot mean any batch there.
     """
-    position = entry_position_of(index, entry_size, slot)
-    status, first, last, size, _, _, _ = read_batch(buf, origin, end, position, previous)
+    position = entry_position_of(index, slot)
+    status, first, last, size, _, _, _ = read_batch(window, position, previous)
     if status == NEED:
         return NEED, position, first, last, size
-    if status != FOUND or last > entry_offset_of(index, entry_size, slot, base):
+    if status != FOUND or last > entry_offset_of(index, slot):
         return WRONG_INDEX, position, first, last, size
     return FOUND, position, first, last, size
 
 
 @kernel
-def find_offset(
-    buf: np.ndarray,
-    end: int,
-    index: np.ndarray,
-    entry_size: int,
-    n_entries: int,
-    base: int,
-    budget: int,
-    target: int,
-) -> tuple[int, int, int, int, int]:
-    """Find the first batch whose last offset is >= target: (status, position, size, base offset or -1, last offset).
-
-    This serves one target in a mapped file; the rest is as in find_offsets. After any status but FOUND and NONE ask
-    find_offsets, which says more.
-    """
-    position = np.int64(0)
-    previous = np.int64(base - 1)
-    entry = np.int64(-1)  # offset of the entry whose batch has not been reached yet
-    slot = entry_floor(index, entry_size, n_entries, base, target, -1)
-    if slot >= 0:
-        entry = entry_offset_of(index, entry_size, slot, base)
-        status, position, first, last, size = jump(buf, 0, end, index, entry_size, base, slot, previous)
-        if status != FOUND:
-            return status, position, np.int64(0), np.int64(-1), np.int64(-1)
-    for _ in range(budget):
-        status, first, last, size, _problem, _expected, _found = read_batch(buf, 0, end, position, previous)
-        if status != FOUND:
-            return status, position, np.int64(0), np.int64(-1), np.int64(-1)
-        if last > entry >= 0:
-            return WRONG_INDEX, position, np.int64(0), np.int64(-1), np.int64(-1)
-        if last == entry:
-            entry = np.int64(-1)
-        if last >= target:
-            return FOUND, position, size, np.int64(-1) if _is_wrapper(buf, position) else first, last
-        position += size
-        previous = last
-    return LONG_WALK, position, np.int64(0), np.int64(-1), np.int64(-1)
-
-
-@kernel
 def find_offsets(
-    buf: np.ndarray,
-    origin: int,
-    end: int,
-    index: np.ndarray,
-    entry_size: int,
-    n_entries: int,
-    base: int,
+    window: Window,
+    index: Index,
     budget: int,
     targets: np.ndarray,
     rows: np.ndarray,
@@ -229,8 +201,6 @@ def find_offsets(
 ) -> int:
     """Find for each target the first batch whose last offset is >= it; return a status. FOUND: all are answered.
 
-    buf: uint8[], read only, bytes of the .log from position `origin` on; end: of the log, in the file.
-    index: uint8[n_entries * entry_size], of OFFSET_ENTRY or WIDE_ENTRY bytes each; base: of the segment.
     budget: batches to walk over for one target before LONG_WALK. targets: int64[n], not falling; rows: int64[n], row of
     `out` for each target. out: LOCATION[], written.
     state: of new_state, or of an earlier call. After NONE, WRONG_INDEX or LONG_WALK targets before state[ROW] are
@@ -248,11 +218,9 @@ def find_offsets(
     while i < targets.shape[0]:
         target = targets[i]
         if size == 0 or last < target:
-            slot = entry_floor(index, entry_size, n_entries, base, target, slot)
-            if slot >= 0 and entry_position_of(index, entry_size, slot) > position:
-                status, entry_position, e_first, e_last, e_size = jump(
-                    buf, origin, end, index, entry_size, base, slot, max(previous, last)
-                )
+            slot = entry_floor(index, target, slot)
+            if slot >= 0 and entry_position_of(index, slot) > position:
+                status, entry_position, e_first, e_last, e_size = jump(window, index, slot, max(previous, last))
                 if status != FOUND:
                     state[NEEDED] = entry_position
                     break
@@ -261,7 +229,7 @@ def find_offsets(
                 first = e_first
                 last = e_last
                 size = e_size
-                entry = entry_offset_of(index, entry_size, slot, base)
+                entry = entry_offset_of(index, slot)
             walked = 0
         while True:
             if size > 0 and last >= entry >= 0:
@@ -279,7 +247,7 @@ def find_offsets(
                 if walked > budget:
                     status = LONG_WALK
                     break
-            status, first, last, size, problem, expected, found = read_batch(buf, origin, end, position, previous)
+            status, first, last, size, problem, expected, found = read_batch(window, position, previous)
             if status != FOUND:
                 size = np.int64(0)
                 state[NEEDED] = position
@@ -293,10 +261,10 @@ def find_offsets(
             break
         answer = out[rows[i]]
         answer.status = FOUND
-        answer.segment_base_offset = base
+        answer.segment_base_offset = index.base
         answer.position = position
         answer.size = size
-        answer.base_offset = np.int64(-1) if _is_wrapper(buf, position - origin) else first
+        answer.base_offset = np.int64(-1) if _is_wrapper(window.buf, position - window.origin) else first
         answer.last_offset = last
         i += 1
     state[ROW] = i

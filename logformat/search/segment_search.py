@@ -68,12 +68,12 @@ def index_entries(batches: NDArray[np.void], state: NDArray[np.int64]) -> tuple[
     return out[:2, :n].T, out[2:, :n_times].T
 
 
-def joined_entries(entries: list[NDArray[np.int64]]) -> tuple[Bytes, int, int]:
+def joined_entries(entries: list[NDArray[np.int64]], base: int) -> k.Index:
     """Join entries, int64[m, 2] each, to one index with wide entries."""
     joined = np.concatenate([np.empty((0, 2), np.int64), *entries]).astype(">i8")
     flat = np.ascontiguousarray(joined).view(np.uint8).reshape(-1)
     flat.flags.writeable = False
-    return flat, k.WIDE_ENTRY, len(joined)
+    return k.Index(flat, k.WIDE_ENTRY, len(joined), base)
 
 
 BUDGET: Final = 4096  # batches to walk over from an entry: more than 4 KiB of the smallest hold, or 1 MiB of usual ones
@@ -94,9 +94,9 @@ class SearchableSegment:
         self._filesystem, self.path = located(place, listed.root, listed.path)
         self._window = open_window(self._filesystem, self.path, listed.size_bytes)
         self.whole = self._window.whole
-        self.index, self.entry_size, self.n_entries = self._open(listed.index, k.OFFSET_ENTRY)
-        self.budget = BUDGET if self.n_entries else SMALL_BUDGET
-        self._times: tuple[Bytes, int, int] | None = None
+        self.index = self._open(listed.index, k.OFFSET_ENTRY)
+        self.budget = BUDGET if self.index.n else SMALL_BUDGET
+        self._times: k.Index | None = None
         self._largest: Largest | None = None
         self._made_anew = False
         self._damage: LogFormatError | None = None  # the error that ended the reading of headers
@@ -127,24 +127,9 @@ class SearchableSegment:
         window, origin = self.whole, 0
         while True:
             # With `after` a search may start behind an entry's own batch, and could then not check the entry.
-            times, entry_size, n_times = self.times if after is None else (self.whole[:0], k.TIME_ENTRY, 0)
-            status = find_times(
-                window,
-                origin,
-                self.end,
-                self.index,
-                self.entry_size,
-                self.n_entries,
-                times,
-                entry_size,
-                n_times,
-                self.base_offset,
-                start_offset,
-                targets,
-                begin,
-                state,
-                out,
-            )
+            times = self.times if after is None else k.Index(self.whole[:0], k.TIME_ENTRY, 0, self.base_offset)
+            seen = k.Window(window, origin, self.end)
+            status = find_times(seen, self.index, times, start_offset, targets, begin, state, out)
             if status == k.NONE:
                 self._end_at(int(state[k.POSITION]))
             if status in (k.FOUND, k.NONE):
@@ -156,10 +141,10 @@ class SearchableSegment:
         return self._window.copy(positions, starts)
 
     @property
-    def times(self) -> tuple[Bytes, int, int]:
-        """Entries of the time index, bytes of one, and their number; opened on first use."""
+    def times(self) -> k.Index:
+        """The time index; opened on first use."""
         if self._times is None:
-            self._times = self._rising(*self._open(self.listed.time_index, k.TIME_ENTRY))
+            self._times = self._rising(self._open(self.listed.time_index, k.TIME_ENTRY))
         return self._times
 
     def largest(self) -> Largest:
@@ -169,10 +154,10 @@ class SearchableSegment:
         LogSegment.maxTimestampSoFar after a recovery of the segment.
         """
         if self._largest is None:
-            times, entry_size, n = self.times
-            behind = self._largest_behind(times, entry_size, n) if n else None
+            times = self.times
+            behind = self._largest_behind(times) if times.n else None
             if behind is None and not self._made_anew:
-                self._make_anew(self.listed.time_index, "the last entry does not fit the log" if n else "")
+                self._make_anew(self.listed.time_index, "the last entry does not fit the log" if times.n else "")
             self._largest = self._largest or behind  # _make_anew set it, unless the headers end before
         if self._largest is None:
             raise self._damage or self._moved()
@@ -184,20 +169,8 @@ class SearchableSegment:
         state = k.new_state(self.base_offset)
         window, origin = self.whole, 0
         while True:
-            status = k.find_offsets(
-                window,
-                origin,
-                self.end,
-                self.index,
-                self.entry_size,
-                self.n_entries,
-                self.base_offset,
-                self.budget,
-                targets,
-                rows,
-                state,
-                out,
-            )
+            seen = k.Window(window, origin, self.end)
+            status = k.find_offsets(seen, self.index, self.budget, targets, rows, state, out)
             if status == k.FOUND:
                 return state
             if status == k.NONE:
@@ -205,11 +178,12 @@ class SearchableSegment:
                 return state
             window, origin = self._go_on(status, state)
 
-    def _largest_behind(self, times: Bytes, entry_size: int, n: int) -> Largest | None:
+    def _largest_behind(self, times: k.Index) -> Largest | None:
         """Return the largest by the last entry and the headers from its batch on; None if the entry does not fit its
         batch.
         """
-        entry = times[(n - 1) * entry_size : n * entry_size].tobytes()
+        entries, entry_size, n, _ = times
+        entry = entries[(n - 1) * entry_size : n * entry_size].tobytes()
         timestamp, offset = (int.from_bytes(part, "big", signed=True) for part in (entry[:8], entry[8:]))
         offset += self.base_offset if entry_size == k.TIME_ENTRY else 0
         found = np.empty(1, LOCATION)
@@ -224,42 +198,42 @@ class SearchableSegment:
         self._end_at(reader.tail.position)
         return largest
 
-    def _open(self, path: str | None, entry_size: int) -> tuple[Bytes, int, int]:
-        """Return the entries of an index file, bytes of one, and their number before zeros; none if the file is of no
-        use.
-        """
-        nothing = np.empty(0, np.uint8)
-        nothing.flags.writeable = False
+    def _open(self, path: str | None, entry_size: int) -> k.Index:
+        """Return an index file, up to its zeros; without entries if the file is of no use."""
+        none = np.empty(0, np.uint8)
+        none.flags.writeable = False
+        nothing = k.Index(none, entry_size, 0, self.base_offset)
         if path is None:
             if self.end:
                 kind = "offset" if entry_size == k.OFFSET_ENTRY else "time"
                 self._note(f"{self.path}: it has no {kind} index; headers are read instead")
-            return nothing, entry_size, 0
+            return nothing
         most = (self.listed.size_bytes // _SMALLEST_BATCH + 1) * entry_size  # no log holds more batches
         filesystem, path = located(self._place, self.listed.beside, path)
         try:
             entries, size = read_index(filesystem, path, most)
         except LogFormatError as error:
             self._note(f"{error}; headers are read instead")
-            return nothing, entry_size, 0
+            return nothing
         if size % entry_size:
             self._note(f"{path}: {size} bytes are not entries of {entry_size}; headers are read instead")
-            return nothing, entry_size, 0
+            return nothing
         n = before_zeros(entries, entry_size)
         if n * entry_size < len(entries):
             self._note(f"{path}: zeros from byte {n * entry_size} on, as of a segment that was being written")
-        return entries, entry_size, n
+        return k.Index(entries, entry_size, n, self.base_offset)
 
-    def _rising(self, entries: Bytes, entry_size: int, n: int) -> tuple[Bytes, int, int]:
-        """Return a time index's entries; none if they do not rise, because a binary search could then miss the right
+    def _rising(self, index: k.Index) -> k.Index:
+        """Return a time index; without entries if they do not rise, because a binary search could then miss the right
         one.
         """
+        entries, entry_size, n, base = index
         stored = entries[: n * entry_size].view(TIME_INDEX_ENTRY)
         timestamps, offsets = stored["timestamp"], stored["relative_offset"]
         if (timestamps[1:] > timestamps[:-1]).all() and (offsets[1:] >= offsets[:-1]).all():
-            return entries, entry_size, n
+            return index
         self._note(f"{self._pair(self.listed.time_index)}: its entries do not rise; headers are read instead")
-        return entries[:0], entry_size, 0
+        return k.Index(entries[:0], entry_size, 0, base)
 
     def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
         """Prepare a search that stopped with `status` to go on: return its window, or make an index anew, or raise."""
@@ -281,8 +255,8 @@ class SearchableSegment:
             {
                 k.WRONG_INDEX: "an entry does not fit the log",
                 k.WRONG_TIMES: "an entry does not fit the log",
-                k.LONG_WALK: "entries lie far apart" if self.n_entries else "",
-                k.BAD_BATCH: "no batch after one that an entry points at" if self.n_entries else "",
+                k.LONG_WALK: "entries lie far apart" if self.index.n else "",
+                k.BAD_BATCH: "no batch after one that an entry points at" if self.index.n else "",
             }[status],
         )
         row = int(state[k.ROW])
@@ -321,8 +295,8 @@ class SearchableSegment:
                 raise
             self._damage = error
         self._made_anew, self.budget = True, NO_LIMIT
-        self.index, self.entry_size, self.n_entries = joined_entries(offsets)
-        self._times = joined_entries(times)
+        self.index = joined_entries(offsets, self.base_offset)
+        self._times = joined_entries(times, self.base_offset)
 
     def _log(self) -> LogFile:
         return LogFile(lambda: open_regular(self._filesystem, self.path), self.path, self.end)

@@ -30,6 +30,8 @@ from lastkey.logformat.search.offset_kernels import (
     WIDE_ENTRY,
     WRONG_INDEX,
     WRONG_TIMES,
+    Index,
+    Window,
     entry_floor,
     entry_offset_of,
     entry_position_of,
@@ -66,8 +68,9 @@ def _is_empty(buf: np.ndarray, at: int) -> bool:
 
 
 @inline
-def _floor(times: np.ndarray, entry_size: int, n: int, target: int, hint: int) -> int:
+def _floor(index: Index, target: int, hint: int) -> int:
     """Find an entry as entry_floor does, by the timestamp, which comes first in both kinds of entry."""
+    times, entry_size, n, _ = index
     low = np.int64(-1)
     high = np.int64(n)
     if hint >= 0 and load_i64(times, hint * entry_size) <= target:
@@ -88,16 +91,9 @@ def _floor(times: np.ndarray, entry_size: int, n: int, target: int, hint: int) -
 
 @kernel
 def find_times(
-    buf: np.ndarray,
-    origin: int,
-    end: int,
-    index: np.ndarray,
-    entry_size: int,
-    n_entries: int,
-    times: np.ndarray,
-    time_entry_size: int,
-    n_times: int,
-    base: int,
+    window: Window,
+    index: Index,
+    times: Index,
     start_offset: int,
     targets: np.ndarray,
     after: np.ndarray,
@@ -107,10 +103,11 @@ def find_times(
     """Find for each target timestamp the first batch that may hold a record with it or a later one; return a status.
 
     This is the first batch whose largest timestamp is >= target and whose last offset is >= start_offset.
-    times: uint8[n_times * time_entry_size], of TIME_ENTRY or WIDE_ENTRY bytes; targets: int64[n] ms, not falling;
-    after: int64[n], not falling: begin no earlier than at this position, a batch border. out: CANDIDATE[n], written;
-    the rest as in find_offsets. Status NONE: targets from state[ROW] on have none.
+    targets: int64[n] ms, not falling; after: int64[n], not falling: begin no earlier than at this position, a batch
+    border. out: CANDIDATE[n], written; state: as in find_offsets. Status NONE: targets from state[ROW] on have none.
     """
+    buf, origin, _ = window
+    base = index.base
     i = state[ROW]
     position = state[POSITION]
     previous = state[PREVIOUS]
@@ -129,22 +126,21 @@ def find_times(
             size = np.int64(0)
             entry = np.int64(-1)
         # Skip an entry with exactly this timestamp: another batch with it may precede the one that the entry names.
-        floor = _floor(times, time_entry_size, n_times, target - 1, time_slot)
+        floor = _floor(times, target - 1, time_slot)
         offset = start_offset
         if floor != time_slot:
             time_slot = floor
-            at = floor * time_entry_size + 8
-            stored = np.int64(load_i64(times, at)) if time_entry_size == WIDE_ENTRY else base + load_i32(times, at)
+            at = floor * times.entry_size + 8
+            wide = times.entry_size == WIDE_ENTRY
+            stored = np.int64(load_i64(times.entries, at)) if wide else base + load_i32(times.entries, at)
             if stored > previous and stored >= start_offset:  # else the walk does not pass its batch
                 offset = stored
                 pending = stored
-                state[PENDING_TIMESTAMP] = load_i64(times, floor * time_entry_size)
+                state[PENDING_TIMESTAMP] = load_i64(times.entries, floor * times.entry_size)
         if offset > previous:
-            slot = entry_floor(index, entry_size, n_entries, base, offset, slot)
-            if slot >= 0 and entry_position_of(index, entry_size, slot) > position:
-                status, entry_position, e_first, e_last, e_size = jump(
-                    buf, origin, end, index, entry_size, base, slot, max(previous, last)
-                )
+            slot = entry_floor(index, offset, slot)
+            if slot >= 0 and entry_position_of(index, slot) > position:
+                status, entry_position, e_first, e_last, e_size = jump(window, index, slot, max(previous, last))
                 if status != FOUND:
                     state[NEEDED] = entry_position
                     break
@@ -152,10 +148,10 @@ def find_times(
                 previous = e_first - 1
                 last = e_last
                 size = e_size
-                entry = entry_offset_of(index, entry_size, slot, base)
+                entry = entry_offset_of(index, slot)
         while True:
             if size == 0:
-                status, _first, last, size, problem, expected, found = read_batch(buf, origin, end, position, previous)
+                status, _first, last, size, problem, expected, found = read_batch(window, position, previous)
                 if status != FOUND:
                     size = np.int64(0)
                     state[NEEDED] = position
