@@ -190,6 +190,41 @@ def jump(window: Window, index: Index, slot: int, previous: int) -> tuple[Any, .
 
 
 @kernel
+def find_offset(
+    buf: np.ndarray, end: int, entries: np.ndarray, entry_size: int, n: int, base: int, budget: int, target: int
+) -> tuple[int, int, int, int, int]:
+    """Find the first batch whose last offset is >= target: (status, position, size, base offset or -1, last offset).
+
+    This serves one target in a mapped file; the arguments are the fields of a Window and an Index, because numba takes
+    longer for a tuple than for the search. After any status but FOUND ask find_offsets, which says more.
+    """
+    window, index = Window(buf, 0, end), Index(entries, entry_size, n, base)
+    none = np.int64(-1)
+    position = np.int64(0)
+    previous = np.int64(base - 1)
+    entry = none  # offset of the entry whose batch has not been reached yet
+    slot = entry_floor(index, target, -1)
+    if slot >= 0:
+        entry = entry_offset_of(index, slot)
+        status, position, _first, _last, _size = jump(window, index, slot, previous)
+        if status != FOUND:
+            return status, position, np.int64(0), none, none
+    for _ in range(budget):
+        status, first, last, size, _problem, _expected, _found = read_batch(window, position, previous)
+        if status != FOUND:
+            return status, position, np.int64(0), none, none
+        if last > entry >= 0:
+            return WRONG_INDEX, position, np.int64(0), none, none
+        if last == entry:
+            entry = none
+        if last >= target:
+            return FOUND, position, size, none if _is_wrapper(buf, position) else first, last
+        position += size
+        previous = last
+    return LONG_WALK, position, np.int64(0), none, none
+
+
+@kernel
 def find_offsets(
     window: Window,
     index: Index,

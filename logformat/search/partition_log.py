@@ -249,11 +249,15 @@ class PartitionLog:
         number = bisect.bisect_right(self._bases, offset) - 1
         while number < len(self._bases):
             segment = self._segment(number)
-            out = np.empty(1, LOCATION)
-            if not segment.find_offsets(np.full(1, offset), np.zeros(1, np.int64), out):
-                number += 1
-                continue
-            _, _, position, size, base, last = out[0].item()
+            status, position, size, base, last = k.find_offset(
+                segment.whole, segment.end, *segment.index, segment.budget, offset
+            )
+            if status != k.FOUND:
+                out = np.empty(1, LOCATION)
+                if not segment.find_offsets(np.full(1, offset), np.zeros(1, np.int64), out):
+                    number += 1
+                    continue
+                _, _, position, size, base, last = out[0].item()
             if end < log_end and (last if base < 0 else base) >= end:
                 return None
             return Location(segment.base_offset, position, size, base, last)
