@@ -28,7 +28,7 @@ from lastkey.logformat.cache_folder import folders, processor
 from lastkey.logformat.jit import state_of_sources
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.writing.segment_writer import SegmentWriter
-from lastkey.udfs.compact.split.stages import LargePartition, last_of_each_key, local_survivors, rewrite_group
+from lastkey.udfs.compact.split_stages import LargePartition, last_of_each_key, local_survivors, rewrite_group
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.storage import open_root
 

@@ -92,11 +92,12 @@ FLOORS: dict[str, set[str]] = {
     "udfs.compact.scan": _LOGS | _HOLES | _RULES | {"udfs.yields"},
     "udfs.compact.clean": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.erased_keys", "udfs.yields"},
     "udfs.compact.output": _LOGS | _TASK | _RULES | {"udfs.compact.scan", "udfs.compact.clean", "udfs.read_back"},
-    "udfs.compact.split": _TASK | _STEPS,
-    "udfs.compact.one_task": _TASK | _STEPS | {"udfs.yields"},
+    "udfs.compact.split_stages": _TASK | _STEPS,
+    "udfs.compact.passes": _TASK | _STEPS | {"udfs.yields"},
+    "udfs.compact.compact_partition": _TASK | _STEPS | {"udfs.yields", "udfs.compact.passes"},
     "udfs.verify": _LOGS | _TASK,  # never compact: it shares no code with what it checks
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
-    "udfs.convert": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
+    "udfs.convert_log": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
     "udfs.export": {"udfs.data_source", "udfs.decode", "udfs.compact"} | _LOGS | _TASK,
@@ -129,7 +130,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.compact": _JOB
     | {"udfs.compact", "udfs.erased_keys", "udfs.yields", "udfs.cluster_metadata", "logformat.primitives"},
     "jobs.verify": _JOB | {"udfs.verify"},
-    "jobs.restore": _JOB | {"jobs.compact", "udfs.convert", "udfs.last_records"},
+    "jobs.restore": _JOB | {"jobs.compact", "udfs.convert_log", "udfs.last_records"},
     "jobs.archive_needed": _JOB | {"jobs.compact", "udfs.read_back"},  # plans as the next run would
     "jobs.live_cluster": {"jobs.errors", "jobs.command"},
     "jobs.policies": _SHELL | {"jobs.live_cluster", "udfs.cluster_metadata"},
@@ -144,7 +145,7 @@ FLOORS: dict[str, set[str]] = {
     "jobs.data_source": _SHELL | {"udfs.data_source"},  # never spark: where Spark plans a source there is no session
     "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source", "udfs.decode", "udfs.export"},
     "jobs.replay": _JOB | {"jobs.live_cluster", "jobs.data_source", "udfs.data_source", "udfs.replay"},
-    "jobs.convert": _JOB | {"jobs.restore", "udfs.convert"},
+    "jobs.convert": _JOB | {"jobs.restore", "udfs.convert_log"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},

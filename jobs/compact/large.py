@@ -1,7 +1,7 @@
 """Compaction of a large partition: one Spark job, whose stages exchange key hashes and offsets, and no records.
 
   scan      a task for each segment: headers and checksums -> analysis and splits, on the driver
-  rewrite   one job of three stages (`udfs.compact.split.stages`): local survivors of each split; Spark brings those
+  rewrite   one job of three stages (`udfs.compact.split_stages`): local survivors of each split; Spark brings those
             of a key together, and the last one of each key stays; the offsets that stay go to the tasks that write
   finish    on the driver: joins empty groups to the next one, writes the generation's other files
 All ways share every function that decides or writes, so the same input gives the same bytes; tests check that.
@@ -25,14 +25,14 @@ from lastkey.logformat.storage.io_counts import count
 from lastkey.udfs.compact.clean.clean_batches import Tally
 from lastkey.udfs.compact.clean.deciders import check_versions
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.one_task.compact_partition import check_null_keys
-from lastkey.udfs.compact.one_task.passes import Clock
+from lastkey.udfs.compact.compact_partition import check_null_keys
 from lastkey.udfs.compact.output.generation import remove_attempts, remove_folder, result_of, write_generation
 from lastkey.udfs.compact.output.segment_output import join_empty_groups, written_segment
+from lastkey.udfs.compact.passes import Clock
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
-from lastkey.udfs.compact.split.stages import (
+from lastkey.udfs.compact.split_stages import (
     CELLS,
     OFFSETS,
     LargePartition,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lastkey.jobs.spark.attempts import folder_of_this_attempt
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult
 
 

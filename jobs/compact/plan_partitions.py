@@ -24,7 +24,7 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.compact.cleaner import cleanable_range, first_dirty_offset, is_due
-from lastkey.udfs.compact.one_task.passes import older_segments, schedule_limits
+from lastkey.udfs.compact.passes import older_segments, schedule_limits
 from lastkey.udfs.compact.plan import (
     CleanPolicy,
     CleanSettings,

@@ -1,11 +1,11 @@
 """`convert --to v3|v2 ARCHIVE --output DIR`: writes an archive again in another message format, without loss.
 
-A task for each segment, or for consecutive small ones (udfs.convert). The output of an archive has its folders, names
-and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
+A task for each segment, or for consecutive small ones (udfs.convert_log). The output of an archive has its folders,
+names and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
 output of a store is one log directory, with the current generation of each partition.
 
 A run that is cut off leaves no partition that looks whole, and the next one with the same arguments goes on with what
-is there (udfs.convert.unfinished).
+is there (udfs.convert_log).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.logformat import names
 from lastkey.logformat.errors import is_full
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.convert.convert_log import (
+from lastkey.udfs.convert_log import (
     MARK,
     ConvertSettings,
     ConvertTask,

@@ -53,7 +53,7 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.io_counts import limited
-from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
+from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
 from lastkey.udfs.last_records import segment_end
 from lastkey.udfs.problem import timed
 from lastkey.udfs.segments import cleaner_checkpoint, side_checksums

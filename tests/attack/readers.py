@@ -35,7 +35,7 @@ from lastkey.jobs.report.job import run as write_report
 from lastkey.jobs.restore.copy_files import CreatedFiles, copy_log, copy_small
 from lastkey.jobs.verify.job import run as verify
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.problem import Problem

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lastkey.udfs.compact.one_task import passes
+from lastkey.udfs.compact import passes
 from tests.attack import model
 from tests.attack.histories import Said
 from tests.attack.model import KNOWN, Case, Tally, failure, shrunk

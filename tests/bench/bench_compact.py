@@ -25,7 +25,7 @@ from typing import Any
 
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.compact.plan_inputs import input_from_archive
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
 from tests.bench import matrix

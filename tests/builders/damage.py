@@ -15,7 +15,7 @@ from lastkey.jobs.compact.plan_inputs import input_from_archive
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files.index_builder import IndexBuilder
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.findings import CheckResult

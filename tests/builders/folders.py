@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lastkey.logformat import listing
 from lastkey.logformat.names import segment_file
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.segments import SideFile
 from tests.builders.plans import made_plan

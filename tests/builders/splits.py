@@ -16,7 +16,7 @@ from lastkey.jobs.command.progress import CountedBytes, Silent
 from lastkey.jobs.compact import large
 from lastkey.jobs.compact.large import compact_large
 from lastkey.udfs.compact.plan import PartitionPlan
-from lastkey.udfs.compact.split.stages import (
+from lastkey.udfs.compact.split_stages import (
     LargePartition,
     RewrittenGroup,
     last_of_each_key,

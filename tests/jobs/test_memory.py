@@ -77,7 +77,7 @@ part = Partition(Path(sys.argv[2]), Path(sys.argv[3]))
 plan = part.plan(sealed=True)
 plan = changed(plan, settings=replace(plan.policy.settings, max_decompressed_batch_bytes=int(sys.argv[4])))
 if sys.argv[1] == "compact":
-    from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+    from lastkey.udfs.compact.compact_partition import compact_partition
     problem = compact_partition(plan).problem
 elif sys.argv[1] == "splits":
     from tests.builders.splits import compact_in_blocks

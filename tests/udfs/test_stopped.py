@@ -22,7 +22,7 @@ from lastkey.logformat.dump.files import DumpOptions, dump, list_files
 from lastkey.logformat.dump.log import LogOptions
 from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.names import segment_file
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.output import segment_output
 from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes

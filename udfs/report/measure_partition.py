@@ -32,7 +32,7 @@ from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.compact.clean.clean_batches import Pass, Tally, clean_chunk
 from lastkey.udfs.compact.clean.deciders import grown
 from lastkey.udfs.compact.cleaner import CleanableRange, Rules
-from lastkey.udfs.compact.one_task.passes import Clock, clean_everything
+from lastkey.udfs.compact.passes import Clock, clean_everything
 from lastkey.udfs.compact.plan import CleanPolicy, Extent, PartitionPlan, PartitionResult
 from lastkey.udfs.compact.retention import Expired, summarize_expired
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse

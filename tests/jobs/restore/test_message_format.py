@@ -22,7 +22,7 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify import job as verify
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.convert.convert_log import holds_magic_3
+from lastkey.udfs.convert_log import holds_magic_3
 from lastkey.udfs.storage import Root
 from tests.builders.archives import put
 from tests.builders.errors import raises_kind

@@ -52,7 +52,7 @@ def run(name, *words):
     print(name, code)
 
 def origins(paths):
-    import lastkey.udfs.compact.one_task.compact_partition, os, resource
+    import lastkey.udfs.compact.compact_partition, os, resource
     files = [module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)]
     yield files, [os.access(path, os.R_OK) for path in paths], resource.getrlimit(resource.RLIMIT_AS)[0]
 

@@ -19,7 +19,7 @@ from lastkey.jobs.command.config import Config
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.primitives.codec import compress
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import open_root
 from lastkey.udfs.verify.partition import check_partition

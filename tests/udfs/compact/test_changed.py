@@ -17,7 +17,7 @@ from lastkey.logformat.batches.chunks import Chunk
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH
 from lastkey.udfs.compact.clean.clean_batches import OUT_BATCH, CleanedRun
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.output.piece_stack import PieceStack
 from lastkey.udfs.compact.plan import PartitionResult
 from lastkey.udfs.problem import Problem

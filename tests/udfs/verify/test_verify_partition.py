@@ -18,7 +18,7 @@ from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.names import segment_file
 from lastkey.logformat.side_files import checkpoints
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionPlan, PartitionResult
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root

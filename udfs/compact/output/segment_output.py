@@ -87,7 +87,7 @@ def write_indexes(
 
 
 def join_empty_groups(plan: PartitionPlan, segments: Sequence[Segment]) -> list[Segment]:
-    """Join empty segments to those behind them, as `one_task.passes` does, and place all. The segments come in
+    """Join empty segments to those behind them, as `udfs.compact.passes` does, and place all. The segments come in
     order from tasks that knew nothing of each other; an empty one that cannot be joined becomes an empty file.
     """
     out: list[Segment] = []

@@ -19,7 +19,7 @@ from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.jobs.verify.plan_checks import plan_archived
 from lastkey.logformat.batches.segment import open_segment
 from lastkey.logformat.side_files import transaction_index
-from lastkey.udfs.compact.one_task.compact_partition import compact_partition
+from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.plan import CleanSettings, Limits, PartitionResult
 from lastkey.udfs.lookup.queries import Queries, lookup
 from lastkey.udfs.segments import SideFile

@@ -17,10 +17,10 @@ from pyarrow import fs as pafs
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import ChunkBuffer
+from lastkey.udfs.compact import split_stages as stages
 from lastkey.udfs.compact.plan import PartitionPlan
 from lastkey.udfs.compact.scan.scan_partition import scan_all
-from lastkey.udfs.compact.split import stages
-from lastkey.udfs.compact.split.stages import buckets_for, make_splits
+from lastkey.udfs.compact.split_stages import buckets_for, make_splits
 from lastkey.udfs.storage import open_root, read_file
 from tests.builders.folders import Outcome, archived_at, compact, lay_out, plan_of
 from tests.builders.plans import changed

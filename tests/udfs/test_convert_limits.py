@@ -12,7 +12,7 @@ import zstandard
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.convert.convert_log import ConvertedLog, ConvertSettings, convert_log
+from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log
 from lastkey.udfs.storage import open_root
 from tests.builders.formats import converted
 from tests.reference import log

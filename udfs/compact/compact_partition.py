@@ -42,7 +42,8 @@ from lastkey.udfs.compact.clean.deciders import (
 )
 from lastkey.udfs.compact.clean.key_kernels import collect_survivors
 from lastkey.udfs.compact.clean.winner_kernels import NO_VERSION
-from lastkey.udfs.compact.one_task.passes import (
+from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
+from lastkey.udfs.compact.passes import (
     Cleaned,
     Clock,
     KeysLost,
@@ -52,7 +53,6 @@ from lastkey.udfs.compact.one_task.passes import (
     remove_records,
     with_what_is_old,
 )
-from lastkey.udfs.compact.output.generation import remove_folder, result_of, write_generation
 from lastkey.udfs.compact.plan import MOST_RANGES, Extent, PartitionPlan, PartitionResult, chunk_buffer
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import if_nothing_expires, scan_all, scan_identity

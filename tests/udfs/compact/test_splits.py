@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lastkey.udfs.compact.one_task import compact_partition
-from lastkey.udfs.compact.one_task.passes import Clock
+from lastkey.udfs.compact import compact_partition
+from lastkey.udfs.compact.passes import Clock
 from tests.builders.drawn import Drawn, logs, plan_of_drawn
 from tests.builders.folders import archived_at, compact, golden_plan, lay_out, plan_of, survivors
 from tests.builders.limits import within

@@ -1,1 +1,0 @@
-"""The cleaning of one partition in one task: scan, decide, rewrite, read back."""

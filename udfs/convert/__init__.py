@@ -1,1 +1,0 @@
-"""A log written in another message format."""
