@@ -40,7 +40,7 @@ REMEDIES = {
         "markers in the log decide"
     ),
     ("version",): "Correct the setting",
-    ("null_key",): "Should this topic be compacted at all? If so, give `--null-keys keep` or `drop`",
+    ("null_key",): "Should this topic be compacted at all? If so, give `--set null.keys=keep` or `drop`",
     ("side_file",): (
         "A checkpoint is damaged, or lies beyond the log end. Bring the right one back, or delete it; if the log was "
         "replaced, `--reset`"
@@ -61,7 +61,8 @@ REMEDIES = {
     ("memory",): "Give Lastkey more memory, or lower `chunk.bytes`",
     ("defect",): "Shown as `internal error`, a bug in Lastkey: please report it with the traceback on stderr",
     ("gap",): (
-        "A file is missing or short. Bring it back; if it is lost, `--gaps accept` ([COMMANDS.md](COMMANDS.md#compact))"
+        "A file is missing or short. Bring it back; if it is lost, `--set gaps=accept` "
+        "([COMMANDS.md](COMMANDS.md#compact))"
         ', or `gaps = "accept"` below `[topics."<topic>"]` in the settings file for all runs. If the message says that '
         "it may be a cleaner's work, nothing may be missing ([COMPACTION.md](../udfs/compact/COMPACTION.md#holes)); if "
         "it names remote storage, put its folder into the archive "

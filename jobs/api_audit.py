@@ -16,8 +16,8 @@ from lastkey.jobs.command.audit_options import (
     AuditKeysOptions,
     AuditMirrorOptions,
 )
+from lastkey.jobs.command.config import Settings
 from lastkey.jobs.command.functions import COMMANDS, command
-from lastkey.jobs.command.kinds import Settings
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import UsageError
 

@@ -191,8 +191,8 @@ DATA_LOSS: Final = Kind("DataLossError", DataError,
 MISSING_FILE: Final = Kind("MissingFileError", DataError,
     cause="A `.log` that a generation names, or files with one among them, missing or changed.",
     hint="if the archive has moved, give --archive URI; else bring these files back from a copy, restore an older "
-         "--generation, or remove what was cut short, and compact --force --reset TOPIC, with --gaps accept if need "
-         "be")
+         "--generation, or remove what was cut short, and compact --force --reset TOPIC, with --set gaps=accept if "
+         "need be")
 MISSING_SIDE_FILE: Final = Kind("MissingSideFileError", DataError,
     cause="An index, or another file beside a log, that a generation names, missing or changed.",
     hint="bring these files back from a copy, or make new ones: compact --force, for a .txnindex with --reset TOPIC")

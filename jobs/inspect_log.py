@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Any
 
 from pyarrow import fs as pafs
@@ -55,13 +56,14 @@ class InspectReport(JobReport):
     output: str | None
     files: list[Dumped] = field(default_factory=list)
     said: Iterable[str] = ()  # whole lines for stderr, many at a time
+    lines: BytesIO = field(default_factory=BytesIO)  # of a run without output that no caller writes elsewhere
     n_problems: int = 0
     n_mismatches: int = 0
-    verified: bool = False  # --verify-index-only: wrong indexes count
+    verified: bool = False  # --print mismatches: wrong indexes count
 
     @property
     def exit_code(self) -> int:
-        """3 if a file is damaged, with --verify-index-only also if an index contradicts its log; else 0."""
+        """3 if a file is damaged, with --print mismatches also if an index contradicts its log; else 0."""
         return PROBLEMS if self.n_problems or (self.verified and self.n_mismatches) else DONE
 
     def to_json(self) -> dict[str, Any]:
@@ -87,7 +89,9 @@ class InspectReport(JobReport):
         }
 
     def to_text(self) -> str:
-        """Return the report of a run with --output, for people."""
+        """Return the report of a run with --output, for people; else the lines that nobody wrote elsewhere."""
+        if self.output is None:
+            return self.lines.getvalue().decode("utf-8", "backslashreplace")
         total = sum(f.bytes_written for f in self.files)
         return "\n".join(
             [
@@ -98,10 +102,11 @@ class InspectReport(JobReport):
         )
 
 
-def run(options: InspectOptions, progress: Progress, write: Callable[[Any], object]) -> InspectReport:
-    """Dump files and folders with `write`, or into files below `options.output`."""
+def run(options: InspectOptions, progress: Progress, write: Callable[[Any], object] | None = None) -> InspectReport:
+    """Dump files and folders with `write`, into files below `options.output`, or else into the report."""
     spec = _spec(options)
-    report = InspectReport(options.output, verified=options.verify_index_only)
+    report = InspectReport(options.output, verified=options.parts == "mismatches")
+    write = write or report.lines.write
     if options.output is not None:
         report.output = normal_uri(options.output)
         check_apart(Place("--output", report.output), *_places(options.paths))
@@ -134,7 +139,7 @@ def _gaps(files: Sequence[DumpFile], options: InspectOptions, spec: DumpSpec) ->
     for uri in dict.fromkeys(normal_uri(file.shown).rpartition("/")[0] for file in files if not file.named):
         parent, _, folder = uri.rpartition("/")
         for archived in list_folder(open_root(parent or "/"), folder).partitions.values():
-            if (options.gaps or options.config.topic_settings(archived.topic).gaps) != "accept":
+            if options.config.topic_settings(archived.topic).gaps != "accept":
                 out += gaps_of_folder(archived.segments, archived.traces, spec.wanted)
     return out
 
@@ -228,19 +233,17 @@ def _spec(options: InspectOptions) -> DumpSpec:
     wanted = wanted_of(*options.offsets, *options.times, options.key)
     decoders = (options.key_decoder or "string", options.value_decoder or "string")
     spec = DumpSpec(
-        deep=options.deep_iteration,
-        print_data=options.print_data_log
+        deep=options.parts == "records",
+        print_data=options.parts in ("data", "values")
         or options.key_decoder is not None
         or options.value_decoder is not None
-        or (options.key is not None and not options.deep_iteration),
-        metadata=not options.skip_record_metadata,
-        max_bytes=options.max_bytes,
-        verify_index_only=options.verify_index_only,
-        index_sanity_check=options.index_sanity_check,
+        or (options.key is not None and options.parts != "records"),
+        metadata=options.parts != "values",
+        verify_index_only=options.parts == "mismatches",
         as_json=options.as_json,
         key_decoder=decoders[0],
         value_decoder=decoders[1],
-        records=options.records,
+        records=options.decoder or "",
         wanted=wanted,
     )
     try:

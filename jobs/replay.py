@@ -106,7 +106,7 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
             settings,
             committed=options.isolation == "read_committed",
             repartition=options.repartition,
-            accept_gaps=(options.gaps or options.config.topic_settings(str(p.topic)).gaps) == "accept",
+            accept_gaps=options.config.topic_settings(str(p.topic)).gaps == "accept",
             append=options.append,
         )
         for p in wanted

@@ -44,7 +44,7 @@ from lastkey.jobs.store.coverage import Ranges, unread
 from lastkey.jobs.store.erasures import brought_back
 from lastkey.jobs.store.folders import Run, RunFolder, run_folders
 from lastkey.jobs.store.generations import open_store
-from lastkey.jobs.store.keep import Keep, kept_by
+from lastkey.jobs.store.keep import kept_by
 from lastkey.jobs.store.leases import list_leases
 from lastkey.jobs.store.manifests import read_manifests, say_committed
 from lastkey.jobs.store.paths import AUDIT_KEY, COMMITTED, MANIFEST, is_audit_table, table_folder
@@ -340,19 +340,15 @@ def _erased(folders: Sequence[RunFolder], told: Mapping[str, Commit], current: M
     return out
 
 
-def _keep(options: VacuumOptions) -> Keep:
-    return Keep(options.keep_generations, options.keep_daily, options.keep_weekly)
-
-
 def _by_rule(committed: Sequence[RunFolder], times: Mapping[str, int], options: VacuumOptions) -> dict[Run, str]:
-    """Return the generations that --keep-generations, --keep-daily and --keep-weekly keep, each with its rule."""
+    """Return the generations that --keep keeps, each with its rule."""
     of_key: dict[Key, dict[int, RunFolder]] = {}
     for folder in committed:
         if folder.path in times:
             of_key.setdefault(folder.key, {})[folder.generation] = folder
     kept: dict[Run, str] = {}
     for folders in of_key.values():
-        rules = kept_by(_keep(options), {number: times[folder.path] for number, folder in folders.items()})
+        rules = kept_by(options.keep, {number: times[folder.path] for number, folder in folders.items()})
         kept |= {folders[number].run: rule for number, rule in rules.items()}
     return kept
 

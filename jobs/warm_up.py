@@ -46,7 +46,7 @@ _ERASE: Final = ("erase", "--store", "{folder}/store", "--hmac-key", __file__, *
 _OTHER_JOBS: Final = (
     ("reindex", "{folder}/archive", "--check", *_THREADS),
     ("lookup", "{folder}/archive", "--offset", "0", "--time", "0"),
-    ("inspect", "{folder}/archive", "--print-data-log", "--json"), ("lookup", "{folder}/archive", "--sizing"),
+    ("inspect", "{folder}/archive", "--print", "data", "--json"), ("lookup", "{folder}/archive", "--sizing"),
     ("verify", "{folder}/archive"), ("report", "{folder}/archive", "--output", "{folder}/page.html"),
     ("verify", "--store", "{folder}/store"), (*_ERASE, "--key", "10000"),
 )  # fmt: skip
@@ -73,8 +73,16 @@ def compact_small_log(folder: str) -> None:
     """Compact an archive by each kind of rule: in one task as it grows, and in the stages of a large partition."""
     root, store, end = open_root(f"{folder}/archive"), f"{folder}/store", 0
     for min_yield in _MIN_YIELDS:
+        share = {"compaction.min.yield": min_yield}
         [end] = {write_segment(root.full(f"{topic}-0"), end) for topic in _SETTINGS["topics"]}
-        compact(root.uri, store, config=_SETTINGS, engine="threads", sealed=True, min_yield=min_yield)
+        compact(
+            root.uri,
+            store,
+            config=_SETTINGS,
+            engine="threads",
+            sealed=True,
+            overrides=share,
+        )
     config, workers = parse_config(_SETTINGS), Threads(1)
     for archived in list_archive(root, lambda _: True).partitions.values():
         run = run_context(config, open_root(store).uri, 0, folder="split", sealed=True)

@@ -10,7 +10,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lastkey.jobs.api import compact, convert, erase, reindex, restore, verify
+    from lastkey.jobs.api import (
+        archive_needed,
+        compact,
+        convert,
+        erase,
+        export,
+        inspect,
+        lookup,
+        pack,
+        policies,
+        rebuild_state,
+        reindex,
+        replay,
+        report,
+        restore,
+        rollback,
+        runs,
+        vacuum,
+        verify,
+    )
     from lastkey.jobs.api_audit import audit
     from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
@@ -29,12 +48,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AuditReport", "CompactReport", "ConvertReport", "EraseReport", "JobError", "LogFormatError", "ReindexReport",
-    "RestoreReport", "SegmentWriter", "VerifyReport", "audit", "compact", "convert", "erase", "open_archive",
-    "open_partition", "open_segment", "register", "reindex", "restore", "verify",
+    "RestoreReport", "SegmentWriter", "VerifyReport", "archive_needed", "audit", "compact", "convert", "erase",
+    "export", "inspect", "lookup", "open_archive", "open_partition", "open_segment", "pack", "policies",
+    "rebuild_state", "register", "reindex", "replay", "report", "restore", "rollback", "runs", "vacuum", "verify",
 ]  # fmt: skip
 
 _HOMES = {
-    **dict.fromkeys(("compact", "convert", "erase", "reindex", "restore", "verify"), "lastkey.jobs.api"),
+    **dict.fromkeys((name for name in __all__ if name.islower()), "lastkey.jobs.api"),
     "audit": "lastkey.jobs.api_audit",
     "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",

@@ -35,7 +35,7 @@ from typing import Final
 
 from numba.core.registry import cpu_target
 
-from lastkey.logformat.errors import UnsafeFolderError
+from lastkey.logformat.errors import PlaceError
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -80,10 +80,13 @@ def usable(folder: Path) -> bool:
 
 @functools.cache
 def refuse_if_unsafe(named: str) -> None:
-    """Raise UnsafeFolderError if others could write in the folder that the user named, or in one above it."""
+    """Raise PlaceError if others could write in the folder that the user named, or in one above it."""
     weak = weakness(Path(named).absolute(), _trusted())
     if weak:
-        raise UnsafeFolderError(named, weak)
+        raise PlaceError(
+            f"NUMBA_CACHE_DIR={named}: expected a folder that nobody else can write, found that {weak}; what lies "
+            "there is run as code: name a folder of your own (mode 0700), or unset the variable"
+        )
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 NO_POSITION: Final = -1  # of an error about a partition or a folder, not about a byte of a file
@@ -51,15 +52,8 @@ class LogFormatError(Exception):
         return f"{at}: {self.kind}: expected {self.expected}, found {self.found}{hint}"
 
     def __reduce__(self) -> tuple[object, ...]:  # pickled with every field, for other processes
-        return _rebuild, (
-            self.kind, self.path, self.position, self.expected, self.found, self.base_offset, self.hint, self.state,
-        )  # fmt: skip
-
-
-def _rebuild(
-    kind: str, path: str, position: int, expected: str, found: str, base_offset: int, hint: str, state: str
-) -> LogFormatError:
-    return LogFormatError(kind, path, position, expected, found, base_offset=base_offset, hint=hint, state=state)
+        again = partial(LogFormatError, base_offset=self.base_offset, hint=self.hint, state=self.state)
+        return again, (self.kind, self.path, self.position, self.expected, self.found)
 
 
 def unreadable(path: str, error: OSError, position: int = 0) -> LogFormatError:
@@ -106,12 +100,12 @@ def stopped(error: Exception, name: str) -> LogFormatError:
     - A MemoryError becomes "memory": hostile bytes may ask for any amount, and the memory is free again.
     - Any other exception becomes "defect"; its traceback goes to the log.
 
-    Raise a full disk, AccessError and UnsafeFolderError again, because they concern the whole machine.
+    Raise a full disk, AccessError and PlaceError again, because they concern the whole machine.
     KeyboardInterrupt and SystemExit never come here, because they are no Exception.
     """
     if isinstance(error, LogFormatError):
         return error
-    if is_full(error) or isinstance(error, UnsafeFolderError | AccessError):
+    if is_full(error) or isinstance(error, PlaceError | AccessError):
         raise error
     out = _stopped(error, name)
     out.__cause__ = error
@@ -155,18 +149,8 @@ def _said(error: OSError) -> str:
     return f"{type(error).__name__}: {str(error).rpartition('Detail:')[2].strip()}"
 
 
-class UnsafeFolderError(Exception):
-    """A folder for compiled kernels, named by the user, into which others could put code that would run as the user."""
-
-    def __init__(self, path: str, found: str) -> None:
-        self.path, self.found = path, found
-        super().__init__(path, found)
-
-    def __str__(self) -> str:
-        return (
-            f"NUMBA_CACHE_DIR={self.path}: expected a folder that nobody else can write, found that {self.found}; what "
-            "lies there is run as code: name a folder of your own (mode 0700), or unset the variable"
-        )
+class PlaceError(ValueError):
+    """A URI or folder that the user named and that is not used: malformed, with credentials in it, or unsafe."""
 
 
 class AccessError(OSError):

@@ -126,7 +126,7 @@ def _compiled(function: F, **flags: Any) -> F:
 def kernel(function: F) -> F:
     """Compile `function` for arrays: no Python objects, no GIL, compiled code kept on disk.
 
-    Raises UnsafeFolderError where NUMBA_CACHE_DIR is a folder that others can write.
+    Raises PlaceError where NUMBA_CACHE_DIR is a folder that others can write.
     """
     dispatcher: Any = _compiled(function)
     if not _config.DISABLE_JIT:

@@ -17,10 +17,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from docs import troubleshooting, worked_example
+from docs import option_tables, troubleshooting, worked_example
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli
-from lastkey.jobs.command.config import JOB_CHECKS, TOPIC_CHECKS, JobSettings, TopicSettings
+from lastkey.jobs.command.declare import values_of
 from lastkey.jobs.compact.needed import WHY
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import JobError
@@ -48,7 +48,7 @@ COMMANDS = {
     for name, command in commands.items()
     if name != "audit"
 }
-CHECKS = {**TOPIC_CHECKS, **JOB_CHECKS}
+SETTINGS = {value.flag for declaration in option_tables.SETTINGS.values() for value in values_of(declaration)}
 # Kafka's, named where a page tells what a broker does; no settings of ours
 KAFKAS_OWN = {
     "internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version", "log.retention.ms",
@@ -148,65 +148,13 @@ def test_every_error_has_one_of_them():
 # -- settings
 
 
-def _defaults():
-    topic, job = TopicSettings(), JobSettings()
-    values = {name: getattr(topic if name in TOPIC_CHECKS else job, name.replace(".", "_")) for name in CHECKS}
-    return values | {"cleanup.policy": "delete"}
-
-
-def _shown(value):
-    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@pytest.mark.parametrize(
-    ("checks", "what"), [(TOPIC_CHECKS, "the result"), (JOB_CHECKS, "only speed and memory")], ids=["defaults", "job"]
-)
-def test_the_page_has_every_setting_at_its_default(checks, what):
-    text = _section(SETTINGS_PAGE, f"## Settings that change {what}")
-    rows = dict(re.findall(r"^\| `([a-z.]+)` \| `?([^`|]+)`? \|", text, re.MULTILINE))
-    assert rows == {name: _shown(_defaults()[name]) for name in checks}
-
-
-def _comments() -> dict[str, str]:
-    """Return setting -> the comment above it, of conf/cleaner.toml."""
-    found = re.findall(r'((?:^# .*\n)+)^"([a-z.]+)" = ', (ROOT / "conf/cleaner.toml").read_text(), re.MULTILINE)
-    return {name: comment.replace("\n# ", " ").removeprefix("# ") for comment, name in found}
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_a_settings_comment_says_unit_default_and_range_as_they_are(name):
-    comment = _comments()[name]
-    assert f"Default: {_shown(_defaults()[name])}" in comment
-    bounds = re.match(r"(Milliseconds|Bytes|Partitions|Minutes), (-?\d+) (?:and up|to (\d+))", comment)
-    if not bounds:
-        assert re.match(r'0 to 1|A number above 0|true or false|"|What may happen .*?: "', comment), (
-            "a unit and a range, or the values"
-        )
-        return
-    check, low = CHECKS[name], int(bounds[2])
-    assert check(low) == low
-    with pytest.raises(ValueError, match="whole number"):
-        check(low - 1)
-    if bounds[3]:
-        assert check(int(bounds[3])) == int(bounds[3])
-        with pytest.raises(ValueError, match="whole number"):
-            check(int(bounds[3]) + 1)
-
-
-def test_settings_of_the_result_stand_apart_from_those_of_speed():
-    tables = tomllib.loads((ROOT / "conf/cleaner.toml").read_text())
-    assert set(tables) == {"defaults", "job"}
-    assert set(tables["defaults"]) == set(TOPIC_CHECKS)
-    assert set(tables["job"]) == set(JOB_CHECKS)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_settings_that_a_page_names_exist(page):
     if page == ROOT / "tests/scenarios/README.md":
         return  # tells of Kafka's own tests
     named = set(re.findall(r"[`\"]([a-z]+(?:\.[a-z]+)+)[`\"= ]", page.read_text(encoding="utf-8")))
-    looks = {name for name in named if name.rpartition(".")[2] in {key.rpartition(".")[2] for key in CHECKS}}
-    assert looks - set(CHECKS) - KAFKAS_OWN == set()
+    looks = {name for name in named if name.rpartition(".")[2] in {key.rpartition(".")[2] for key in SETTINGS}}
+    assert looks - SETTINGS - KAFKAS_OWN == set()
 
 
 # -- reports and tables

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lastkey.jobs import errors
-from tests.builders.wheel import PACKED
+from tests.builders.wheel import MAN_PAGE, PACKED
 from tests.builders.wheel import run_apart as _run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +79,8 @@ def test_the_wheel_holds_what_runs_and_nothing_else(wheel):
     expected |= {path.name for path in ROOT.glob("*.py")}
     assert all(name.startswith(OURS) for name in expected)
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == expected
+    data = f"lastkey-{PROJECT['project']['version']}.data/data/share/man/man1/{MAN_PAGE.name}"
+    assert packed == {*expected, data}
 
 
 @pytest.mark.slow

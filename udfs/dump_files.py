@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from lastkey.logformat import names
 from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files
 from lastkey.logformat.dump.findings import DumpFindings
-from lastkey.logformat.dump.log import NO_LIMIT, Decoder, LogOptions, RecordLimits, as_strings
+from lastkey.logformat.dump.log import Decoder, LogOptions, RecordLimits, as_strings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.messages import coordinator_records
@@ -37,9 +37,7 @@ class DumpSpec:
     deep: bool = False
     print_data: bool = False
     metadata: bool = True
-    max_bytes: int = NO_LIMIT
     verify_index_only: bool = False
-    index_sanity_check: bool = False
     as_json: bool = False
     key_decoder: str = "string"  # a name of udfs.decode.decoders
     value_decoder: str = "string"
@@ -96,10 +94,8 @@ def dump_options(spec: DumpSpec) -> DumpOptions:
         decode_records = as_strings
         if (spec.key_decoder, spec.value_decoder) != ("string", "string"):
             decode_records = _Named(spec.key_decoder, spec.value_decoder)
-    log = LogOptions(
-        spec.deep or decode_records is not None, decode_records, spec.metadata, spec.max_bytes, spec.wanted
-    )
-    return DumpOptions(log, spec.verify_index_only, spec.index_sanity_check, spec.as_json)
+    log = LogOptions(spec.deep or decode_records is not None, decode_records, spec.metadata, spec.wanted)
+    return DumpOptions(log, spec.verify_index_only, spec.as_json)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from lastkey.udfs.storage import cached_place, cached_root, log_file, read_file
 
 NOT_KNOWN: Final = -2  # end of the batch before the first one read
 ACCEPT_HINT: Final = (
-    'bring the missing file back; or --gaps accept (the setting gaps = "accept") if it is known to be lost'
+    'bring the missing file back; or --set gaps=accept (the setting gaps = "accept") if it is known to be lost'
 )
 _MAYBE_CLEANED: Final = (
     "a file is missing; or, if this topic was ever compacted, a cleaner removed whole batches at this border and its "

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from lastkey.logformat.errors import readable
+from lastkey.logformat.errors import PlaceError, readable
 from lastkey.logformat.side_files.small_files import read_small_file
 from lastkey.logformat.storage import regular_files
 from lastkey.logformat.storage.buckets import is_bucket
@@ -65,7 +65,7 @@ class Root:
 
 
 def normal_uri(path_or_uri: str) -> str:
-    """Return what a user typed as a URI or an absolute local path. Raises SecretInUriError if it holds credentials."""
+    """Return what a user typed as a URI or an absolute local path. Raises PlaceError if it holds credentials."""
     refuse_secrets(path_or_uri)
     if path_or_uri.startswith(TIERED):
         return TIERED + normal_uri(path_or_uri.removeprefix(TIERED))
@@ -81,12 +81,8 @@ def same_kind(uri: str, before: str) -> str:
     return TIERED + uri.removeprefix(TIERED) if before.startswith(TIERED) else uri
 
 
-class UnknownRootError(ValueError):
-    """A URI that is malformed, or of neither a local file nor a bucket."""
-
-
 def open_root(uri: str) -> Root:
-    """Return the root at a URI or absolute path. Raises UnknownRootError, SecretInUriError."""
+    """Return the root at a URI or absolute path. Raises PlaceError."""
     if uri.startswith(TIERED):
         from lastkey.logformat.tiered.view import TieredFileSystem  # noqa: PLC0415 - only the view needs kernels
 
@@ -95,7 +91,7 @@ def open_root(uri: str) -> Root:
     try:
         filesystem, base = file_system(uri)
     except pa.ArrowInvalid as error:
-        raise UnknownRootError(f"{uri}: expected a path, or the URI of a bucket, found {error}") from error
+        raise PlaceError(f"{uri}: expected a path, or the URI of a bucket, found {error}") from error
     return Root(uri, filesystem, base.rstrip("/"))
 
 

@@ -63,7 +63,7 @@ def run(options: ArchiveNeededOptions, progress: Progress) -> ArchiveNeededRepor
     check_topics(options.topics, archive.topics, uri)
     stored = _stored(options, archive)
     report = ArchiveNeededReport(
-        archive.root, stored.state.root.uri, paths_only=options.paths, bytes_read=not options.skip_crc
+        archive.root, stored.state.root.uri, paths_only=options.format == "paths", bytes_read=not options.skip_crc
     )
     report.notes += archive.notes
     report.other_problems += archive.unreadable
@@ -120,7 +120,7 @@ def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _
     """Return what the rule needs to know of one partition; read the manifests of its older generations."""
     key, at = archived.key, stored.checkpoints.get(archived.key)
     current = Kept(at, stored.manifests[key]) if at is not None else None
-    gaps = options.gaps or options.config.topic_settings(key[0]).gaps
+    gaps = options.config.topic_settings(key[0]).gaps
     facts = Facts(archived, current, stored.state.root.uri, gaps, uncleanable=_why_uncleanable(stored.states.get(key)))
     wrong = archived.problem or archived.high_watermark_problem or archived.unread
     if wrong is None and key in stored.at_work:

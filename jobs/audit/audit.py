@@ -26,6 +26,7 @@ from lastkey.jobs.store.tables import State, open_state
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+MOST: Final = 20  # rows of a table of the report; the tables of the store have all
 _FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
 
 
@@ -106,7 +107,7 @@ def _run(
             with workers.spark(f"audit {kind}") as spark:
                 connector.connect(spark, audits)
         at = time.perf_counter()
-        asked = ReadSettings(options.config, audit_secret(state), options.hide_keys, options.gaps)
+        asked = ReadSettings(options.config, audit_secret(state), options.hide_keys)
         found = gather(state, listed, asked, workers, progress)
         report.seconds["read"] = time.perf_counter() - at
         report.stretches_read, report.bytes_read = found.stretches_read, found.bytes_read

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import SparkAudit, by_spark, run_audit
+from lastkey.jobs.audit.audit import MOST, SparkAudit, by_spark, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of, positions_of
 from lastkey.jobs.audit.delivery_table import read_deliveries
 from lastkey.jobs.audit.lags import (
@@ -76,7 +76,7 @@ def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Spar
     places = _with_whole(places, damaged).join(F.broadcast(times), ["topic", "partition"], "left")
     result = replace_results(audit.state, AUDIT_DELIVERIES, name, with_lags(of_keys, places, name))
     figures = figures_of(result).toArrow().to_pylist()
-    worst = worst_keys(result, options.most).toArrow().to_pylist()
+    worst = worst_keys(result, MOST).toArrow().to_pylist()
     if options.max_age_ms is not None:
         late = (F.col("verdict") == "undelivered") & (F.col("age_ms") > options.max_age_ms)
         audit.report.findings = result.where(late).count()
@@ -89,7 +89,7 @@ def _from_commits(
     options: AuditDeliveryOptions, coordinators: Source, counts: Mapping[str, int], audit: SparkAudit
 ) -> tuple[DataFrame, DataFrame]:
     """Return (what each group was delivered of each key, its places), by committed offsets."""
-    accepts = (options.gaps or options.config.topic_settings(CONSUMER_OFFSETS).gaps) == "accept"
+    accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
     found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
     ends: dict[tuple[str, int], int] = {}
     for part in audit.found.parts:
@@ -173,7 +173,7 @@ def _fill(
     worst = [row | {"key": shown_key(row["key"], options.hide_keys)} for row in worst]
     trend = _trend(groups, earlier)
     report.details |= {"worst": worst, "trend": trend, "keys_hidden": options.hide_keys}
-    latest = sorted(worst, key=lambda row: (-(row["age_ms"] or 0), -row["lag_versions"]))[: options.most]
+    latest = sorted(worst, key=lambda row: (-(row["age_ms"] or 0), -row["lag_versions"]))[:MOST]
     report.cards = _cards(groups, total)
     report.tables = [
         Table(

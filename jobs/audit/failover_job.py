@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import SparkAudit
+from lastkey.jobs.audit.audit import MOST, SparkAudit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
 from lastkey.jobs.audit.failover import LOST
 from lastkey.jobs.audit.go_on import GoOn, GroupOffsets, go_on
@@ -43,7 +43,7 @@ def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
     stores = [options.a.store, options.b.store, options.audits]
     # before Spark starts: it may be missing
     coordinators = None if given is not None else coordinators_of(options.a, options.offsets_archive)
-    plan = None if options.plan is None else checked_output(options.plan, archives, stores, option="--plan", kind=PLAN)
+    plan = None if options.output is None else checked_output(options.output, archives, stores, kind=PLAN)
     return run_pair("failover", options, partial(_ask, options, given, coordinators, plan), progress)
 
 
@@ -57,7 +57,7 @@ def _ask(
 ) -> None:
     committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
     if coordinators is not None:
-        accepts = (options.gaps or options.config.topic_settings(CONSUMER_OFFSETS).gaps) == "accept"
+        accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
         found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
         committed = _committed(found, options.group, pair, audit.report)
     elif not committed:
@@ -72,13 +72,13 @@ def _ask(
     try:
         lost = known.where((F.col("a_state") == LOST) & F.col("topic").isin(*sorted(wanted)))
         result = _result(audit, options.group, pair, answers, lost)
-        first = result.where(F.col("kind") == LOST).orderBy("topic", "partition", "offset").limit(options.most)
+        first = result.where(F.col("kind") == LOST).orderBy("topic", "partition", "offset").limit(MOST)
         lost_rows = first.select("topic", "partition", "offset", "timestamp_ms", "key").toArrow().to_pylist()
     finally:
         known.unpersist()
     _fill(audit.report, options, pair, answers, lost_rows)
     if plan is not None:
-        write_page(plan, plan_of(answers, pair.in_b), "--plan", PLAN)
+        write_page(plan, plan_of(answers, pair.in_b), PLAN)
 
 
 def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.audit import Audit, run_audit, source_of
+from lastkey.jobs.audit.audit import MOST, Audit, run_audit, source_of
 from lastkey.jobs.audit.records import ReadRange
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
@@ -67,7 +67,7 @@ def _ask(options: AuditKeysOptions, audit: Audit) -> None:
         for (topic, _), one in zip(tasks, written, strict=True):
             runs.setdefault(topic, Runs()).add(one)
         merges = [
-            KeysTask(root.uri, of_topic.paths, *bins, folder, name, topic, counts[topic], options.most)
+            KeysTask(root.uri, of_topic.paths, *bins, folder, name, topic, counts[topic], MOST)
             for topic, of_topic in runs.items()
             for bins in bin_ranges(of_topic, workers.cores, most_bytes)
         ]
@@ -87,7 +87,7 @@ def _ask(options: AuditKeysOptions, audit: Audit) -> None:
     by_partition = [{"topic": t, "partition": n, **by_place[t, n]} for t, n in sorted(by_place)]
     worst = {
         which: first_keys(pa.Table.from_pylist([row for file in files for row in file.first[which]], KEYS), which,
-                          options.most)
+                          MOST)
         for which in FIRST
     }  # fmt: skip
     _fill(audit.report, options, by_partition, worst)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import SparkAudit
+from lastkey.jobs.audit.audit import MOST, SparkAudit
 from lastkey.jobs.audit.matches import ALL_PARTITIONS
 from lastkey.jobs.audit.mirror import COUNTS, DELETED, EQUAL, LAWFUL, UNKNOWN, compare
 from lastkey.jobs.audit.pairs import Pair, matches_of, replace_pair_results, run_pair, spread, unread
@@ -66,7 +66,7 @@ def _ask(options: AuditMirrorOptions, audit: SparkAudit, pair: Pair) -> None:
         .to_pylist()
     )
     findings = table.where(~F.col("kind").isin(*LAWFUL)).orderBy("topic", "partition", "kind", "a_offset", "b_offset")
-    first = findings.limit(options.most).drop("keys").toArrow().to_pylist()
+    first = findings.limit(MOST).drop("keys").toArrow().to_pylist()
     audit.report.notes += [
         f"{topic}: another number of partitions in B: compared as a whole" for topic in sorted(apart)
     ]

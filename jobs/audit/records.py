@@ -92,7 +92,6 @@ class ReadSettings:
     config: Config
     secret: Secret
     hide_keys: bool = False
-    gaps: str | None = None  # wins over the setting
 
 
 @dataclass
@@ -255,7 +254,7 @@ def _most_bytes(stretches: Sequence[Stretch], config: Config) -> int:
 
 def _counting(problems: Sequence[Problem], topic: str, asked: ReadSettings) -> list[Problem]:
     """Return the problems that count: gaps are always looked for, because what was read may serve either way."""
-    accepts = (asked.gaps or asked.config.topic_settings(topic).gaps) == "accept"
+    accepts = asked.config.topic_settings(topic).gaps == "accept"
     return [problem for problem in problems if not (accepts and problem.kind == "gap")]
 
 

@@ -27,7 +27,6 @@ from lastkey.jobs.command.kinds import (
 from lastkey.jobs.command.option_groups import (
     SourceOptions,
     WithEngine,
-    WithGaps,
     WithHiddenKeys,
     WithKeyFormat,
 )
@@ -35,7 +34,7 @@ from lastkey.jobs.errors import UsageError
 
 
 @declared
-class AuditOptions(WithHiddenKeys, WithGaps, WithEngine):
+class AuditOptions(WithHiddenKeys, WithEngine):
     """Options of every kind of `audit`."""
 
     audits: MaybePlace = option(
@@ -45,7 +44,6 @@ class AuditOptions(WithHiddenKeys, WithGaps, WithEngine):
         shown="the audited store",
         note="And the results. It may be any place outside the archive",
     )
-    most: Value[int, int] = option(number(0), "Rows of a table of the report.", default=20, group="Output", rare=True)
 
     @property
     def sources(self) -> tuple[AuditSource, ...]:
@@ -175,7 +173,7 @@ class AuditFailoverOptions(AuditPairOptions):
         default=None,
         note="Lines `topic,partition,offset`, as `kafka-consumer-groups --reset-offsets --export` writes them",
     )
-    plan: MaybePlace = option(
+    output: MaybePlace = option(
         maybe(FILE),
         "Write the offsets of B to this file, for kafka-consumer-groups.",
         default=None,

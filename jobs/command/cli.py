@@ -48,7 +48,7 @@ COMPLETE = "_LASTKEY_COMPLETE"
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
 spark_options: Sequence[str] = ()  # names of those that the user gave: typed, in PYSPARK_SUBMIT_ARGS, in files
 
-_OF_KEYS = ("--filter", "--key")  # options with a key, which may look like a URI
+_OF_KEYS = ("--key",)  # options with a key, which may look like a URI
 
 
 def _version(context: click.Context, option: click.Parameter, asked: bool) -> None:
@@ -215,7 +215,7 @@ def _no_such_option(error: click.NoSuchOption) -> Failure:
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Raise SecretInUriError before any error, click's too, can repeat a secret."""
+    """Raise PlaceError before any error, click's too, can repeat a secret."""
     for before, argument in itertools.pairwise(["", *arguments]):
         if before not in _OF_KEYS and not argument.startswith(tuple(f"{option}=" for option in _OF_KEYS)):
             refuse_secrets(argument)

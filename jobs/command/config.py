@@ -5,115 +5,185 @@
     [job]                  for speed and memory, never the result
     [made]                 of which state of a cluster `policies` made the file; nothing to set
 
-Each setting is declared once, below: name, type, default, allowed values. `conf/cleaner.toml` says what each does.
+Each setting is one field below: name, unit, allowed values, default, and its documentation, of which
+`docs.option_tables` makes `conf/cleaner.toml` and the tables of SETTINGS.md. `--set` overrides a setting for one run.
 """
 
 from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
-from lastkey.jobs.command.parse import MAX_LONG, nearest, read_given
+from lastkey.jobs.command.declare import Value, ValueKind, declared, setting, values_of
+from lastkey.jobs.command.kinds import ENGINE, FLAG, TEXT, Engine, Location, number, one_of, real, several
+from lastkey.jobs.command.parse import MAX_LONG, check_location, nearest, read_given
 from lastkey.jobs.errors import BAD_NOW, BAD_SETTING, CONFIG_FILE, UNKNOWN_SETTING, UsageError
 from lastkey.jobs.topics import matches
 
-MAX_INT = 2**31 - 1
+MAX_INT: Final = 2**31 - 1
 NullKeys = Literal["fail", "keep", "drop"]
-NULL_KEYS: tuple[NullKeys, ...] = ("fail", "keep", "drop")
 Gaps = Literal["fail", "accept"]
-GAPS: tuple[Gaps, ...] = ("fail", "accept")
-STRATEGIES = ("offset", "timestamp", "header")
-SCHEDULES = ("full", "yield")
-Engine = Literal["spark", "threads", "auto"]
-ENGINES: tuple[Engine, ...] = ("spark", "threads", "auto")
-SPLITS = ("auto", "none", "always")
+Strategy = Literal["offset", "timestamp", "header"]
+Schedule = Literal["full", "yield"]
 SplitBy = Literal["auto", "none", "always"]
-POLICIES = ("compact", "delete")
-_CLOCK = "epoch milliseconds"
-LEAST_INDEX_BYTES = 12  # Kafka allows 4, too small for one entry of a time index: ours always has a segment's last one
+POLICIES: Final = ("compact", "delete")
+LEAST_INDEX_BYTES: Final = 12  # Kafka allows 4, less than the entry that our time indexes always have
+_CLOCK: Final = "epoch milliseconds"
+Whole = Value[int, int]
+Real = Value[float, float]
 
 
-class _BadValueError(ValueError):
-    """Bad value; its text says which values are allowed."""
-
-
-def _integer(low: int, high: int) -> Callable[[object], int]:
-    def check(value: object) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _BadValueError(f"a whole number from {low} to {high}")
-        return value
-
-    return check
-
-
-def _true_or_false(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _BadValueError("true or false")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise _BadValueError("text")
-    return value
-
-
-def _ratio(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise _BadValueError("a number from 0 to 1")
-    return float(value)
-
-
-def _policy(value: object) -> tuple[str, ...]:
+def _policy(setting: Value[Any, Any], value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
-    allowed = 'a list of "compact" and "delete", such as "compact,delete"'
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise _BadValueError(allowed)
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise setting.wrong_type(_POLICY, value)
     names = [name.strip() for name in names]
     if set(names) - set(POLICIES) or len(set(names)) != len(names):
-        raise _BadValueError(allowed)
+        raise setting.wrong(_POLICY, repr(value))
     return tuple(sorted(names))
 
 
-def _one_of(names: tuple[str, ...]) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        if value not in names:
-            raise _BadValueError("one of " + ", ".join(f'"{name}"' for name in names))
-        return str(value)
-
-    return check
+_POLICY: Final = 'a list of "compact" and "delete", such as "compact,delete"'
+POLICY: Final[ValueKind[str | Iterable[str], tuple[str, ...]]] = ValueKind(_policy, allowed=_POLICY)
 
 
-@dataclass(frozen=True)
+def _ms(least: int, most: int = MAX_LONG) -> ValueKind[int, int]:
+    return number(least, most, "milliseconds")
+
+
+def _bytes(least: int, most: int = MAX_LONG) -> ValueKind[int, int]:
+    return number(least, most, "bytes")
+
+
+# Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
+@declared
 class TopicSettings:
-    """Settings that decide a topic's result, in snake case. `named`: its own table set cleanup.policy."""
+    """Settings that decide a topic's result. `named`: its own table set cleanup.policy."""
 
-    cleanup_policy: tuple[str, ...] = ("delete",)
-    delete_retention_ms: int = 86_400_000
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = MAX_LONG
-    min_cleanable_dirty_ratio: float = 0.5
-    min_dirty_bytes: int = 0
-    segment_bytes: int = 1 << 30
-    segment_index_bytes: int = 10 << 20
-    index_interval_bytes: int = 4096
-    time_index_interval_ms: int = 0
-    producer_id_expiration_ms: int = 86_400_000
-    retention_ms: int = -1
-    retention_bytes: int = -1
-    retention_exact: bool = False
-    compaction_strategy: str = "offset"
-    compaction_strategy_header: str = ""
-    compaction_schedule: str = "full"
-    compaction_min_yield: float = 0.2
-    compaction_full_ms: int = 30 * 86_400_000
-    null_keys: str = "fail"
-    gaps: str = "fail"
-    max_decompressed_batch_bytes: int = 256 << 20
+    cleanup_policy: Value[str | Iterable[str], tuple[str, ...]] = setting(
+        POLICY,
+        "Cleanup of the topic: compaction, retention, or both.",
+        default=("delete",),
+        note="As in Kafka the default is delete, so Lastkey compacts only topics that you name. With delete, nothing "
+        "expires unless retention.ms or retention.bytes is set.",
+    )
+    delete_retention_ms: Whole = setting(
+        _ms(0),
+        "Time that tombstones and transaction markers stay after their first cleaning.",
+        default=86_400_000,
+        note="Consumers that are still reading the log see them within this time.",
+    )
+    min_compaction_lag_ms: Whole = setting(
+        _ms(0), "Younger records are not compacted; the rule applies to whole segments.", default=0
+    )
+    max_compaction_lag_ms: Whole = setting(
+        _ms(1),
+        "A partition whose oldest dirty record is older is due, regardless of its dirty ratio.",
+        default=MAX_LONG,
+        note="At least min.compaction.lag.ms. The default means never.",
+    )
+    min_cleanable_dirty_ratio: Real = setting(
+        real(0, 1, "share"), "A partition is due if dirty bytes / (clean + dirty bytes) is above this.", default=0.5
+    )
+    min_dirty_bytes: Whole = setting(
+        _bytes(0), "Ours: by its ratio, a partition is due only with at least this many dirty bytes.", default=0
+    )
+    segment_bytes: Whole = setting(_bytes(14, MAX_INT), "Cleaned segments are joined up to this size.", default=1 << 30)
+    segment_index_bytes: Whole = setting(
+        _bytes(4, MAX_INT),
+        "Cleaned segments are joined while their offset and time indexes stay within this size.",
+        default=10 << 20,
+        note=f"A value below {LEAST_INDEX_BYTES} counts as {LEAST_INDEX_BYTES}, the size of the one entry that a time "
+        "index always has.",
+    )
+    index_interval_bytes: Whole = setting(
+        _bytes(0, MAX_INT), "Bytes of log for each index entry, approximately.", default=4096
+    )
+    time_index_interval_ms: Whole = setting(
+        _ms(0),
+        "Ours, for reindex: at most one time index entry in each interval of this length; 0: as Kafka.",
+        default=0,
+        note="An entry is written when the timestamp enters another interval (60000: another minute, the draft of "
+        "KIP-33), and for the last timestamp. Look-ups by time stay right; the file is smaller, and the scan after an "
+        "entry longer.",
+    )
+    producer_id_expiration_ms: Whole = setting(
+        _ms(1, MAX_INT),
+        "A producer that wrote within this time before --now is active, and keeps its last batch.",
+        default=86_400_000,
+        note="The batch stays, empty if necessary, so that the next sequence number stays known.",
+    )
+    retention_ms: Whole = setting(
+        _ms(-1),
+        "With delete: segments whose records are all older expire; -1: no limit. Kafka's default is seven days.",
+        default=-1,
+        note="An archive may outlive Kafka's default. Whole segments expire, the oldest first, by their largest "
+        "timestamp (without one: the file's mtime); never the last segment, unless --sealed.",
+    )
+    retention_bytes: Whole = setting(
+        _bytes(-1),
+        "With delete: the oldest segments expire while at least this many bytes are left; -1: no limit.",
+        default=-1,
+        note="Whole segments expire, counted in bytes of the partition's .log files.",
+    )
+    retention_exact: Value[bool, bool] = setting(
+        FLAG,
+        "Ours: with retention.ms, older records are also removed from segments that stay.",
+        default=False,
+        note="Each record expires by its own timestamp; a record without one expires with its segment. A run reads "
+        "every segment whose smallest timestamp it does not know yet.",
+    )
+    compaction_strategy: Value[Strategy, Strategy] = setting(
+        one_of(get_args(Strategy)),
+        "The record of a key that stays: the last, or that with the highest timestamp or header version (KIP-280).",
+        default="offset",
+        note="No broker has KIP-280. Among equals the last one stays. timestamp and header read compacted data twice.",
+    )
+    compaction_strategy_header: Value[str, str] = setting(
+        TEXT,
+        "With the strategy header: the header that holds the version, eight bytes, big-endian, not negative.",
+        default="",
+        note="A record without the header is dropped in favour of any that has one.",
+    )
+    compaction_schedule: Value[Schedule, Schedule] = setting(
+        one_of(get_args(Schedule)),
+        "Ours: full cleans all older segments; yield rewrites those with enough dead records.",
+        default="full",
+        note="full is what a broker does. yield cleans new segments, and finds dead records by filters and keys in the "
+        "store; it needs the strategy offset without retention.exact, otherwise it acts as full.",
+    )
+    compaction_min_yield: Real = setting(
+        real(0, 1, "share"), "Ours, by yield: an older segment is rewritten if this share of it is dead.", default=0.2
+    )
+    compaction_full_ms: Whole = setting(
+        _ms(0),
+        "Ours, by yield: after this time a run cleans everything.",
+        default=30 * 86_400_000,
+        note="It also draws a new key for the hashes. Tombstones past their horizon are dropped then at the latest.",
+    )
+    null_keys: Value[NullKeys, NullKeys] = setting(
+        one_of(get_args(NullKeys)),
+        "Ours: treatment of records without a key; fail makes the partition uncleanable, and counts them.",
+        default="fail",
+        note="A broker drops them silently.",
+    )
+    gaps: Value[Gaps, Gaps] = setting(
+        one_of(get_args(Gaps)),
+        "Ours: treatment of offsets that are in no segment; fail makes the partition uncleanable.",
+        default="fail",
+        note="A file is missing or short, and no cleaner removed the offsets. accept continues without them; after "
+        "--set gaps=accept of a single run, the report still says that the archive is needed.",
+    )
+    max_decompressed_batch_bytes: Whole = setting(
+        _bytes(1 << 20, MAX_INT),
+        "Ours, for every job: a larger batch, in its file or decompressed, is damage.",
+        default=256 << 20,
+        note=f"It limits the memory for a batch. Kafka allows {MAX_INT}.",
+    )
     named: bool = False
 
     @property
@@ -137,71 +207,61 @@ class TopicSettings:
         return self.compacts or (self.expires and self.has_limit)
 
 
-@dataclass(frozen=True)
+@declared
 class JobSettings:
     """Settings that change only speed and memory."""
 
-    wave_partitions: int = 64
-    wave_minutes: int = 10
-    split_bytes: int = 4 << 30
-    task_memory_bytes: int = 1 << 30
-    chunk_bytes: int = 8 << 20
-    engine: Engine | Literal["default"] = "default"  # of each command
-    spark_from_bytes: int = 8 << 30
-    split_by: SplitBy = "auto"
-    max_bytes_per_second: int = 0
+    wave_partitions: Whole = setting(
+        number(1, 100_000, "partitions"),
+        "Partitions that are committed together; a run that is killed loses its current wave.",
+        default=64,
+    )
+    wave_minutes: Whole = setting(
+        number(1, 1440, "minutes"), "A wave is committed after this time even if it is not full.", default=10
+    )
+    engine: Value[Engine, Engine] = setting(
+        ENGINE,
+        "Execution engine: Spark, threads of one process, or the choice of each command; --engine overrides it.",
+        default="default",
+        note="threads start no JVM. auto: Spark on a cluster, or for more than spark.from.bytes. default: spark for "
+        "compact, reindex and lookup --at, auto for the others.",
+    )
+    spark_from_bytes: Whole = setting(
+        _bytes(0), "With the engine auto on one machine, Spark reads more than this, threads less.", default=8 << 30
+    )
+    split_by: Value[SplitBy, SplitBy] = setting(
+        one_of(get_args(SplitBy)),
+        "Spark tasks of one partition: one (none), several (always), or several if cores would be idle (auto).",
+        default="auto",
+        note="If a report names rounds, always may be faster. With threads, one task cleans a partition.",
+    )
+    split_bytes: Whole = setting(
+        _bytes(1),
+        "Share of a partition that each of several tasks cleans.",
+        default=4 << 30,
+        note="More tasks exchange more hashes.",
+    )
+    task_memory_bytes: Whole = setting(
+        _bytes(64 << 20), "Memory of one task for keys, offsets and buffers.", default=1 << 30
+    )
+    chunk_bytes: Whole = setting(_bytes(64 << 10, 1 << 30), "Bytes of a file that are read at once.", default=8 << 20)
+    max_bytes_per_second: Whole = setting(
+        _bytes(0),
+        "All tasks of a run together read and write at most this much in a second; 0: no limit.",
+        default=0,
+        note="As log.cleaner.io.max.bytes.per.second of a broker.",
+    )
 
 
-# Kafka's ranges (TopicConfig, LogConfig of 4.3); segment.bytes goes below Kafka's 1 MiB, as internal.segment.bytes does
-TOPIC_CHECKS: dict[str, Callable[[object], Any]] = {
-    "cleanup.policy": _policy,
-    "delete.retention.ms": _integer(0, MAX_LONG),
-    "min.compaction.lag.ms": _integer(0, MAX_LONG),
-    "max.compaction.lag.ms": _integer(1, MAX_LONG),
-    "min.cleanable.dirty.ratio": _ratio,
-    "min.dirty.bytes": _integer(0, MAX_LONG),
-    "segment.bytes": _integer(14, MAX_INT),
-    "segment.index.bytes": _integer(4, MAX_INT),
-    "index.interval.bytes": _integer(0, MAX_INT),
-    "time.index.interval.ms": _integer(0, MAX_LONG),
-    "producer.id.expiration.ms": _integer(1, MAX_INT),
-    "retention.ms": _integer(-1, MAX_LONG),
-    "retention.bytes": _integer(-1, MAX_LONG),
-    "retention.exact": _true_or_false,
-    "compaction.strategy": _one_of(STRATEGIES),
-    "compaction.strategy.header": _text,
-    "compaction.schedule": _one_of(SCHEDULES),
-    "compaction.min.yield": _ratio,
-    "compaction.full.ms": _integer(0, MAX_LONG),
-    "null.keys": _one_of(NULL_KEYS),
-    "gaps": _one_of(GAPS),
-    "max.decompressed.batch.bytes": _integer(1 << 20, MAX_INT),
-}
-JOB_CHECKS: dict[str, Callable[[object], Any]] = {
-    "wave.partitions": _integer(1, 100_000),
-    "wave.minutes": _integer(1, 1440),
-    "split.bytes": _integer(1, MAX_LONG),
-    "task.memory.bytes": _integer(64 << 20, MAX_LONG),
-    "chunk.bytes": _integer(64 << 10, 1 << 30),
-    "engine": _one_of(("default", *ENGINES)),
-    "spark.from.bytes": _integer(0, MAX_LONG),
-    "split.by": _one_of(SPLITS),
-    "max.bytes.per.second": _integer(0, MAX_LONG),
-}
-MADE_CHECKS: dict[str, Callable[[object], Any]] = {"time_ms": _integer(0, MAX_LONG), "offset": _integer(0, MAX_LONG)}
-TABLES = ("defaults", "topics", "job", "made")
-
-
-def _attribute(setting: str) -> str:
-    return setting.replace(".", "_")
-
-
-@dataclass(frozen=True)
+@declared
 class ClusterState:
     """State of a cluster that `policies` took a settings file from; -1: not known."""
 
-    time_ms: int = -1
-    offset: int = -1  # of __cluster_metadata: the first that is not in it
+    time_ms: Whole = setting(_ms(-1), "Time of that state.", default=-1, flag="time_ms")
+    offset: Whole = setting(number(-1, MAX_LONG), "First offset of __cluster_metadata that is not in it.", default=-1)
+
+
+TABLES: Final = ("defaults", "topics", "job", "made")
 
 
 @dataclass(frozen=True)
@@ -213,10 +273,11 @@ class Config:
     job: JobSettings = field(default_factory=JobSettings)
     path: str = ""
     made: ClusterState | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of every topic, by --set, for this run alone
 
     def topic_settings(self, topic: str) -> TopicSettings:
         """Return the settings of one topic: defaults, then the globs that match it in the file's order, then its exact
-        name. Raises BAD_SETTING for settings that contradict each other.
+        name, then --set. Raises BAD_SETTING for settings that contradict each other.
         """
         values = dict(self.defaults)
         named = False
@@ -224,7 +285,7 @@ class Config:
         for glob in [*globs, *([topic] if topic in self.topics else [])]:
             values |= self.topics[glob]
             named = named or "cleanup_policy" in self.topics[glob]
-        settings = TopicSettings(**values, named=named)
+        settings = TopicSettings(**values | dict(self.overrides), named=named)
         self._check_retention(topic, settings)
         self._check_strategy(topic, settings)
         if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
@@ -236,6 +297,12 @@ class Config:
                 found=settings.min_compaction_lag_ms,
             )
         return replace(settings, segment_index_bytes=max(settings.segment_index_bytes, LEAST_INDEX_BYTES))
+
+    def overridden(self, values: Mapping[str, Any]) -> Config:
+        """Return these settings with checked values, by field, in place of those of every table."""
+        job = {name: value for name, value in values.items() if name in JobSettings.__dataclass_fields__}
+        of_topics = {name: value for name, value in values.items() if name not in job}
+        return _consistent(replace(self, job=replace(self.job, **job), overrides={**self.overrides, **of_topics}))
 
     def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
         """Raise BAD_SETTING unless a header is named if, and only if, the strategy needs one."""
@@ -313,28 +380,39 @@ def parse_config(tables: Mapping[str, Any], path: str = "settings") -> Config:
     for glob, content in tables.get("topics", {}).items():
         if not isinstance(content, dict):
             raise BAD_SETTING(path=path, table="[topics]", setting=glob, expected='[topics."GLOB"]', found=content)
-        topics[glob] = _check(content, TOPIC_CHECKS, path, f'[topics."{glob}"]')
-    defaults = _check(tables.get("defaults", {}), TOPIC_CHECKS, path, "[defaults]")
-    job = JobSettings(**_check(tables.get("job", {}), JOB_CHECKS, path, "[job]"))
-    made = ClusterState(**_check(tables["made"], MADE_CHECKS, path, "[made]")) if "made" in tables else None
-    config = Config(defaults, topics, job, path, made)
-    for name in ("", *topics):  # find contradictions between settings now, not at the first topic that has one
+        topics[glob] = _check(content, _named(TopicSettings), path, f'[topics."{glob}"]')
+    defaults = _check(tables.get("defaults", {}), _named(TopicSettings), path, "[defaults]")
+    job = JobSettings(**_check(tables.get("job", {}), _named(JobSettings), path, "[job]"))
+    made = ClusterState(**_check(tables["made"], _named(ClusterState), path, "[made]")) if "made" in tables else None
+    return _consistent(Config(defaults, topics, job, path, made))
+
+
+def _consistent(config: Config) -> Config:
+    """Return settings, or raise BAD_SETTING for contradictions now, not at the first topic that has one."""
+    for name in ("", *config.topics):
         config.topic_settings(name)
     return config
 
 
 def _check(
-    content: Mapping[str, object], checks: Mapping[str, Callable[[object], Any]], path: str, table: str
+    content: Mapping[str, Any], known: Mapping[str, Value[Any, Any]], path: str, table: str, *, typed: bool = False
 ) -> dict[str, Any]:
+    """Return checked settings of a table by field. known: the table's settings by name; typed: all values are text."""
     checked = {}
-    for setting, value in _flatten(content).items():
-        if setting not in checks:
-            raise UNKNOWN_SETTING(path=path, table=table, found=setting, near=nearest(setting, checks))
+    for name, value in _flatten(content).items():
+        if name not in known:
+            raise UNKNOWN_SETTING(path=path, table=table, found=name, near=nearest(name, known))
+        declaration = known[name]
         try:
-            checked[_attribute(setting)] = checks[setting](value)
-        except _BadValueError as error:
-            raise BAD_SETTING(path=path, table=table, setting=setting, expected=error, found=repr(value)) from None
+            given = declaration.kind.from_text(declaration, str(value)) if typed else value
+            checked[declaration.name] = declaration.kind.check(declaration, given)
+        except UsageError as error:
+            raise BAD_SETTING(**{"setting": name, **error.fields, "path": path, "table": table}) from None
     return checked
+
+
+def _named(declaration: type) -> dict[str, Value[Any, Any]]:
+    return {value.flag: value for value in values_of(declaration)}
 
 
 def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -343,6 +421,48 @@ def _flatten(content: Mapping[str, object], prefix: str = "") -> dict[str, objec
     for key, value in content.items():
         flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+Settings = Location | Mapping[str, Any] | Config  # a TOML file, its tables as dictionaries, or checked settings
+
+
+def settings_of(value: object) -> Config:
+    """Return settings: checked ones as they are, tables as dictionaries, or a file's."""
+    if isinstance(value, Config):
+        return value
+    if isinstance(value, Mapping):
+        return parse_config(value)
+    return load_config(None if value is None else check_location("config", value))
+
+
+SETTINGS: Final[ValueKind[Settings | None, Config]] = ValueKind(
+    lambda _, value: settings_of(value), "FILE", completes="file"
+)
+_BY_NAME: Final = _named(TopicSettings) | _named(JobSettings)
+
+
+def _overrides(option: Value[Any, Any], value: object) -> Mapping[str, Any]:
+    """Check NAME=VALUE, or several, or settings in a dictionary. Return their values by field of the settings."""
+    if isinstance(value, Mapping):
+        given, typed = dict(value), False
+    else:
+        found = several(() if value is None else value, lambda: option.wrong_type("NAME=VALUE, or several", value))
+        given, typed = {}, True
+        for text in found:
+            name, equals, word = TEXT.check(option, text).partition("=")
+            if not equals or name in given:
+                raise option.wrong(f"one value of {name}" if equals else "NAME=VALUE", repr(text))
+            given[name] = word
+    if "cleanup.policy" in given:  # of every topic, it would compact what nobody named
+        raise UsageError(
+            message=f"{option.flag}: give --cleanup-policy compact with --topics instead of cleanup.policy"
+        )
+    return _check(given, _BY_NAME, option.flag, "NAME=VALUE", typed=typed)
+
+
+OVERRIDES: Final[ValueKind[str | Iterable[str] | Mapping[str, Any] | None, Mapping[str, Any]]] = ValueKind(
+    _overrides, "NAME=VALUE", repeats=True
+)
 
 
 def check_now_ms(now_ms: int | None) -> int:

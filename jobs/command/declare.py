@@ -5,9 +5,10 @@
         store: Value[Location, str] = option(LOCATION, "The store to clean up.", kw_only=False)
         dry_run: Flag = option(FLAG, "List what would be deleted; delete nothing.", default=False)
 
-From it follow the command line (`click_options`), the Python function (`lastkey.jobs.api`) and the reference page
-(`docs.option_tables`). A value is checked and converted where it is assigned, so the command line and a program are
-refused the same values with the same words. `Value[GIVEN, HELD]` is a descriptor: type checkers take GIVEN as the type
+From it follow the command line (`click_options`), the Python function (`lastkey.jobs.api`), the reference page and the
+man page (`docs.option_tables`, `docs.man_page`). A value is checked and converted where it is assigned, so the command
+line and a program are refused the same values with the same words. Settings of a settings file are declared likewise
+(`setting`). `Value[GIVEN, HELD]` is a descriptor: type checkers take GIVEN as the type
 of the argument and HELD as the type of the attribute.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar, dataclass_transform, overload
 
-from lastkey.jobs.errors import UsageError
+from lastkey.jobs.errors import BAD_SETTING, UsageError
 
 Given = TypeVar("Given")
 Held = TypeVar("Held")
@@ -36,6 +37,7 @@ class ValueKind(Generic[Given, Held]):
 
     check: Callable[[Value[Any, Any], object], Held]  # raises UsageError for a value, TypeError for a type
     metavar: str = ""
+    allowed: str = ""  # values that it takes, for messages and pages
     from_text: Callable[[Value[Any, Any], str], object] = lambda _, text: text  # the typed word as a given value
     choices: tuple[str, ...] = ()
     completes: Literal["", "file", "dir"] = ""
@@ -95,6 +97,27 @@ class Value(Generic[Given, Held]):
         """Return the error for a value that the option does not take."""
         return UsageError(message=f"{self.flag}: expected {expected}, found {found}")
 
+    def wrong_type(self, expected: str, found: object) -> Exception:
+        """Return the error for a value of a type that the option does not take."""
+        return TypeError(f"{self.name}: expected {expected}, found {found!r}")
+
+
+class Setting(Value[Given, Held]):
+    """Declared setting of a settings file."""
+
+    @property
+    def flag(self) -> str:
+        """The name of the setting."""
+        return self._flag or self.name.replace("_", ".")
+
+    def wrong(self, expected: str, found: object) -> UsageError:
+        """Return the error for a value that the setting does not take. Its reader knows the file and the table."""
+        return BAD_SETTING(path="settings", table="a value", setting=self.flag, expected=expected, found=found)
+
+    def wrong_type(self, expected: str, found: object) -> Exception:
+        """Return the error for a value of another type: a file may hold any."""
+        return self.wrong(expected, repr(found))
+
 
 def option(
     kind: ValueKind[Given, Held],
@@ -126,10 +149,26 @@ def argument(
     return Value(kind, help, default=default, kw_only=kw_only, argument=True, **declared)
 
 
+def setting(
+    kind: ValueKind[Given, Held],
+    help: str,  # noqa: A002 - as of options
+    *,
+    default: Any,
+    kw_only: bool = True,
+    **declared: Any,
+) -> Value[Given, Held]:
+    """Declare a setting.
+
+    help: one sentence, for the page; note: what conf/cleaner.toml says in addition; metavar: the unit; flag: its name,
+    if not that of the field with dots.
+    """
+    return Setting(kind, help, default=default, kw_only=kw_only, **declared)
+
+
 # No frozen_default: mypy would give inherited fields the type of the argument. Instances are frozen nevertheless
-@dataclass_transform(kw_only_default=True, field_specifiers=(option, argument))
+@dataclass_transform(kw_only_default=True, field_specifiers=(option, argument, setting))
 def declared(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass of a class with declared options."""
+    """Make a frozen dataclass of a class with declared options or settings."""
     values = {name: value for name, value in vars(cls).items() if isinstance(value, Value)}
     for name, value in values.items():
         setattr(cls, name, dataclasses.field(default=value.default, kw_only=value.kw_only))

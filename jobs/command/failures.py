@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, get_args
 
 from lastkey.jobs.command.access import job_error
+from lastkey.jobs.command.option_groups import RecordKind
 from lastkey.jobs.command.parse import nearest
 from lastkey.jobs.command.reporting import Report, size
 from lastkey.jobs.command.spark_options import OF_SPARK
@@ -40,9 +41,7 @@ from lastkey.jobs.errors import (
     UsageError,
 )
 from lastkey.jobs.installation import OF_DRIVERS
-from lastkey.logformat.errors import UnsafeFolderError, is_full
-from lastkey.logformat.storage.locations import SecretInUriError
-from lastkey.udfs.storage import UnknownRootError
+from lastkey.logformat.errors import PlaceError, is_full
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,6 +74,19 @@ _LOST: Final = re.compile(
 )
 _FULL: Final = "No space left on device"
 _NO_THREAD: Final = "can't start new thread"  # Python's words
+# Options that were, or that Kafka's tools have, and what to give instead
+INSTEAD: Final = {
+    "--deep-iteration": "--print records", "--filter": "--key KEY", "--files": "the files as arguments",
+    "--from": "the files as arguments", "--gaps": "--set gaps=accept", "--index-sanity-check": "--print mismatches",
+    "--keep-daily": "--keep Nd", "--keep-generations": "--keep N", "--keep-weekly": "--keep Nw",
+    "--max-bytes": "--offset ..TO", "--max-bytes-per-second": "--set max.bytes.per.second=N",
+    "--min-yield": "--set compaction.min.yield=SHARE", "--most": "a query of the tables audit_*",
+    "--null-keys": "--set null.keys=keep or drop", "--offsets": "--offset", "--partitions": "--partition",
+    "--paths": "--format paths", "--plan": "--output FILE", "--print-data-log": "--print data",
+    "--skip-record-metadata": "--print values", "--times": "--time", "--until": "--at FROM..TO",
+    "--verify-index-only": "--print mismatches",
+    **{f"--{kind}-decoder": f"--decoder {kind}" for kind in get_args(RecordKind)},
+}  # fmt: skip
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")
 
@@ -132,6 +144,8 @@ def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str
 
     Options of Spark stand before the job's name, those of a job behind it.
     """
+    if job is not None and option in INSTEAD and (option not in OF_SPARK or job == "inspect"):
+        return UsageError(message=f"{job} has no option {option}: give {INSTEAD[option]}")
     if job is not None:
         where = f"it goes before the job's name ({program} {option} ... {job} ...)"
         return UsageError(message=f"{option} is an option of Spark: {where}") if option in OF_SPARK else None
@@ -211,7 +225,7 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return error
     if isinstance(error, ModuleNotFoundError) and error.name in OF_DRIVERS:
         return NO_DRIVER_PACKAGE(what=error.name)
-    if isinstance(error, UnknownRootError | SecretInUriError | UnsafeFolderError):
+    if isinstance(error, PlaceError):
         return UsageError(message=str(error))
     if isinstance(error, OSError) and is_full(error):
         return _full_disk(error.filename, error.strerror or "disk full", written_to)
@@ -239,7 +253,7 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
         return SPARK_LIMIT(found=limited[0])
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
         return WORKER_SETUP(found=unfit[0].splitlines()[-1].strip())
-    unsafe = re.search(rf"{UnsafeFolderError.__name__}: (.*)", text)
+    unsafe = re.search(rf"{PlaceError.__name__}: (.*)", text)
     if unsafe:  # a folder that executors were told to use
         return UsageError(message=unsafe[1])
     return _of_the_file_system(error, text)

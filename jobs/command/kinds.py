@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from lastkey.jobs.command.config import Config, load_config, parse_config
 from lastkey.jobs.command.declare import Value, ValueKind
 from lastkey.jobs.command.parse import (
     check_location,
     check_text,
     parse_counts,
     parse_duration,
-    parse_filter,
     parse_globs,
+    parse_key,
     parse_partitions,
     parse_span,
     parse_time,
-    wrong_type,
 )
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import UsageError
@@ -36,7 +34,6 @@ Name = TypeVar("Name", bound=str)
 Some = TypeVar("Some")
 Location = str | os.PathLike[str]  # a path, or a URI such as s3://bucket/archive
 Globs = str | Iterable[str]  # globs of topics' names: one text with commas between them, or several
-Settings = Location | Mapping[str, Any] | Config  # a TOML file, its tables as dictionaries, or checked settings
 
 # Types of the commonest options
 Flag = Value[bool, bool]
@@ -53,19 +50,28 @@ def maybe(kind: ValueKind[Given, Held]) -> ValueKind[Given | None, Held | None]:
     def check(option: Value[Any, Any], value: object) -> Held | None:
         return None if value is None else kind.check(option, value)
 
-    return ValueKind(check, kind.metavar, kind.from_text, kind.choices, kind.completes, kind.repeats, kind.is_flag)
+    return replace(kind, check=check)  # type: ignore[arg-type, return-value]  # of other types
+
+
+_SWITCH: Final = "true or false"
 
 
 def _flag(option: Value[Any, Any], value: object) -> bool:
     if not isinstance(value, bool):
-        raise wrong_type(option.name, "True or False", value)
+        raise option.wrong_type(_SWITCH, value)
     return value
+
+
+def _switch_of(option: Value[Any, Any], text: str) -> bool:
+    if text not in ("true", "false"):
+        raise option.wrong(_SWITCH, repr(text))
+    return text == "true"
 
 
 def _text(option: Value[Any, Any], value: object) -> str:
     """Check a text, as the command line checks every word but a key: it may not hold credentials."""
     if not isinstance(value, str):
-        raise wrong_type(option.name, "text", value)
+        raise option.wrong_type("text", value)
     refuse_secrets(value)
     check_text([value])
     return value
@@ -77,56 +83,59 @@ def _location(option: Value[Any, Any], value: object) -> str:
 
 def number(least: int | None = None, most: int | None = None, metavar: str = "N") -> ValueKind[int, int]:
     """Return the kind of whole numbers from `least` to `most`."""
+    bounds = "" if least is None else f" from {least} on" if most is None else f" from {least} to {most}"
+    allowed = f"a whole number{bounds}"
 
     def from_text(option: Value[Any, Any], text: str) -> int:
         try:
             return int(text)
         except ValueError:
-            raise option.wrong("a whole number", repr(text)) from None
+            raise option.wrong(allowed, repr(text)) from None
 
     def check(option: Value[Any, Any], value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise wrong_type(option.name, "a whole number", value)
-        if least is not None and value < least:
-            raise option.wrong(f"at least {least}", value)
-        if most is not None and value > most:
-            raise option.wrong(f"at most {most}", value)
+            raise option.wrong_type(allowed, value)
+        if (least is not None and value < least) or (most is not None and value > most):
+            raise option.wrong(allowed, value)
         return value
 
-    return ValueKind(check, metavar, from_text)
+    return ValueKind(check, metavar, allowed, from_text)
 
 
 def real(least: float, most: float = math.inf, metavar: str = "N") -> ValueKind[float, float]:
     """Return the kind of finite numbers from `least` to `most`."""
-    expected = f"a number from {least:g} to {most:g}" if most < math.inf else f"a number from {least:g} on"
+    allowed = f"a number from {least:g} to {most:g}" if most < math.inf else f"a number from {least:g} on"
 
     def from_text(option: Value[Any, Any], text: str) -> float:
         try:
             return float(text)
         except ValueError:
-            raise option.wrong("a number", repr(text)) from None
+            raise option.wrong(allowed, repr(text)) from None
 
     def check(option: Value[Any, Any], value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise wrong_type(option.name, "a number", value)
+            raise option.wrong_type(allowed, value)
         if not (math.isfinite(value) and least <= value <= most):
-            raise option.wrong(expected, value)
+            raise option.wrong(allowed, value)
         return float(value)
 
-    return ValueKind(check, metavar, from_text)
+    return ValueKind(check, metavar, allowed, from_text)
 
 
 def one_of(names: tuple[Name, ...]) -> ValueKind[Name, Name]:
     """Return the kind of names in a list."""
+    allowed = " or ".join(names)
 
     def check(option: Value[Any, Any], value: object) -> Name:
+        if not isinstance(value, str):
+            raise option.wrong_type(allowed, value)
         text = _text(option, value)
         for name in names:
             if text == name:
                 return name
-        raise option.wrong(" or ".join(names), repr(text))
+        raise option.wrong(allowed, repr(text))
 
-    return ValueKind(check, "|".join(names), choices=names)
+    return ValueKind(check, "|".join(names), allowed, choices=names)
 
 
 class _NotGiven(tuple[Any, ...]):
@@ -138,7 +147,7 @@ class _NotGiven(tuple[Any, ...]):
 NOT_GIVEN: Final = _NotGiven()
 
 
-def several(value: object, wrong: Callable[[], TypeError]) -> tuple[Any, ...]:
+def several(value: object, wrong: Callable[[], Exception]) -> tuple[Any, ...]:
     """Return one text or path, or several values, as a tuple."""
     if isinstance(value, str | os.PathLike):
         return (value,)
@@ -149,7 +158,7 @@ def several(value: object, wrong: Callable[[], TypeError]) -> tuple[Any, ...]:
 
 def _several_texts(option: Value[Any, Any], value: object, what: str) -> tuple[str, ...]:
     """Return one text, or several, as a tuple. Raise TypeError for anything else."""
-    wrong = partial(wrong_type, option.name, f"{what}, or several of them", value)
+    wrong = partial(option.wrong_type, f"{what}, or several of them", value)
     found = several(value, wrong)
     if not all(isinstance(text, str) for text in found):
         raise wrong()
@@ -185,7 +194,7 @@ def numbers(least: int, most: int) -> ValueKind[int | Iterable[int] | None, tupl
         found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
         return tuple(one.check(option, each) for each in found)
 
-    return ValueKind(check, one.metavar, one.from_text, repeats=True)
+    return ValueKind(check, one.metavar, one.allowed, one.from_text, repeats=True)
 
 
 def span(parse: Callable[[str], int]) -> ValueKind[str | None, tuple[int | None, int | None]]:
@@ -214,15 +223,15 @@ def _key(option: Value[Any, Any], value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise wrong_type(option.name, "text", value)
+        raise option.wrong_type("text", value)
     check_text([value])
-    return parse_filter(value)
+    return parse_key(value)
 
 
 def _files(option: Value[Any, Any], value: object) -> tuple[str, ...]:
     if value is None or isinstance(value, _NotGiven):
         return NOT_GIVEN
-    found = several(value, lambda: wrong_type(option.name, "a path, or several of them", value))
+    found = several(value, lambda: option.wrong_type("a path, or several of them", value))
     return tuple(check_location(option.name, file) for file in _not_empty(option, found, "file"))
 
 
@@ -247,27 +256,14 @@ def _some_topics(option: Value[Any, Any], value: object) -> TopicFilter | None:
     return TopicFilter(globs) if globs else None
 
 
-def settings_of(value: object) -> Config:
-    """Return settings: checked ones as they are, tables as dictionaries, or a file's."""
-    if isinstance(value, Config):
-        return value
-    if isinstance(value, Mapping):
-        return parse_config(value)
-    return load_config(None if value is None else check_location("config", value))
-
-
-def _settings(option: Value[Any, Any], value: object) -> Config:
-    return settings_of(value)
-
-
 def _partitions(option: Value[Any, Any], value: object) -> tuple[range, ...]:
     if isinstance(value, str):
-        return parse_partitions(_text(option, value)) or ()
+        return parse_partitions(option.flag, _text(option, value))
     found = tuple(value) if isinstance(value, Iterable) else ()
     if found and all(isinstance(part, range) for part in found):
         return found
     if not found or not all(isinstance(part, int) and not isinstance(part, bool) for part in found):
-        raise wrong_type(option.name, "numbers of partitions, or text such as '0,3-5'", value)
+        raise option.wrong_type("numbers of partitions, or text such as '0,3-5'", value)
     return tuple(range(part, part + 1) for part in found)
 
 
@@ -275,7 +271,7 @@ def _duration(option: Value[Any, Any], value: object) -> float:
     if isinstance(value, str):
         return parse_duration(option.flag, _text(option, value))
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise wrong_type(option.name, "seconds, or text such as '1h30m'", value)
+        raise option.wrong_type("seconds, or text such as '1h30m'", value)
     if not 0 < value < 10**14:  # more than the longest text, 999999999d
         raise option.wrong("seconds above 0", value)
     return float(value)
@@ -285,7 +281,7 @@ def _time(option: Value[Any, Any], value: object) -> int:
     if isinstance(value, str):
         return parse_time(_text(option, value))
     if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong_type(option.name, "milliseconds since 1970, or ISO 8601 as text", value)
+        raise option.wrong_type("milliseconds since 1970, or ISO 8601 as text", value)
     return value
 
 
@@ -295,7 +291,7 @@ def _now(option: Value[Any, Any], value: object) -> int:
 
 def _progress(option: Value[Any, Any], value: object) -> Progress | bool:
     if not isinstance(value, bool) and not callable(getattr(value, "start", None)):
-        raise wrong_type(option.name, "True or False", value)
+        raise option.wrong_type("True or False", value)
     return value  # type: ignore[return-value]  # a Progress, by its methods
 
 
@@ -338,21 +334,23 @@ def _side(option: Value[Any, Any], value: object) -> AuditSource:
 def _counts(option: Value[Any, Any], value: object) -> tuple[tuple[str, int], ...]:
     if value is None:
         return ()
-    found = several(value, lambda: wrong_type(option.name, "TOPIC=N, or several of them", value))
+    found = several(value, lambda: option.wrong_type("TOPIC=N, or several of them", value))
     if all(isinstance(one, tuple) for one in found):  # checked before
         return found
     return parse_counts(option.flag, [_text(option, text) for text in found])
 
 
 _WHOLE: Final = number()
-FLAG: Final[ValueKind[bool, bool]] = ValueKind(_flag, is_flag=True)
-TEXT: Final[ValueKind[str, str]] = ValueKind(_text, "TEXT")
+Engine = Literal["default", "spark", "threads", "auto"]  # default: of each command
+ENGINE: Final[ValueKind[Engine, Engine]] = one_of(get_args(Engine))
+FLAG: Final[ValueKind[bool, bool]] = ValueKind(_flag, "", _SWITCH, _switch_of, is_flag=True)
+TEXT: Final[ValueKind[str, str]] = ValueKind(_text, "TEXT", "text")
 URI: Final[ValueKind[Location, str]] = ValueKind(_location, "URI", completes="dir")
 ARCHIVE: Final[ValueKind[Location, str]] = ValueKind(_location, "ARCHIVE", completes="dir")
 STORE: Final[ValueKind[Location, str]] = ValueKind(_location, "STORE", completes="dir")
 DIR: Final[ValueKind[Location, str]] = ValueKind(_location, "DIR", completes="dir")
 FILE: Final[ValueKind[Location, str]] = ValueKind(_location, "FILE", completes="file")
-KEY: Final[ValueKind[str | bytes | None, bytes | None]] = ValueKind(_key, "key=KEY")
+KEY: Final[ValueKind[str | bytes | None, bytes | None]] = ValueKind(_key, "KEY")
 KEYS: Final[ValueKind[Globs | None, tuple[str, ...]]] = ValueKind(_keys, "KEY", repeats=True)
 ARCHIVES: Final[ValueKind[Location | Iterable[Location], tuple[str, ...]]] = ValueKind(
     _files, "ARCHIVE", completes="dir", repeats=True
@@ -370,7 +368,6 @@ SOME_TOPICS: Final[ValueKind[Globs | TopicFilter | None, TopicFilter | None]] = 
 )
 URL: Final[ValueKind[str, str]] = ValueKind(_url, "URL")
 PROGRESS: Final[ValueKind[Progress | bool, Progress | bool]] = ValueKind(_progress)
-SETTINGS: Final[ValueKind[Settings | None, Config]] = ValueKind(_settings, "FILE", completes="file")
 PARTITIONS: Final[ValueKind[str | Iterable[int | range], tuple[range, ...]]] = ValueKind(_partitions, "N,N-M")
 DURATION: Final[ValueKind[str | float, float]] = ValueKind(_duration, "DURATION")
 SIDE: Final[ValueKind[Location | AuditSource, AuditSource]] = ValueKind(_side, completes="dir")
@@ -378,4 +375,4 @@ COUNTS: Final[ValueKind[Globs | tuple[tuple[str, int], ...] | None, tuple[tuple[
     _counts, "TOPIC=N", repeats=True
 )
 TIME: Final[ValueKind[int | str, int]] = ValueKind(_time, "TIME")
-NOW: Final[ValueKind[int | None, int]] = ValueKind(_now, "EPOCH_MS", _WHOLE.from_text)
+NOW: Final[ValueKind[int | None, int]] = ValueKind(_now, "EPOCH_MS", from_text=_WHOLE.from_text)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import ClassVar, Final, Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from lastkey.jobs import installation
 from lastkey.jobs.command.config import (
-    ENGINES,
-    GAPS,
+    OVERRIDES,
+    SETTINGS,
     Config,
-    Engine,
-    Gaps,
+    Settings,
     check_now_ms,
     check_policy_has_topics,
 )
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
     ARCHIVE,
+    ENGINE,
     FILE,
     FILES,
     FLAG,
@@ -26,19 +25,18 @@ from lastkey.jobs.command.kinds import (
     NOT_GIVEN,
     NOW,
     PROGRESS,
-    SETTINGS,
     STORE,
     TEXT,
     TOPICS,
     URI,
     URL,
+    Engine,
     Flag,
     Globs,
     Location,
     MaybeNumber,
     MaybePlace,
     MaybeText,
-    Settings,
     maybe,
     number,
     one_of,
@@ -53,10 +51,13 @@ ExportFormat = Literal["ndjson", "parquet", "delta"]
 EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
 Isolation = Literal["read_committed", "read_uncommitted"]
 ISOLATIONS: Final[tuple[Isolation, ...]] = get_args(Isolation)
+InspectedParts = Literal["records", "data", "values", "mismatches"]
 KeyFormat = Literal["text", "hex", "base64"]
 KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
 MessageFormat = Literal["v2", "v3"]
 ReindexMode = Literal["check", "output", "in_place"]
+NeededFormat = Literal["text", "paths"]
+RecordKind = Literal["offsets", "transaction-log", "share-group-state", "cluster-metadata", "remote-log-metadata"]
 RunsFormat = Literal["text", "openmetrics"]
 Span = tuple[int | None, int | None]  # from the first on, below the second
 _DECODERS: Final = (
@@ -113,10 +114,20 @@ class TopicOptions(JobOptions):
         shown="Kafka's",
         note="[SETTINGS.md](../conf/SETTINGS.md) explains them",
     )
+    overrides: Value[Globs | Mapping[str, Any] | None, Mapping[str, Any]] = option(
+        OVERRIDES,
+        "Override a setting, for every topic of this run; repeatable.",
+        flag="--set",
+        default=None,
+        common=True,
+        note="Such as `--set gaps=accept`. Wins over `--config`",
+    )
 
     def __post_init__(self) -> None:
         topics = parse_topics(self.topics.include, (*self.topics.exclude, *self.exclude), self.topics_from)
         vars(self).update(topics=topics, exclude=(), topics_from=NOT_GIVEN)  # the filter holds all three
+        if self.overrides:
+            vars(self).update(config=self.config.overridden(self.overrides), overrides={})
         super().__post_init__()
 
 
@@ -125,7 +136,7 @@ class WithEngine(TopicOptions):
     """Option of jobs that Spark does by default."""
 
     engine: Value[Engine | None, Engine | None] = option(
-        maybe(one_of(ENGINES)),
+        maybe(ENGINE),
         "Execution engine: Spark, or threads of one process.",
         default=None,
         group="Engine",
@@ -139,46 +150,13 @@ class WithAutoEngine(WithEngine):
     """Option of jobs that threads do by default, unless the master is a cluster or there are many bytes to read."""
 
     engine: Value[Engine | None, Engine | None] = option(
-        maybe(one_of(ENGINES)),
+        maybe(ENGINE),
         "Execution engine: Spark, or threads of one process.",
         default=None,
         group="Engine",
         shown="auto",
         note=_ENGINE_NOTE,
     )
-
-
-@declared
-class WithGaps(TopicOptions):
-    """Option of jobs that look for missing segments."""
-
-    gaps: Value[Gaps | None, Gaps | None] = option(
-        maybe(one_of(GAPS)),
-        "What to do about offsets in no segment.",
-        default=None,
-        shown="fail",
-        note="`fail`: the partition has a problem (exit code 3). Overrides the setting `gaps`",
-    )
-
-
-@declared
-class WithLimit(TopicOptions):
-    """Option of jobs whose I/O can be limited."""
-
-    max_bytes_per_second: MaybeNumber = option(
-        maybe(number(1, metavar="BYTES")),
-        "Read and write at most so much, all tasks together.",
-        default=None,
-        group="Engine",
-        rare=True,
-        note="[Limited I/O](#compact). Overrides `max.bytes.per.second`. Default: no limit",
-    )
-
-    def __post_init__(self) -> None:
-        if self.max_bytes_per_second is not None:
-            job = replace(self.config.job, max_bytes_per_second=self.max_bytes_per_second)
-            vars(self).update(config=replace(self.config, job=job), max_bytes_per_second=None)
-        super().__post_init__()
 
 
 @declared

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, get_args
 
-from lastkey.jobs.command.config import (
-    NULL_KEYS,
-    NullKeys,
-)
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
     ARCHIVE,
@@ -17,7 +13,6 @@ from lastkey.jobs.command.kinds import (
     FILE,
     FILES,
     FLAG,
-    NOT_GIVEN,
     PARTITIONS,
     SOME_TOPICS,
     STORE,
@@ -32,18 +27,16 @@ from lastkey.jobs.command.kinds import (
     maybe,
     number,
     one_of,
-    real,
 )
 from lastkey.jobs.command.option_groups import (
     JobOptions,
     MessageFormat,
+    NeededFormat,
     ReindexMode,
     SourceOptions,
     WithAutoEngine,
     WithCluster,
     WithEngine,
-    WithGaps,
-    WithLimit,
     WithPlan,
 )
 from lastkey.jobs.errors import UsageError
@@ -51,7 +44,7 @@ from lastkey.jobs.topics import TopicFilter
 
 
 @declared
-class CompactOptions(WithLimit, WithPlan, WithGaps, WithEngine):
+class CompactOptions(WithPlan, WithEngine):
     """Options of `compact ARCHIVE --store STORE`."""
 
     job: ClassVar[str] = "compact"
@@ -59,13 +52,6 @@ class CompactOptions(WithLimit, WithPlan, WithGaps, WithEngine):
     archive: Place = argument(ARCHIVE, "Log directory, or a folder of them; only read.", kw_only=False)
     store: Place = option(
         STORE, "Where state and new segments go.", kw_only=False, note="A store serves one archive, and lies outside it"
-    )
-    null_keys: Value[NullKeys | None, NullKeys | None] = option(
-        maybe(one_of(NULL_KEYS)),
-        "What to do with records without a key.",
-        default=None,
-        shown="fail",
-        note="`fail`: set the partition aside and count them. Overrides `null.keys`",
     )
     sealed: Flag = option(
         FLAG,
@@ -85,13 +71,6 @@ class CompactOptions(WithLimit, WithPlan, WithGaps, WithEngine):
         default=(),
         note="From the archive alone, due or not; also where the run reads a file of its generation that is damaged or "
         "gone (`--force` reads all). The store keeps the generation before",
-    )
-    min_yield: Value[float | None, float | None] = option(
-        maybe(real(0, 1, metavar="SHARE")),
-        "By yield: rewrite only segments of which this share is dead.",
-        default=None,
-        rare=True,
-        note="[Only what pays](#compact). Overrides `compaction.min.yield`",
     )
     hmac_key: MaybePlace = option(
         maybe(FILE),
@@ -138,7 +117,7 @@ class CompactOptions(WithLimit, WithPlan, WithGaps, WithEngine):
 
 
 @declared
-class VerifyOptions(SourceOptions, WithGaps, WithAutoEngine):
+class VerifyOptions(SourceOptions, WithAutoEngine):
     """Options of `verify ARCHIVE` or `verify --store STORE [--generation N]`."""
 
     job: ClassVar[str] = "verify"
@@ -147,7 +126,7 @@ class VerifyOptions(SourceOptions, WithGaps, WithAutoEngine):
 
 
 @declared
-class ArchiveNeededOptions(WithGaps, WithAutoEngine):
+class ArchiveNeededOptions(WithAutoEngine):
     """Options of `archive-needed ARCHIVE --store STORE`."""
 
     job: ClassVar[str] = "archive-needed"
@@ -162,12 +141,12 @@ class ArchiveNeededOptions(WithGaps, WithAutoEngine):
         "deleted, and says so; going forward again ends it",
     )
     skip_crc: Flag = option(FLAG, "Compare sizes alone; read none of the files.", default=False)
-    paths: Flag = option(
-        FLAG,
-        "Print only the files that are not needed, one a line.",
-        default=False,
+    format: Value[NeededFormat, NeededFormat] = option(
+        one_of(get_args(NeededFormat)),
+        "paths: only the files that are not needed, one a line.",
+        default="text",
         group="Output",
-        note="Problems and notes go to stderr",
+        note="Of `paths`, problems and notes go to stderr",
     )
 
 
@@ -195,15 +174,16 @@ class PackOptions(JobOptions):
 
 @declared
 class PoliciesOptions(WithCluster):
-    """Options of `policies (--from FILE... | --bootstrap-server HOST:PORT)`."""
+    """Options of `policies (FILE... | --bootstrap-server HOST:PORT)`."""
 
     job: ClassVar[str] = "policies"
 
-    files: Value[Location | Iterable[Location] | None, tuple[str, ...]] = argument(
-        FILES, "kafka-configs' output, server.properties, or __cluster_metadata.", default=None, kw_only=False
-    )
-    sources: Value[Location | Iterable[Location] | None, tuple[str, ...]] = option(
-        FILES, "Read this file or folder; repeatable.", flag="--from", default=None, note="More may follow without it"
+    sources: Value[Location | Iterable[Location] | None, tuple[str, ...]] = argument(
+        FILES,
+        "kafka-configs' output, server.properties, or __cluster_metadata.",
+        default=None,
+        kw_only=False,
+        metavar="FILE",
     )
     bootstrap_server: MaybeText = option(
         maybe(TEXT),
@@ -230,11 +210,6 @@ class PoliciesOptions(WithCluster):
         group="Output",
         note="It must be one that `policies` wrote",
     )
-
-    def __post_init__(self) -> None:
-        if self.files:
-            vars(self).update(sources=(*self.sources, *self.files), files=NOT_GIVEN)
-        super().__post_init__()
 
 
 @declared
@@ -281,7 +256,11 @@ class ReindexOptions(WithEngine):
         "changes (exit code 3)",
     )
     partitions: Value[str | Iterable[int | range] | None, tuple[range, ...] | None] = option(
-        maybe(PARTITIONS), "Only partitions with these numbers.", default=None, note="Such as `0,3-5`"
+        maybe(PARTITIONS),
+        "Only partitions with these numbers.",
+        flag="--partition",
+        default=None,
+        note="Such as `0,3-5`",
     )
     skip_crc: Flag = option(
         FLAG,

@@ -61,14 +61,12 @@ def parse_numbers(text: str) -> range:
     return range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
-def parse_partitions(text: str | None) -> tuple[range, ...] | None:
-    """Return the ranges of --partitions, such as `0,3-5`; None if it is not given."""
-    if text is None:
-        return None
+def parse_partitions(option: str, text: str) -> tuple[range, ...]:
+    """Return the ranges of partitions' numbers, such as `0,3-5`."""
     try:
         return tuple(parse_numbers(part) for part in text.split(","))
     except ValueError as error:
-        raise UsageError(message=f"--partitions: expected numbers and ranges such as 0,3-5, found {text!r}") from error
+        raise UsageError(message=f"{option}: expected numbers and ranges such as 0,3-5, found {text!r}") from error
 
 
 def parse_span(option: str, text: str, parse: Callable[[str], int]) -> tuple[int | None, int | None]:
@@ -152,7 +150,7 @@ def check_text(arguments: Iterable[str]) -> None:
 def check_location(name: str, value: object) -> str:
     """Return a path or URI that a Python program gave for the argument `name`. Raise TypeError for any other type.
 
-    UsageError: bytes that are no UTF-8. SecretInUriError: credentials in a URI.
+    UsageError: bytes that are no UTF-8. PlaceError: credentials in a URI.
     """
     found = os.fspath(value) if isinstance(value, str | os.PathLike) else value
     if not isinstance(found, str):
@@ -172,16 +170,6 @@ def wrong_type(name: str, expected: str, found: object) -> TypeError:
 def parse_key(text: str) -> bytes:
     """Return a record's key from text, or from its bytes as `0x6162`."""
     return bytes.fromhex(text[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", text) else text.encode()
-
-
-def parse_filter(text: str | None) -> bytes | None:
-    """Return the key of --filter key=TEXT or key=0x6162; None if it is not given."""
-    if text is None:
-        return None
-    name, equals, key = text.partition("=")
-    if name != "key" or not equals:
-        raise UsageError(message=f"--filter: expected key=TEXT or key=0xHEX, found {text!r}")
-    return parse_key(key)
 
 
 _SHOWN: Final = 10  # names that a message lists

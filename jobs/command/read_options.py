@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, get_args
 
-from lastkey.jobs.command.declare import Value, argument, declared, option, values_of
+from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
     ARCHIVE,
     ARCHIVES,
@@ -36,14 +36,15 @@ from lastkey.jobs.command.option_groups import (
     EXPORT_FORMATS,
     ISOLATIONS,
     ExportFormat,
+    InspectedParts,
     Isolation,
+    RecordKind,
     SourceOptions,
     Span,
     WithAutoEngine,
     WithCluster,
     WithDecoders,
     WithEngine,
-    WithGaps,
     WithHiddenKeys,
     WithPlan,
 )
@@ -52,7 +53,7 @@ from lastkey.jobs.errors import UsageError
 
 
 @declared
-class ExportOptions(SourceOptions, WithDecoders, WithGaps, WithEngine):
+class ExportOptions(SourceOptions, WithDecoders, WithEngine):
     """Options of `export (ARCHIVE | --store STORE) --format FORMAT --output DIR`."""
 
     job: ClassVar[str] = "export"
@@ -80,7 +81,7 @@ class ExportOptions(SourceOptions, WithDecoders, WithGaps, WithEngine):
 
 
 @declared
-class ReplayOptions(SourceOptions, WithCluster, WithGaps, WithAutoEngine):
+class ReplayOptions(SourceOptions, WithCluster, WithAutoEngine):
     """Options of `replay (ARCHIVE | --store STORE) --bootstrap-server HOST:PORT`."""
 
     job: ClassVar[str] = "replay"
@@ -118,7 +119,7 @@ class ReplayOptions(SourceOptions, WithCluster, WithGaps, WithAutoEngine):
 
 
 @declared
-class InspectOptions(WithDecoders, WithGaps, WithAutoEngine):
+class InspectOptions(WithDecoders, WithAutoEngine):
     """Options of `inspect PATH...`, files and folders."""
 
     job: ClassVar[str] = "inspect"
@@ -126,54 +127,40 @@ class InspectOptions(WithDecoders, WithGaps, WithAutoEngine):
     paths: Value[Location | Iterable[Location] | None, tuple[str, ...]] = argument(
         FILES, "Files and folders.", default=None, kw_only=False, metavar="PATH"
     )
-    files: Value[Location, str] = option(
-        FILE,
-        "More PATHS, separated by commas.",
-        default="",
-        metavar="LIST",
+    parts: Value[InspectedParts | None, InspectedParts | None] = option(
+        maybe(one_of(get_args(InspectedParts))),
+        "Print records too, with keys and values, only these, or wrong index entries.",
+        flag="--print",
+        default=None,
+        note="kafka-dump-log calls them `--deep-iteration`, `--print-data-log`, `--skip-record-metadata` and "
+        "`--verify-index-only`. `mismatches` are index entries that contradict their log: exit code 3 if there are any",
+    )
+    decoder: Value[RecordKind | None, RecordKind | None] = option(
+        maybe(one_of(get_args(RecordKind))),
+        "Decode records of one of Kafka's own topics.",
+        default=None,
+        metavar="NAME",
         rare=True,
-        note="As kafka-dump-log takes them",
-    )
-    deep_iteration: Flag = option(FLAG, "Print records too, not only batches.", default=False)
-    print_data_log: Flag = option(FLAG, "Print records with their keys and values.", default=False)
-    skip_record_metadata: Flag = option(FLAG, "Print only keys and values of records.", default=False)
-    max_bytes: Value[int, int] = option(
-        number(1, metavar="BYTES"), "Read only so many bytes of each .log.", default=2**31 - 1, shown="", rare=True
-    )
-    verify_index_only: Flag = option(
-        FLAG,
-        "Print only index entries that contradict their log.",
-        default=False,
-        note="Exit code 3 if there are any",
-    )
-    index_sanity_check: Flag = option(FLAG, "Check in indexes only what a broker checks when it starts.", default=False)
-    offsets_decoder: Flag = option(FLAG, "Records of __consumer_offsets.", default=False, rare=True, note="As JSON")
-    transaction_log_decoder: Flag = option(
-        FLAG, "Records of __transaction_state.", default=False, rare=True, note="As JSON"
-    )
-    share_group_state_decoder: Flag = option(
-        FLAG, "Records of __share_group_state.", default=False, rare=True, note="As JSON"
-    )
-    cluster_metadata_decoder: Flag = option(
-        FLAG, "Records of __cluster_metadata.", default=False, rare=True, note="As JSON"
-    )
-    remote_log_metadata_decoder: Flag = option(
-        FLAG, "Records of __remote_log_metadata.", default=False, rare=True, note="Of tiered storage, as JSON"
+        note="As JSON: `offsets` (`__consumer_offsets`), `transaction-log` (`__transaction_state`), "
+        "`share-group-state`, `cluster-metadata`, `remote-log-metadata` (of tiered storage)",
     )
     key: Value[str | bytes | None, bytes | None] = option(
         KEY,
         "Only records with this key; 0x6162 is bytes.",
-        flag="--filter",
         default=None,
-        metavar="key=KEY",
         note="With their data, and their batches",
     )
     offsets: Value[str | None, Span] = option(
-        span(int), "Only records in this range, without TO.", default=None, note="You may leave out either end"
+        span(int),
+        "Only records in this range, without TO.",
+        flag="--offset",
+        default=None,
+        note="You may leave out either end",
     )
     times: Value[str | None, Span] = option(
         span(parse_time),
         "Only records of this time: milliseconds since 1970, or ISO 8601.",
+        flag="--time",
         default=None,
         note="Such as `2026-11-21T14:05Z..`",
     )
@@ -186,32 +173,15 @@ class InspectOptions(WithDecoders, WithGaps, WithAutoEngine):
     )
     as_json: Flag = option(FLAG, "Write objects instead of text.", default=False, on_command_line=False)
 
-    def __post_init__(self) -> None:
-        if self.files:
-            vars(self).update(paths=(*self.paths, *filter(None, self.files.split(","))), files="")
-        super().__post_init__()
-
-    @property
-    def records(self) -> str:
-        """Kind of records of Kafka's own topics: a name of logformat.messages.coordinator_records, or ""."""
-        return next((flag[2:].removesuffix("-decoder") for flag in self._decoders()), "")
-
-    def _decoders(self) -> list[str]:
-        """Return the options of decoders that are given."""
-        of_records = [v for v in values_of(type(self)) if v.kind.is_flag and v.name.endswith("_decoder")]
-        return [value.flag for value in of_records if vars(self)[value.name]]
-
     def validate(self) -> None:
-        """Raise UsageError without a path, or with two kinds of records."""
+        """Raise UsageError without a path."""
         super().validate()
         if not self.paths:
             raise UsageError(message="inspect needs PATHS: files or folders")
-        if len(self._decoders()) > 1:
-            raise UsageError(message=f"{' contradicts '.join(self._decoders())}: give only one of them")
 
 
 @declared
-class LookupOptions(WithGaps, WithAutoEngine):
+class LookupOptions(WithAutoEngine):
     """Options of `lookup (ARCHIVE | --store STORE)`, with one kind of question."""
 
     job: ClassVar[str] = "lookup"
@@ -270,11 +240,9 @@ class LookupOptions(WithGaps, WithAutoEngine):
         maybe(TEXT),
         "With --store: show what happened then, from the table time_index.",
         default=None,
-        metavar="TIME",
-        note="In that minute, in all topics of ARCHIVE; without ARCHIVE: of the archive that the store serves",
-    )
-    until: MaybeText = option(
-        maybe(TEXT), "With --at: up to this time.", default=None, metavar="TIME", shown="the minute of --at"
+        metavar="TIME|FROM..TO",
+        note="In that minute, or in all from FROM up to TO, in all topics of ARCHIVE; without ARCHIVE: of the archive "
+        "that the store serves",
     )
     refresh: Flag = option(
         FLAG, "With --at: read new segments into the table first.", default=True, negative=True, shown="", rare=True
@@ -301,12 +269,12 @@ class LookupOptions(WithGaps, WithAutoEngine):
             raise UsageError(message="--generation works only with --store, and not with --at")
         if self.isolation == "read_committed" and (self.sizing or self.at is not None):
             raise UsageError(message="--isolation works only with --offset, --time and --queries")
-        if self.at is None and (self.until is not None or not self.refresh):
-            raise UsageError(message="--until and --no-refresh work only with --at")
+        if self.at is None and not self.refresh:
+            raise UsageError(message="--no-refresh works only with --at")
 
 
 @declared
-class ReportOptions(WithPlan, WithHiddenKeys, WithGaps, WithAutoEngine):
+class ReportOptions(WithPlan, WithHiddenKeys, WithAutoEngine):
     """Options of `report ARCHIVE... --output FILE`."""
 
     job: ClassVar[str] = "report"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, Final, get_args
 
-from lastkey.jobs.command.declare import Value, declared, option
+from lastkey.jobs.command.declare import Value, ValueKind, declared, option
 from lastkey.jobs.command.kinds import (
     DIR,
     FILE,
@@ -31,12 +31,23 @@ from lastkey.jobs.command.option_groups import (
     RunsFormat,
     TopicOptions,
     WithEngine,
-    WithGaps,
     WithKeyFormat,
-    WithLimit,
 )
 from lastkey.jobs.errors import UsageError
+from lastkey.jobs.store.keep import Keep, parse_keep
 from lastkey.jobs.topics import TopicFilter
+
+
+def _keep(option: Value[Any, Any], value: object) -> Keep:
+    if isinstance(value, Keep):
+        return value
+    try:
+        return parse_keep(texts("N, Nd or Nw", adds=True).check(option, value))
+    except ValueError as error:
+        raise option.wrong("N, Nd or Nw, each once", repr(str(error))) from None
+
+
+KEEP: Final[ValueKind[Globs | Keep | None, Keep]] = ValueKind(_keep, "N|Nd|Nw", repeats=True)
 
 
 @declared
@@ -54,14 +65,11 @@ class VacuumOptions(TopicOptions):
         note="Also generations that were replaced less long ago, by the wall clock or that of the store (its disk, its "
         "server), whichever is behind",
     )
-    keep_generations: Value[int, int] = option(
-        number(0), "Keep the N newest of a partition.", default=0, note="Whatever their age"
-    )
-    keep_daily: Value[int, int] = option(
-        number(0), "Keep the newest of each of N days.", default=0, note="Days that have one (UTC)"
-    )
-    keep_weekly: Value[int, int] = option(
-        number(0), "Keep the newest of each of N weeks.", default=0, note="Weeks that have one (from Monday on, UTC)"
+    keep: Value[Globs | Keep | None, Keep] = option(
+        KEEP,
+        "Keep the N newest of a partition, one of each of N days (Nd) or weeks (Nw); repeatable.",
+        default=None,
+        note="Such as `--keep 3,7d,4w`: whatever their age; days and weeks (from Monday on, UTC) that have one",
     )
     give_up: Value[Globs | TopicFilter | None, TopicFilter | None] = option(
         SOME_TOPICS,
@@ -86,7 +94,7 @@ class VacuumOptions(TopicOptions):
 
 
 @declared
-class RestoreOptions(WithLimit):
+class RestoreOptions(TopicOptions):
     """Options of `restore --store STORE --output DIR`."""
 
     job: ClassVar[str] = "restore"
@@ -178,7 +186,7 @@ class RebuildStateOptions(TopicOptions):
 
 
 @declared
-class EraseOptions(WithKeyFormat, WithGaps, WithEngine):
+class EraseOptions(WithKeyFormat, WithEngine):
     """Options of `erase --store STORE`."""
 
     job: ClassVar[str] = "erase"

@@ -18,7 +18,8 @@ from typing import Final
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.no_partitions import check_holds_partitions
 from lastkey.jobs.archive.places import Place, check_apart, check_outside, is_same
-from lastkey.jobs.command.config import Engine, TopicSettings
+from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.command.kinds import Engine
 from lastkey.jobs.command.options import CompactOptions
 from lastkey.jobs.command.parse import check_globs, check_topics, some_of, unmatched_tables
 from lastkey.jobs.command.progress import Progress
@@ -238,10 +239,8 @@ def _list_archive(options: CompactOptions, erasures: Erasures, archive_uri: str,
     archive.partitions = {k: p for k, p in archive.partitions.items() if k[0] not in others}
     not_compacted = sorted({*others, *archive.not_wanted})
     notes = list(archive.notes)
-    if (options.io_budget, options.min_yield) != (None, None) and all(
-        settings[topic].compaction_schedule == "full" for topic, _ in archive.partitions
-    ):
-        notes.append('--io-budget and --min-yield had no effect: no topic has "compaction.schedule" = "yield"')
+    if options.io_budget is not None and all(settings[t].compaction_schedule == "full" for t, _ in archive.partitions):
+        notes.append('--io-budget had no effect: no topic has "compaction.schedule" = "yield"')
     check_outside(Place("the store", store_uri), archive)
     if erasures.new:
         _add_of_store_alone(options, archive, settings, open_state(store_uri).checkpoints())
@@ -371,12 +370,7 @@ def _settings(options: CompactOptions, topic: str) -> TopicSettings:
                 topic=topic, found=options.cleanup_policy, expected=",".join(settings.cleanup_policy)
             )
         settings = replace(settings, cleanup_policy=("compact",))
-    return replace(
-        settings,
-        null_keys=options.null_keys or settings.null_keys,
-        gaps=options.gaps or settings.gaps,
-        compaction_min_yield=settings.compaction_min_yield if options.min_yield is None else options.min_yield,
-    )
+    return settings
 
 
 def _archive_needed(start: Start, outcome: Outcome) -> list[Needed]:
@@ -411,7 +405,7 @@ def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult
         start.archive.partitions[key],
         Kept(row, segments) if row is not None else None,
         start.state.root.uri,
-        start.options.config.topic_settings(r.topic).gaps,
+        replace(start.options.config, overrides={}).topic_settings(r.topic).gaps,  # --set holds for this run alone
         uncleanable=str(r.problem) if r.problem is not None else "",
         sealed=start.options.sealed,
         older=older,

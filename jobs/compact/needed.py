@@ -268,7 +268,7 @@ def _whole(facts: Facts) -> Reason | None:
         return Reason("broker", 0, "give its topics a retention instead")
     if archived.not_read and facts.current is not None:
         return Reason("entries", 0, archived.not_read[0])
-    if len(archived.path.splitlines()) > 1:  # --paths would name other files
+    if len(archived.path.splitlines()) > 1:  # --format paths would name other files
         return Reason("entries", 0, "a line break in the folder's path")
     return None
 

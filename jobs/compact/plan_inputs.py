@@ -224,7 +224,7 @@ def _missing_segment_problem(
             f"{segment.size_bytes} bytes, used by generation {checkpoint.generation}",
             "no such file" if found is None else f"{found.size_bytes}",
             state="gap" if gap else "diverged",
-            hint=f"bring the file back{_from_remote(archived)}, or --reset (with --gaps accept if a hole is left) "
+            hint=f"bring the file back{_from_remote(archived)}, or --reset (with --set gaps=accept if a hole is left) "
             "to start over from what the archive holds"
             if gap
             else ANOTHER_LOG,
@@ -317,7 +317,7 @@ def _gap_problem(
         f"offsets from {covered} on, where generation {checkpoint.generation} ends",
         f"a first segment at {after[0].first_offset}",
         state="gap",
-        hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --gaps accept "
+        hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --set gaps=accept "
         "if they are known to be lost, and the generation goes on with what comes next; or --reset to start "
         "over from what the archive holds",
     )

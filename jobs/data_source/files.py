@@ -17,13 +17,13 @@ from lastkey.jobs.archive.listing import Archive, ArchivedPartition, list_archiv
 from lastkey.jobs.data_source.read_options import Selection
 from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.logformat import names
-from lastkey.logformat.errors import NO_POSITION
+from lastkey.logformat.errors import NO_POSITION, PlaceError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.storage.locations import text_entries
 from lastkey.udfs.data_source.find_pieces import first_offset
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, UnknownRootError, exists, folder_identity, normal_uri, open_root
+from lastkey.udfs.storage import Root, exists, folder_identity, normal_uri, open_root
 
 _OF_FILE_SYSTEM: Final = "lost+found"  # a folder of many disks that only root can list; it holds no log
 _NO_LOGS: Final = frozenset((*names.PARTITION_SIDE_FILES, *names.OFFSET_CHECKPOINTS))
@@ -76,7 +76,7 @@ def find_partitions(paths: Sequence[str], selection: Selection, *, may_be_none: 
 def _root(uri: str) -> Root:
     try:
         return open_root(uri)
-    except UnknownRootError as error:
+    except PlaceError as error:
         raise UsageError(message=str(error)) from error
 
 

@@ -23,7 +23,7 @@ from lastkey.jobs.command.parse import (
 from lastkey.jobs.data_source.read_options import KINDS, Bounds, ReadOptions, Selection, Source
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.topics import Key, TopicFilter
-from lastkey.logformat.storage.locations import SecretInUriError, has_secret
+from lastkey.logformat.storage.locations import has_secret, secret_error
 from lastkey.udfs.data_source.pieces import EARLIEST, LATEST, SPLIT_BYTES, Bound
 
 _WHERE: Final = ("path", "paths", "store", "generation")
@@ -57,7 +57,7 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
     """Parse options as Spark passes them. UsageError for an unknown or impossible option or combination."""
     for name, value in given.items():
         if name.lower() in _WHERE and has_secret(value):
-            raise UsageError(message=f"{name}: {SecretInUriError()}")
+            raise UsageError(message=f"{name}: {secret_error()}")
     values = _named(given, source)
     take = _Values(values)
     paths = _paths(take)

@@ -125,5 +125,5 @@ def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactO
         raise UsageError(message=f"{state.root.uri}: expected a store of one archive, found {', '.join(archives)}")
     return CompactOptions(
         archive=archives[0], store=options.store, now_ms=now_ms, config=options.config, topics=of_users(options.topics),
-        engine=options.engine, gaps=options.gaps, dry_run=options.dry_run, wait=options.wait,
+        engine=options.engine, dry_run=options.dry_run, wait=options.wait,
     )  # fmt: skip

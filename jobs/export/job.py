@@ -141,7 +141,7 @@ def _tasks(options: ExportOptions, topic: str, partitions: Sequence[SourcePartit
     asked = Range(
         wanted=Wanted(committed=options.isolation == "read_committed"),
         set_aside=True,
-        accept_gaps=(options.gaps or settings.gaps) == "accept",
+        accept_gaps=settings.gaps == "accept",
     )
     pieces = each(partitions, [asked] * len(partitions))
     return [

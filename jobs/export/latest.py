@@ -114,7 +114,7 @@ class Topic:
     @property
     def accepts_gaps(self) -> bool:
         """True if offsets that are lost are passed over."""
-        return (self.options.gaps or self.options.config.topic_settings(self.name).gaps) == "accept"
+        return self.options.config.topic_settings(self.name).gaps == "accept"
 
     def last_rows(
         self, parts: Sequence[_PartitionRead], *, columns: tuple[str, ...] = ROWS, whole: bool = False

@@ -33,7 +33,7 @@ from lastkey.udfs.storage import normal_uri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HINT_LOST: Final = "delete the topic's folder in the output, and the table is made anew; --gaps accept goes on"
+HINT_LOST: Final = "delete the topic's folder in the output, and the table is made anew; --set gaps=accept goes on"
 
 
 class Doubts(NamedTuple):

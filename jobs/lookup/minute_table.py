@@ -103,11 +103,12 @@ class AtReport(JobReport):
 def run_at(options: LookupOptions, progress: Progress) -> AtReport:
     """Bring the table up to date, and query it."""
     started = time.perf_counter()
-    start = parse_time(options.at or "") // MINUTE_MS * MINUTE_MS
-    until = start + 1 if options.until is None else parse_time(options.until)
-    if until <= start:
-        raise UsageError(message=f"--until {options.until} is not after --at {options.at}")
-    end = -(-until // MINUTE_MS) * MINUTE_MS
+    begin, dots, until = (options.at or "").partition("..")
+    start = parse_time(begin) // MINUTE_MS * MINUTE_MS
+    last = parse_time(until) if dots else start + 1
+    if last <= start:
+        raise UsageError(message=f"--at {options.at}: expected TIME, or FROM..TO with a TO after FROM")
+    end = -(-last // MINUTE_MS) * MINUTE_MS
     if not 0 <= start < end <= LAST_TIME_MS:
         raise UsageError(message=f"--at {options.at}: expected times from 1970 to the year 9999")
     store = normal_uri(options.store or "")

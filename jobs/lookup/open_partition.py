@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Literal
+from typing import get_args
 
 from lastkey.jobs.archive.listing import list_folder
-from lastkey.jobs.command.config import GAPS
+from lastkey.jobs.command.config import Gaps
 from lastkey.jobs.command.failures import raises_job_errors
 from lastkey.jobs.command.parse import check_location
 from lastkey.jobs.errors import MissingPathError, UsageError
@@ -18,7 +18,7 @@ from lastkey.udfs.storage import exists, normal_uri, open_root
 
 
 @raises_job_errors
-def open_partition(path_or_uri: str | os.PathLike[str], *, gaps: Literal["fail", "accept"] = "fail") -> Partition:
+def open_partition(path_or_uri: str | os.PathLike[str], *, gaps: Gaps = "fail") -> Partition:
     """Open a partition's folder, `<topic>-<partition>`, and look for gaps in it.
 
         with lastkey.open_partition("archive/orders-0") as log:
@@ -31,8 +31,8 @@ def open_partition(path_or_uri: str | os.PathLike[str], *, gaps: Literal["fail",
     if a running broker holds it. MissingPathError: the folder is missing, or has no log. UsageError: the folder's name
     is not a partition's. LogFormatError: the log is damaged.
     """
-    if gaps not in GAPS:
-        raise UsageError(message=f"--gaps: expected {' or '.join(GAPS)}, found {gaps!r}")
+    if gaps not in get_args(Gaps):
+        raise UsageError(message=f"gaps: expected {' or '.join(get_args(Gaps))}, found {gaps!r}")
     uri = normal_uri(check_location("path_or_uri", path_or_uri))
     parent, _, folder = uri.rstrip("/").rpartition("/")
     name = parse_partition_folder(folder)

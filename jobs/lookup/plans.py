@@ -33,7 +33,7 @@ def list_plans(options: LookupOptions, report: JobReport) -> list[LookupPlan]:
 
 def _with_settings(plan: LookupPlan, options: LookupOptions) -> LookupPlan:
     settings = options.config.topic_settings(plan.topic)
-    accepted = (options.gaps or settings.gaps) == "accept"
+    accepted = settings.gaps == "accept"
     most = settings.max_decompressed_batch_bytes
     return replace(plan, max_batch_bytes=most, traces=None if accepted else plan.traces)
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from lastkey.jobs.command.config import TopicSettings
+from lastkey.jobs.command.declare import values_of
 from lastkey.jobs.errors import BAD_SETTING, BROKERS_DISAGREE, POLICY_SOURCES
 
 Value = int | float | str
@@ -35,18 +37,12 @@ SYNONYMS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
 }
 # names of topics' and brokers' settings -> the topic's
 SETTING_OF: Final = {name: setting for setting, names in SYNONYMS.items() for name in (setting, *(n for n, _ in names))}
+_OURS: Final = {value.flag: value.default for value in values_of(TopicSettings)}
+# Our defaults are Kafka's, but for the retention
 KAFKA_DEFAULTS: Final[dict[str, Value]] = {
+    **{name: _OURS[name] for name in SYNONYMS},
     "cleanup.policy": "delete",
-    "delete.retention.ms": 86_400_000,
-    "index.interval.bytes": 4096,
-    "max.compaction.lag.ms": 2**63 - 1,
-    "min.cleanable.dirty.ratio": 0.5,
-    "min.compaction.lag.ms": 0,
-    "producer.id.expiration.ms": 86_400_000,
-    "retention.bytes": -1,
     "retention.ms": 168 * _HOUR,
-    "segment.bytes": 1 << 30,
-    "segment.index.bytes": 10 << 20,
 }
 NO_POLICY: Final = ""  # of a topic that is neither compacted nor expires (KIP-1161)
 POLICY: Final = "cleanup.policy"

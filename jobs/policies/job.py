@@ -89,7 +89,7 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
     if output is not None:
         check_file("--output", str(output), POLICIES, options.sources)
     if not options.sources and options.bootstrap_server is None:
-        raise UsageError(message="policies needs --from FILE, or --bootstrap-server HOST:PORT")
+        raise UsageError(message="policies needs FILE, or --bootstrap-server HOST:PORT")
     if options.command_config is not None and options.bootstrap_server is None:
         raise UsageError(message="--command-config is for --bootstrap-server")
     progress.doing("reading settings")
@@ -148,7 +148,7 @@ def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, ClusterState]:
         times.append(time.time_ns() // 1_000_000)
         add_live(options.bootstrap_server, options.command_config, configs)
     _add_static(properties, configs)
-    return configs, ClusterState(min(times, default=-1), offset if len(times) == 1 else -1)
+    return configs, ClusterState(time_ms=min(times, default=-1), offset=offset if len(times) == 1 else -1)
 
 
 def _properties(text: str, path: str) -> dict[str, str]:

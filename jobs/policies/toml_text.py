@@ -54,15 +54,16 @@ def policies_text(
         )
     for topic, of in sorted(policies.items()):
         lines += ["", f'[topics."{topic}"]']
-        lines += [f'"{name}" = {_value(value)}' for name, value in of.settings.items()]
+        lines += [f'"{name}" = {toml_value(value)}' for name, value in of.settings.items()]
         lines += [f"# without effect here: {_comment(', '.join(of.left_out))}"] if of.left_out else []
     text = "\n".join(lines) + "\n"
     parse_config(tomllib.loads(text), "policies")
     return text
 
 
-def _value(value: Value) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+def toml_value(value: Value | bool) -> str:
+    """Return a value as TOML writes it."""
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _comment(text: str) -> str:

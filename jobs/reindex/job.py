@@ -70,7 +70,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     if archive.partitions and not wanted:
         numbers = sorted({partition for _, partition in archive.partitions})
         there = some_of([str(number) for number in numbers])
-        raise UsageError(message=f"--partitions: no partition has one of these numbers; there are {there}")
+        raise UsageError(message=f"--partition: no partition has one of these numbers; there are {there}")
     with locked(_directories(archive.root, wanted)) if target.mode == "in_place" else nullcontext():
         if target.mode == "in_place":
             wanted = [listed_again(archive, archived) for archived in wanted]

@@ -191,7 +191,6 @@ def plans_of(begun: _Begun, options: ReportOptions) -> Iterable[ProfilePlan]:
 def _settings(options: ReportOptions, archived: ArchivedPartition, *, has_generation: bool) -> TopicSettings:
     """Return the settings of a topic, with its cleanup policy as far as it is known."""
     settings = options.config.topic_settings(archived.topic)
-    settings = replace(settings, gaps=options.gaps or settings.gaps)
     if settings.compacts:
         return settings
     if options.cleanup_policy is not None:

@@ -17,18 +17,17 @@ def checked_output(
     asked: str,
     archives: Iterable[str | None],
     stores: Iterable[str | None],
-    option: str = "--output",
     kind: Kind = PAGE,
 ) -> str:
     """Return the URI of the page. Raise UsageError, before anything is read, if the page cannot be written there, or
-    may not (`check_file`). option: that names it.
+    may not (`check_file`).
     """
     output = normal_uri(asked)
     root = open_root(output.rpartition("/")[0] or "/")
     is_folder = root.filesystem.get_file_info(root.full(output.rpartition("/")[2])).type.name == "Directory"
     if is_folder or asked.endswith("/"):
-        raise UsageError(message=f"{option}: expected a file to write to, found the folder {output}")
-    check_file(option, output, kind, archives, stores)
+        raise UsageError(message=f"--output: expected a file to write to, found the folder {output}")
+    check_file("--output", output, kind, archives, stores)
     if root.is_local:
         there = Path(output)
         while not there.exists() and there != there.parent:
@@ -42,7 +41,7 @@ def _unwritable(output: str, found: str) -> UsageError:
     return UsageError(message=f"--output {output}: expected a file that can be written, found {found}")
 
 
-def write_page(output: str, page: bytes, option: str = "--output", kind: Kind = PAGE) -> None:
+def write_page(output: str, page: bytes, kind: Kind = PAGE) -> None:
     """Write the whole page or none of it: on a disk under another name first, so that an old page stays until then.
     Raise UsageError if the name belongs to something else by then.
     """
@@ -56,7 +55,7 @@ def write_page(output: str, page: bytes, option: str = "--output", kind: Kind = 
         new = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.new")
         try:
             write_file(open_root(str(path.parent)), new.name, page)
-            check_file(option, output, kind)  # again: a run takes a while
+            check_file("--output", output, kind)  # again: a run takes a while
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from lastkey.jobs.command.config import Config, Engine
+from lastkey.jobs.command.config import Config
+from lastkey.jobs.command.kinds import Engine
 from lastkey.jobs.command.progress import CountedBytes, Progress
 from lastkey.jobs.command.reporting import JobReport, Work
 from lastkey.jobs.errors import UsageError
@@ -53,17 +54,12 @@ class WorkLog(Protocol):
 
 def chosen_engine(options: Options, *, writes: bool) -> Engine:
     """Return the engine by option, setting, and the command's default. UsageError: threads with a master elsewhere."""
-    engine = asked_engine(options.engine, options.config, writes=writes)
+    asked = options.engine or options.config.job.engine
+    engine = asked if asked != "default" else OF_WRITERS if writes else OF_READERS
     if engine == "threads" and local_cores() is None:
         found = from_environment().master or "a session that Spark's own spark-submit or Spark Connect made"
         raise UsageError(message=f"--engine threads: expected a local master or none, found {found}; leave one out")
     return engine
-
-
-def asked_engine(option: Engine | None, config: Config, *, writes: bool) -> Engine:
-    """Return the engine by option, setting, and the command's default."""
-    of_command = OF_WRITERS if writes else OF_READERS
-    return option or (of_command if config.job.engine == "default" else config.job.engine)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ The newest `generations` stay; then the newest of each of the last `daily` days,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,12 +27,30 @@ class Keep:
         return bool(self.generations or self.daily or self.weekly)
 
 
+_FIELDS: Final = {"": "generations", "d": "daily", "w": "weekly"}
+
+
+def parse_keep(texts: Iterable[str]) -> Keep:
+    """Return the rules of N, Nd and Nw, one or several with commas. Raise ValueError for any other, and for two of one.
+
+    >>> parse_keep(["3,7d", "4w"])
+    Keep(generations=3, daily=7, weekly=4)
+    """
+    numbers: dict[str, int] = {}
+    for rule in (part.strip() for text in texts for part in text.split(",")):
+        found = re.fullmatch(r"([0-9]{1,9})([dw]?)", rule)
+        if found is None or _FIELDS[found[2]] in numbers:
+            raise ValueError(rule)
+        numbers[_FIELDS[found[2]]] = int(found[1])
+    return Keep(**numbers)
+
+
 def kept_by(keep: Keep, made: Mapping[int, int]) -> dict[int, str]:
     """Return the generations to keep, each with its rule. made: generation -> time of its run in ms."""
     rules: tuple[tuple[str, int, Callable[[int], int]], ...] = (
-        ("--keep-generations", keep.generations, lambda number: number),
-        ("--keep-daily", keep.daily, lambda number: made[number] // _DAY_MS),
-        ("--keep-weekly", keep.weekly, lambda number: (made[number] // _DAY_MS + _MONDAY) // 7),
+        (f"--keep {keep.generations}", keep.generations, lambda number: number),
+        (f"--keep {keep.daily}d", keep.daily, lambda number: made[number] // _DAY_MS),
+        (f"--keep {keep.weekly}w", keep.weekly, lambda number: (made[number] // _DAY_MS + _MONDAY) // 7),
     )
     kept: dict[int, str] = {}
     for name, most, period_of in rules:

@@ -75,7 +75,7 @@ def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
         if archived.problem is not None:
             report.other_problems.append(archived.problem)
         if archived.segments and (archived.problem is None or archived.problem.kind == "duplicate"):
-            plans.append(plan_archived(archived, options.config, sealed=options.sealed, gaps=options.gaps))
+            plans.append(plan_archived(archived, options.config, sealed=options.sealed))
         else:
             report.not_checked.append(f"{archived.path}: its segments")
         if archived.high_watermark is not None and archived.held_by_broker:

@@ -23,7 +23,7 @@ from lastkey.udfs.verify.findings import CheckPlan
 from lastkey.udfs.verify.generation import Expiry, GenerationPlan
 
 
-def plan_archived(archived: ArchivedPartition, config: Config, *, sealed: bool, gaps: str | None = None) -> CheckPlan:
+def plan_archived(archived: ArchivedPartition, config: Config, *, sealed: bool) -> CheckPlan:
     """Return the checks of an archived partition."""
     settings = config.topic_settings(archived.topic)
 
@@ -45,7 +45,7 @@ def plan_archived(archived: ArchivedPartition, config: Config, *, sealed: bool, 
         high_watermark=archived.high_watermark,
         sealed=sealed,
         orphans=tuple(archived.located(archived.orphans)),
-        gaps_accepted=(gaps or settings.gaps) == "accept",
+        gaps_accepted=settings.gaps == "accept",
         index_interval_bytes=settings.index_interval_bytes,
         max_index_bytes=settings.segment_index_bytes,
         max_batch_bytes=settings.max_decompressed_batch_bytes,

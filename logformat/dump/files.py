@@ -45,7 +45,6 @@ class DumpOptions:
 
     log: LogOptions = field(default_factory=LogOptions)
     verify_index_only: bool = False
-    index_sanity_check: bool = False
     as_json: bool = False  # one JSON object a line, instead of the tool's lines
 
 
@@ -92,11 +91,11 @@ def list_files(
 def asked_for(files: Sequence[DumpFile], options: DumpOptions) -> list[DumpFile]:
     """Return the files to print: all named files, and a choice of those found in folders.
 
-    To verify or check indexes, the choice is the indexes. With limits on records, it is the logs, except those whose
+    To verify indexes, the choice is the indexes. With limits on records, it is the logs, except those whose
     offsets, by their name and the next log's, lie outside of the limits.
     """
     wanted = options.log.wanted
-    if options.verify_index_only or options.index_sanity_check:
+    if options.verify_index_only:
         return [file for file in files if file.named or kind_of(file.path) in (names.INDEX, names.TIME_INDEX)]
     if wanted.everything:
         return list(files)
@@ -261,10 +260,6 @@ def _index_file(file: DumpFile, kind: str, options: DumpOptions, findings: DumpF
     of = findings.indexes[path] = IndexFindings()
     if kind == names.INDEX and not data:
         yield from _said(f"{shown} is empty.", options)
-        return
-    if options.index_sanity_check:
-        dump_indexes.sanity_check(kind, data, base, path)
-        yield from _said(f"{shown} passed sanity check.", options)
         return
     is_offset = kind == names.INDEX
     columns_of = dump_indexes.offset_index_columns if is_offset else dump_indexes.time_index_columns

@@ -188,29 +188,6 @@ def offset_checkpoint_columns(data: bytes, path: str) -> Columns:
     }
 
 
-def sanity_check(kind: str, data: bytes, base_offset: int, path: str) -> None:
-    """Raise kind "index" if a broker would rebuild this index at its start.
-
-    Rule: OffsetIndex.sanityCheck and TimeIndex.sanityCheck, over all entries of the file, including zeros at the end.
-    """
-    dtype = OFFSET_INDEX_ENTRY if kind == "index" else TIME_INDEX_ENTRY
-    n, torn = divmod(len(data), dtype.itemsize)
-    entries = np.frombuffer(data, dtype, n)
-    last = int(entries["relative_offset"][-1]) + base_offset if n else base_offset
-    if n and last < base_offset:
-        raise LogFormatError("index", path, (n - 1) * dtype.itemsize, f"an offset from {base_offset} on", f"{last}")
-    if kind != "index" and n and entries["timestamp"][-1] < entries["timestamp"][0]:
-        raise LogFormatError(
-            "index",
-            path,
-            (n - 1) * dtype.itemsize,
-            f"a timestamp from {entries['timestamp'][0]} on, as in the first",
-            f"{entries['timestamp'][-1]}",
-        )
-    if torn:
-        raise LogFormatError("index", path, n * dtype.itemsize, f"entries of {dtype.itemsize} bytes", f"{torn} bytes")
-
-
 def _whole(data: bytes, entry: int, path: str, findings: IndexFindings) -> bytes:
     torn = len(data) % entry
     if torn:

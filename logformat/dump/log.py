@@ -37,7 +37,6 @@ from lastkey.logformat.primitives.java_text import text_of
 from lastkey.logformat.schemas import RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile
 
-NO_LIMIT: Final = 2**31 - 1  # for max_bytes, as in Kafka's tool
 # (keys, values, offsets) of data records -> (key texts, payload texts); null shows nothing
 Decoder = Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -104,7 +103,6 @@ class LogOptions:
     deep: bool = False  # records too
     decode: Decoder | None = None  # keys and payloads of records too
     metadata: bool = True  # of records
-    max_bytes: int = NO_LIMIT
     wanted: RecordLimits = field(default_factory=RecordLimits)
     as_json: str | None = None  # the file's name: print JSON objects that hold it, instead of the tool's lines
     max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is reported and skipped
@@ -150,10 +148,10 @@ _SHOWN: Final = select(RECORDS, RECORD_COLUMNS)
 def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: LogFindings) -> Iterator[Any]:
     """Yield the lines of a `.log` as one pa.StringArray after another; fill `findings` on the way.
 
-    file: open pyarrow file; size: number of its bytes to read, at most `options.max_bytes`.
+    file: open pyarrow file; size: number of its bytes to read.
     """
     reader, last = LogReader(max_batch_bytes=options.max_batch_bytes), np.full(1, -1, np.int64)
-    for chunk in _chunks(file, path, min(size, options.max_bytes), reader, findings):
+    for chunk in _chunks(file, path, size, reader, findings):
         if options.deep or options.wanted.by_record:
             yield from _deep(chunk, reader, options, findings)
         else:
@@ -164,8 +162,6 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
         last = np.append(last[-1:], chunk.batches["last_offset"])
         if (last[-2:] + 1 >= options.wanted.end_offset).all():
             break  # offsets rise; a single one may be damage, which the next batch shows
-    if options.max_bytes < NO_LIMIT:
-        findings.invalid_bytes = 0
 
 
 def _chunks(file: Any, path: str, end: int, reader: LogReader, findings: LogFindings) -> Iterator[Chunk]:

@@ -2,11 +2,11 @@
 
 | decoder | topic | option of kafka-dump-log |
 |---|---|---|
-| offsets | __consumer_offsets | --offsets-decoder |
-| transaction-log | __transaction_state | --transaction-log-decoder |
-| share-group-state | __share_group_state | --share-group-state-decoder |
-| cluster-metadata | __cluster_metadata | --cluster-metadata-decoder |
-| remote-log-metadata | __remote_log_metadata | --remote-log-metadata-decoder |
+| offsets | __consumer_offsets | --decoder offsets |
+| transaction-log | __transaction_state | --decoder transaction-log |
+| share-group-state | __share_group_state | --decoder share-group-state |
+| cluster-metadata | __cluster_metadata | --decoder cluster-metadata |
+| remote-log-metadata | __remote_log_metadata | --decoder remote-log-metadata |
 
     key, payload = decode_records("offsets", keys, values, offsets)
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import fs as pafs
 
+from lastkey.logformat.errors import PlaceError
 from lastkey.logformat.storage.buckets import ENDPOINTS, bucket_of, path_of
 
 # The start of a URI anywhere in a text; for store schemes also with too few slashes.
@@ -37,26 +38,21 @@ TIERED: Final = "tiered+"  # before a path or URI: what is there is tiered stora
 _OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 
 
-class SecretInUriError(ValueError):
-    """A URI that holds credentials, or seems to. Its message repeats no part of the URI."""
-
-    def __init__(self, what: str = "a URI") -> None:
-        self.what = what
-        super().__init__(what)
-
-    def __str__(self) -> str:
-        return (
-            f"expected {self.what} without credentials, found some in it (not repeated here); give them by environment "
-            "variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AZURE_STORAGE_ACCOUNT_KEY; "
-            "GOOGLE_APPLICATION_CREDENTIALS), a profile (AWS_PROFILE) "
-            "or the machine's role; and change those that were typed: shells and process lists keep them"
-        )
+def secret_error(what: str = "a URI") -> PlaceError:
+    """Return the error for a URI that holds credentials, or seems to. It repeats no part of the URI."""
+    return PlaceError(
+        f"expected {what} without credentials, found some in it (not repeated here); give them by environment "
+        "variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AZURE_STORAGE_ACCOUNT_KEY; "
+        "GOOGLE_APPLICATION_CREDENTIALS), a profile (AWS_PROFILE) "
+        "or the machine's role; and change those that were typed: shells and process lists keep "
+        "them"
+    )
 
 
 def refuse_secrets(text: str) -> None:
-    """Raise SecretInUriError if a URI in `text` holds credentials."""
+    """Raise PlaceError if a URI in `text` holds credentials."""
     if has_secret(text):
-        raise SecretInUriError
+        raise secret_error()
 
 
 def has_secret(text: str) -> bool:
@@ -113,7 +109,7 @@ def file_system(uri: str) -> tuple[Any, str]:
 
     Region, endpoint and credentials of object stores come from the environment and profiles (`storage.buckets`).
 
-    Raises pyarrow.ArrowInvalid for a URI that cannot be, SecretInUriError for one that holds credentials.
+    Raises pyarrow.ArrowInvalid for a URI that cannot be, PlaceError for one that holds credentials.
     """
     refuse_secrets(uri)
     uri = canonical(uri)
@@ -124,7 +120,7 @@ def file_system(uri: str) -> tuple[Any, str]:
         found, path = pafs.FileSystem.from_uri(uri)
         return found, path
     if "@" in bucket.endpoint:
-        raise SecretInUriError(f"an endpoint ({ENDPOINTS[bucket.scheme]})")
+        raise secret_error(f"an endpoint ({ENDPOINTS[bucket.scheme]})")
     from lastkey.logformat.storage.object_store import ObjectStore  # noqa: PLC0415 - local files need no obstore
 
     return ObjectStore(bucket), path_of(uri)

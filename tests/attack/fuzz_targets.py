@@ -195,8 +195,8 @@ def _decoders(data: bytes) -> Parsed:
 
 
 _TYPED: Final[tuple[tuple[Callable[[str], Any], type[Exception]], ...]] = (  # parser -> error for a mistake
-    (typed.parse_time, JobError), (typed.parse_numbers, ValueError), (typed.parse_partitions, JobError),
-    (typed.parse_key, JobError), (typed.parse_filter, JobError),
+    (typed.parse_time, JobError), (typed.parse_numbers, ValueError), (typed.parse_key, JobError),
+    (lambda text: typed.parse_partitions("--partition", text), JobError),
     (lambda text: typed.parse_span("--span", text, typed.parse_time), JobError),
 )  # fmt: skip
 

@@ -356,8 +356,8 @@ class World:
             accept=free or rng.random() < 0.1,
         )
         words: list[object] = ["compact", self.archive, "--store", self.store, "--config", self.settings(rng, told)]
-        words += ["--now", now_ms, "--null-keys", told.null_keys]
-        words += ["--sealed"] * told.sealed + ["--force"] * told.force + ["--gaps", "accept"] * told.accept
+        words += ["--now", now_ms, "--set", f"null.keys={told.null_keys}"]
+        words += ["--sealed"] * told.sealed + ["--force"] * told.force + ["--set", "gaps=accept"] * told.accept
         reset = "*" if free or self.has_moved() else rng.choice((*TOPICS, "*")) if rng.random() < 0.1 else ""
         words += ["--reset", reset] if reset else []
         words += ["--topics", rng.choice(TOPICS)] if rng.random() < 0.2 and not free else []
@@ -535,7 +535,7 @@ class World:
                 raise Failed(f"{topic}: restored {difference(contents, made.contents)}")
             if there[topic]["log_start_offset"] != made.start or there[topic]["next_offset"] != made.next:
                 raise Failed(f"{topic}: restored {there[topic]}, expected {made.start}..{made.next}")
-        self.command("verify", output, "--gaps", "accept")
+        self.command("verify", output, "--set", "gaps=accept")
         self.command("reindex", output, "--check")
         return output
 
@@ -734,7 +734,7 @@ class World:
 
     def verify_archive(self) -> None:
         """Check that verify finds nothing wrong with the archive."""
-        self.command("verify", self.archive, "--gaps", self.gaps())
+        self.command("verify", self.archive, "--set", f"gaps={self.gaps()}")
 
     def gaps(self) -> str:
         """Return what readers of the archive do about a gap."""

@@ -191,12 +191,11 @@ def look_up(root: Path, work: Path) -> Seen:
 def dump(root: Path, work: Path) -> Seen:
     """Print every file with its records, as text and as JSON, and search for a key and a time."""
     seen, shown = Seen(), []
-    everything = InspectOptions((str(root),), config=CONFIG, deep_iteration=True, print_data_log=True)
+    everything = InspectOptions((str(root),), config=CONFIG, parts="data")
     for options in (
         everything, replace(everything, as_json=True), replace(everything, key=b"a"),
         replace(everything, times=f"{START_MS + 3}..{START_MS + 20}", offsets="2..22"),
-        InspectOptions((str(root),), config=CONFIG, verify_index_only=True),
-        InspectOptions((str(root),), config=CONFIG, index_sanity_check=True),
+        InspectOptions((str(root),), config=CONFIG, parts="mismatches"),
     ):  # fmt: skip
         out = io.BytesIO()
         report = inspect(options, Silent(), out.write)

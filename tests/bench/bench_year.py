@@ -225,7 +225,7 @@ class Year:
         if self.night % 5 == 0:
             self._delete(self.run("archive-needed", self.archive, "--store", self.store, codes=(0, 3)))
         if self.night % 7 == 0:
-            self.run("vacuum", "--store", self.store, "--keep-generations", NIGHTS)
+            self.run("vacuum", "--store", self.store, "--keep", NIGHTS)
         if self.night % 30 == 0:
             self.run("verify", "--store", self.store)
         make_older(self.root, 24)

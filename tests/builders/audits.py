@@ -27,7 +27,7 @@ class Alone(InTurn):
 
 def audit(archive: Path, audits: Path | str, gaps: str | None = None) -> Gathered:
     state = open_state(str(audits))
-    asked = ReadSettings(Config(), audit_secret(state), gaps=gaps)
+    asked = ReadSettings(Config(overrides={} if gaps is None else {"gaps": gaps}), audit_secret(state))
     return gather(state, [archive_source(str(archive), EVERY_TOPIC)], asked, Alone(), Silent())  # type: ignore[arg-type]
 
 

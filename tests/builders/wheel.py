@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKED = ("lastkey", "jobs", "logformat", "udfs", "conf")
+MAN_PAGE = Path("docs/lastkey.1")
 
 
 def run_apart(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -25,6 +26,8 @@ def build_wheel(folder: Path) -> Path:
     """Build it from a copy, with the setuptools that requirements/build.txt locks: a build leaves folders behind."""
     for name in PACKED:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / MAN_PAGE).parent.mkdir()
+    shutil.copy(ROOT / MAN_PAGE, folder / MAN_PAGE)
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
         shutil.copy(path, folder)
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")

@@ -60,8 +60,8 @@ def asked(lab: Lab, capsys: Any, *options: str, code: int = DONE) -> dict[str, A
 
 
 def delete(lab: Lab, capsys: Any, *options: str) -> list[str]:
-    """Delete what --paths lists, one after the other; return the names."""
-    assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), *options, "--paths"]) == DONE
+    """Delete what --format paths lists, one after the other; return the names."""
+    assert main(["archive-needed", str(lab.archive), "--store", str(lab.store), *options, "--format", "paths"]) == DONE
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
     for path in paths:
         path.unlink()
@@ -233,10 +233,10 @@ def test_a_gap_that_was_accepted_keeps_what_is_beside_and_above_it(lab, capsys):
     logs = sorted((lab.archive / "t-0").glob("*.log"))
     for path in (lab.archive / "t-0").glob(f"{logs[2].stem}.*"):
         path.unlink()
-    lab.run(START_MS + 9 * DAY, gaps="accept")
+    lab.run(START_MS + 9 * DAY, overrides={"gaps": "accept"})
     found = asked(lab, capsys)
     assert ("gap" in found["kinds"], found["needed_from"]) == (True, int(logs[1].stem))
-    assert asked(lab, capsys, "--gaps", "accept")["needed_from"] > int(logs[3].stem)
+    assert asked(lab, capsys, "--set", "gaps=accept")["needed_from"] > int(logs[3].stem)
 
 
 def test_of_a_sealed_log_only_the_anchor_is_left_and_the_archive_as_a_whole_may_go(lab, capsys, tmp_path):

@@ -37,7 +37,7 @@ def test_a_file_as_kafkas_tool_prints_it(tmp_path_factory, monkeypatch):
     case = golden(tmp_path_factory)["txn-zstd"]
     monkeypatch.chdir(case.folder)
     path, expected = next((p, t) for p, t in case.dumps().items() if p.suffix == ".log")
-    code, out, err = inspect(path.relative_to(case.folder), "--deep-iteration", "--print-data-log")
+    code, out, err = inspect(path.relative_to(case.folder), "--print", "data")
     assert (code, out) == (0, expected.read_text())
     assert all(line.startswith(("Non-consecutive", "  ")) for line in err.splitlines())
 
@@ -49,14 +49,14 @@ def test_topics_of_a_folder(archive):
 
 
 def test_filters_choose_records_by_key_offset_and_time(archive):
-    code, out, _ = inspect(archive / "users-0" / "00000000000000000000.log", "--print-data-log", "--filter", "key=a")
+    code, out, _ = inspect(archive / "users-0" / "00000000000000000000.log", "--print", "data", "--key", "a")
     assert code == 0
     assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["0", "2"]
-    _, out, _ = inspect(archive, "--deep-iteration", "--filter", "key=0x62")
+    _, out, _ = inspect(archive, "--print", "records", "--key", "0x62")
     assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["1"]
-    _, out, _ = inspect(archive, "--deep-iteration", "--offsets", "1..3", "--topics", "users")
+    _, out, _ = inspect(archive, "--print", "records", "--offset", "1..3", "--topics", "users")
     assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["1", "2"]
-    _, out, _ = inspect(archive, "--deep-iteration", "--times", f"..{START_MS + 1}", "--topics", "users")
+    _, out, _ = inspect(archive, "--print", "records", "--time", f"..{START_MS + 1}", "--topics", "users")
     assert [line.split()[2] for line in out.splitlines() if line.startswith("| ")] == ["0"]
 
 
@@ -69,15 +69,15 @@ def test_decoders_say_what_is_malformed(archive):
 
 
 def test_json_objects_stand_a_line_each(archive):
-    code, out, _ = inspect(archive, "--json", "--print-data-log")
+    code, out, _ = inspect(archive, "--json", "--print", "data")
     objects = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [o["key"] for o in objects if o["type"] == "record"] == ["x", "a", "b", "a", "", "c"]
 
 
 LIMITS = [
-    ["--filter", "key=a"], ["--offsets", "3..9"], ["--offsets", "5.."], ["--times", f"{START_MS + 2}..{START_MS + 8}"],
-    ["--offsets", "2..30", "--filter", "key=b", "--times", f"{START_MS + 7}.."],
+    ["--key", "a"], ["--offset", "3..9"], ["--offset", "5.."], ["--time", f"{START_MS + 2}..{START_MS + 8}"],
+    ["--offset", "2..30", "--key", "b", "--time", f"{START_MS + 7}.."],
 ]  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def test_a_search_finds_what_a_whole_dump_holds(tmp_path, monkeypatch, limits, a
     text = "a=1 b=2 | {codec=zstd} a=3 c=4 || c=5 | {pid=1 txn} b=6 a=7 || {pid=1 commit} | {last=12} | a=13 b=14"
     for number in (0, 1, 10):
         write_partition(tmp_path / f"t-{number}", text)
-    flags = ["--print-data-log", *(["--json"] if as_json else [])]
-    whole = inspect(tmp_path, "--print-data-log", "--json")[1]
+    flags = ["--print", "data", *(["--json"] if as_json else [])]
+    whole = inspect(tmp_path, "--print", "data", "--json")[1]
     records = [o for o in map(json.loads, whole.splitlines()) if o["type"] == "record"]
     expected = [(o["file"], o["offset"]) for o in records if fits(o, limits)]
     assert expected
@@ -111,12 +111,12 @@ def test_a_search_finds_what_a_whole_dump_holds(tmp_path, monkeypatch, limits, a
 
 def fits(record, limits):
     for option, value in zip(limits[::2], limits[1::2], strict=True):
-        if option == "--filter":
-            if record["key"] != value.removeprefix("key="):
+        if option == "--key":
+            if record["key"] != value:
                 return False
             continue
         first, _, end = value.partition("..")
-        at = record["offset" if option == "--offsets" else "timestamp"]
+        at = record["offset" if option == "--offset" else "timestamp"]
         if (first and at < int(first)) or (end and at >= int(end)):
             return False
     return True
@@ -127,11 +127,11 @@ def fits(record, limits):
 def test_a_search_in_spark(spark, tmp_path, monkeypatch):
     for number in range(3):
         write_partition(tmp_path / f"t-{number}", "a=1 b=2 || a=3")
-    alone = inspect(tmp_path, "--print-data-log", "--filter", "key=a")
+    alone = inspect(tmp_path, "--print", "data", "--key", "a")
     monkeypatch.setattr("lastkey.jobs.inspect_log._SEARCH_BYTES", 0)
     monkeypatch.setattr("lastkey.jobs.spark.engine.OF_READERS", "spark")
     monkeypatch.setattr("lastkey.jobs.spark.session.start", lambda **_: spark)
-    assert inspect(tmp_path, "--print-data-log", "--filter", "key=a") == alone
+    assert inspect(tmp_path, "--print", "data", "--key", "a") == alone
 
 
 def test_two_texts_of_one_name(tmp_path, capsys):
@@ -147,7 +147,7 @@ def test_two_texts_of_one_name(tmp_path, capsys):
 def test_output_has_a_text_for_each_file(archive, tmp_path, as_json):
     output = tmp_path / "texts"
     flags = ["--json"] if as_json else []
-    code, out, _ = inspect(archive, "--output", output, "--deep-iteration", *flags)
+    code, out, _ = inspect(archive, "--output", output, "--print", "records", *flags)
     assert code == 0
     suffix = "jsonl" if as_json else "txt"
     texts = {p.relative_to(output).as_posix() for p in files_in(output, "**/*.*") if p.is_file()}
@@ -158,7 +158,7 @@ def test_output_has_a_text_for_each_file(archive, tmp_path, as_json):
     else:
         log = archive / "users-0" / "00000000000000000000.log"
         text = (output / "users-0" / f"{log.name}.txt").read_text()
-        assert text == inspect(log, "--deep-iteration")[1]
+        assert text == inspect(log, "--print", "records")[1]
 
 
 def test_damage_is_code_3(archive):
@@ -177,7 +177,7 @@ def test_wrong_indexes_are_code_3_where_they_are_to_be_verified(archive):
     data[7] ^= 1
     index.write_bytes(data)
     assert inspect(index)[0] == 0
-    code, out, err = inspect(index, "--verify-index-only")
+    code, out, err = inspect(index, "--print", "mismatches")
     assert (code, out) == (3, f"Dumping {index}\n")
     assert "Found timestamp mismatch" in err
 
@@ -186,12 +186,12 @@ def test_entries_that_contradict_their_log_are_objects_too(tmp_path):
     """With --json on stdout and in the files of --output; the text on stderr is Kafka's in any case."""
     part = build(tmp_path / "archive")
     index, times = (part.folder / f"{12:020d}.{kind}" for kind in ("index", "timeindex"))
-    assert inspect(part.folder, "--verify-index-only", "--json") == (0, "", "")
+    assert inspect(part.folder, "--print", "mismatches", "--json") == (0, "", "")
     (first, offset), (second, last) = struct.iter_unpack(">qi", times.read_bytes())
     index.write_bytes(struct.pack(">iiii", 1, 0, 2, 1))
     times.write_bytes(struct.pack(">qiqiqi", first + 9, offset, second, last, second, 10**6))
-    code, out, err = inspect(part.folder, "--verify-index-only", "--json")
-    assert (code, err) == (3, inspect(part.folder, "--verify-index-only")[2])
+    code, out, err = inspect(part.folder, "--print", "mismatches", "--json")
+    assert (code, err) == (3, inspect(part.folder, "--print", "mismatches")[2])
     assert [json.loads(line) for line in out.splitlines()] == [
         {"file": str(index), "type": "offsetMismatch", "indexOffset": 13, "logOffset": 15},
         {"file": str(index), "type": "offsetMismatch", "indexOffset": 14, "logOffset": None},
@@ -199,18 +199,17 @@ def test_entries_that_contradict_their_log_are_objects_too(tmp_path):
         {"file": str(times), "type": "timestampOutOfOrder", "indexTimestamp": second, "previousTimestamp": first + 9},
         {"file": str(times), "type": "offsetNotFound", "indexOffset": 12 + 10**6, "logOffset": None},
     ]
-    assert inspect(part.folder, "--verify-index-only", "--json", "--output", tmp_path / "texts")[0] == 3
+    assert inspect(part.folder, "--print", "mismatches", "--json", "--output", tmp_path / "texts")[0] == 3
     assert "".join(p.read_text() for p in files_in(tmp_path / "texts", "**/*.jsonl")) == out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--filter", "a"], "expected key=TEXT"),
-        (["--offsets", "5"], "expected FROM..TO"),
-        (["--offsets", "5..9223372036854775808"], "expected FROM..TO"),
-        (["--times", "..9223372036854775808"], "expected milliseconds up to"),
-        (["--times", "yesterday.."], "no such time: yesterday"),
+        (["--offset", "5"], "expected FROM..TO"),
+        (["--offset", "5..9223372036854775808"], "expected FROM..TO"),
+        (["--time", "..9223372036854775808"], "expected milliseconds up to"),
+        (["--time", "yesterday.."], "no such time: yesterday"),
         (["--key-decoder", "strin"], "did you mean string?"),
     ],
 )
@@ -233,22 +232,17 @@ def test_paths_that_hold_nothing(archive, tmp_path, capsys):
         assert done.out == ""
 
 
-def test_files_as_kafkas_tool_has_them(archive):
-    logs = files_in(archive, "**/*.log")
-    assert inspect("--files", ",".join(map(str, logs))) == inspect(*logs)
-
-
 def test_a_key_alone_shows_records(archive):
-    with_data = inspect(archive, "--filter", "key=a", "--print-data-log")
-    assert inspect(archive, "--filter", "key=a") == with_data
-    assert " payload: " not in inspect(archive, "--filter", "key=a", "--deep-iteration")[1]
+    with_data = inspect(archive, "--key", "a", "--print", "data")
+    assert inspect(archive, "--key", "a") == with_data
+    assert " payload: " not in inspect(archive, "--key", "a", "--print", "records")[1]
 
 
 def test_of_a_folder_only_indexes_are_verified(archive):
-    _, out, _ = inspect(archive, "--verify-index-only")
+    _, out, _ = inspect(archive, "--print", "mismatches")
     assert set(re.findall(r"Dumping .*\.(\w+)", out)) == {"index", "timeindex"}
     [log] = (archive / "orders-1").glob("*.log")
-    assert "baseOffset: 0" in inspect(log, "--verify-index-only")[1]
+    assert "baseOffset: 0" in inspect(log, "--print", "mismatches")[1]
 
 
 @pytest.mark.slow
@@ -270,17 +264,17 @@ def test_an_output_that_holds_something_is_refused(archive, tmp_path, capsys):
 
 def test_records_of_kafkas_own_topics():
     folder = Path(__file__).resolve().parents[2] / "examples" / "archive" / "__transaction_state-0"
-    code, out, _ = inspect(folder, "--transaction-log-decoder")
+    code, out, _ = inspect(folder, "--decoder", "transaction-log")
     assert code == 0
     assert re.search(r'key: \{"type":"0","data":\{"transactionalId":"\w+', out)
-    assert inspect(folder, "--json", "--transaction-log-decoder")[0] == 0
+    assert inspect(folder, "--json", "--decoder", "transaction-log")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("limits", "passes"),
     [
-        (("--offsets", "..30"), True), (("--offsets", "13.."), True), (("--offsets", "..12"), False),
-        (("--offsets", "24.."), False), (("--filter", "key=key-1"), True), (("--times", "2023-01-01.."), True),
+        (("--offset", "..30"), True), (("--offset", "13.."), True), (("--offset", "..12"), False),
+        (("--offset", "24.."), False), (("--key", "key-1"), True), (("--time", "2023-01-01.."), True),
         ((), False),
     ],
 )  # fmt: skip
@@ -293,10 +287,10 @@ def test_a_segment_that_is_missing_in_what_is_searched(tmp_path, capsys, limits,
         assert cli.main(["inspect", str(folder), *limits]) == (3 if passes else 0)
         said = f"problem: {part.log(24)} at byte 0: gap: expected a segment that begins at offset 12"
         assert (said in capsys.readouterr().err) == passes
-        assert cli.main(["inspect", str(folder), *limits, "--gaps", "accept"]) == 0
+        assert cli.main(["inspect", str(folder), *limits, "--set", "gaps=accept"]) == 0
     assert cli.main(["inspect", *map(str, files_in(part.folder)), *limits]) == 0
     (part.folder / f"{0:020d}.log").rename(tmp_path / "first")
-    assert cli.main(["inspect", str(part.root), "--offsets", "..5"]) == 3  # nothing that is there is asked for
+    assert cli.main(["inspect", str(part.root), "--offset", "..5"]) == 3  # nothing that is there is asked for
     (tmp_path / "first").rename(part.folder / f"{0:020d}.log")
     texts = tmp_path / "texts"
     capsys.readouterr()

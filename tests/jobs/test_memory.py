@@ -185,8 +185,8 @@ def command(job: str, root: Path, config: Path) -> list[str]:
     log = str(root / "t-0" / f"{0:020d}.log")
     jobs = {
         "inspect": ["inspect", log, *settings],
-        "inspect records": ["inspect", log, "--deep-iteration", *settings],
-        "inspect values": ["inspect", log, "--print-data-log", *settings],
+        "inspect records": ["inspect", log, "--print", "records", *settings],
+        "inspect values": ["inspect", log, "--print", "data", *settings],
         "verify": ["verify", str(root), "--sealed", *settings],
         "reindex": ["reindex", str(root), "--check", "--engine", "threads", *settings],
         "lookup time": ["lookup", str(root), "--time", "1", "--time", "50", *settings],

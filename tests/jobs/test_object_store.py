@@ -79,9 +79,9 @@ def timeless(said: object) -> object:
     "words",
     [
         "verify --json", "reindex --check --json", "reindex --check", "lookup --sizing --json",
-        "lookup --time 2026-11-21T02:30Z --time latest", "inspect --print-data-log", "inspect --verify-index-only",
+        "lookup --time 2026-11-21T02:30Z --time latest", "inspect --print data", "inspect --print mismatches",
         "lookup --partition orders-0 --offset 0 --offset 4711 --offset 99999 --isolation read_committed --json",
-        "inspect --filter key=order-000835 --json", "inspect --times 2026-11-21T02:30Z.. --topics orders",
+        "inspect --key order-000835 --json", "inspect --time 2026-11-21T02:30Z.. --topics orders",
     ],
 )  # fmt: skip
 def test_jobs_say_the_same(words):
@@ -273,7 +273,7 @@ def test_what_may_be_deleted_of_a_bucket(tmp_path):
         said.append((code, text.replace(f"file://{archive}", "A").replace(str(archive), "A").replace(str(store), "S")))
     answers = [{**json.loads(text), **dict.fromkeys(CLOCKS)} for _, text in said]
     assert said[0][0] == said[1][0] == 0 and answers[0] == answers[1]
-    code, names, _ = run("archive-needed", archive, "--store", store, "--current-only", "--paths", *threads)
+    code, names, _ = run("archive-needed", archive, "--store", store, "--current-only", "--format", "paths", *threads)
     for name in names.splitlines():
         filesystem, path = file_system(name)
         filesystem.delete_file(path)

@@ -252,7 +252,7 @@ SECOND = f"{FIRST} || d=1 e=1 || f=1"
 THIRD = f"{SECOND} || g=1"
 
 
-@pytest.mark.parametrize("how", [["--gaps", "accept"], ["--reset", "t"]])
+@pytest.mark.parametrize("how", [["--set", "gaps=accept"], ["--reset", "t"]])
 def test_a_gap_behind_a_rollback_leaves_the_only_copy(runs, how):
     """Offsets 4 and 5 are in generation 2 alone; the next one ends above it all the same."""
     runs.compact(FIRST)

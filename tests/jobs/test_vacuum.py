@@ -433,21 +433,21 @@ def _old_nights(maker, times):
 def test_the_newest_of_days_and_weeks_stay_and_can_be_restored(maker, tmp_path):
     day, start = 86_400_000, 1_699_228_800_000  # a Monday, 00:00 UTC
     _old_nights(maker, [start + n * day + hour for n in range(15) for hour in (0, day // 2)])
-    dry = _vacuum(maker, keep_generations=2, keep_daily=3, keep_weekly=2, dry_run=True)
+    dry = _vacuum(maker, keep="2,3d,2w", dry_run=True)
     stays = {g["generation"]: g["because"] for g in dry.generations if not g["goes"]}
     assert stays == {
-        30: ["--keep-generations", "it is current"],
-        29: ["--keep-generations"],
-        28: ["--keep-daily"],
-        26: ["--keep-daily"],
-        24: ["--keep-daily"],
-        14: ["--keep-weekly"],
+        30: ["--keep 2", "it is current"],
+        29: ["--keep 2"],
+        28: ["--keep 3d"],
+        26: ["--keep 3d"],
+        24: ["--keep 3d"],
+        14: ["--keep 2w"],
     }
     text = dry.to_text()
     assert "goes: t-0: generation 1 of 2023-11-06 00:00: nothing keeps it" in text
-    assert "stays: t-0: generation 14 of 2023-11-12 12:00: --keep-weekly" in text
+    assert "stays: t-0: generation 14 of 2023-11-12 12:00: --keep 2w" in text
     before = _segments(maker)
-    _vacuum(maker, keep_generations=2, keep_daily=3, keep_weekly=2)
+    _vacuum(maker, keep="2,3d,2w")
     after = _segments(maker)
     left = {int(name.split("/")[1].split("-")[0]) for name in after}
     assert left == stays.keys()
@@ -464,13 +464,13 @@ def test_a_kept_rollback_keeps_the_files_that_it_goes_back_to(maker):
     maker.generation("t", 0, 5, {0: B}, started_ms=2_000_000_000_000)
     for number in range(1, 6):
         maker.age(WEEK + 1, maker.run_folder("t", 0, number))
-    _vacuum(maker, keep_generations=2)
+    _vacuum(maker, keep="2")
     left = {path.name.split("-")[0] for path in (maker.store / "segments" / "t-0").iterdir()}
     assert left == {"1", "4", "5"}
 
 
 def test_what_is_kept_by_safety_is_named_beside_the_rules(three_generations):
-    report = _vacuum(three_generations, keep_daily=1, dry_run=True)
+    report = _vacuum(three_generations, keep="1d", dry_run=True)
     assert all(not g["goes"] for g in report.generations)
     assert "replaced less than 168 hours ago" in report.generations[0]["because"]
     assert "it is current" in report.generations[-1]["because"]

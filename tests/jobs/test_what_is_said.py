@@ -248,7 +248,7 @@ def test_a_report_without_settings_says_what_compaction_would_save(archive, tmp_
     possible = report["savings"]["if_all_compacted_bytes"]
     dry = run(
         capsys, "compact", archive, "--store", tmp_path / "store", "--topics", "*", "--cleanup-policy", "compact",
-        "--null-keys", "keep", "--dry-run", "--force", "--json",
+        "--set", "null.keys=keep", "--dry-run", "--force", "--json",
     )  # fmt: skip
     rows = {row["topic"]: row for row in json.loads(dry[1])["partitions"]}
     assert possible == sum(row["bytes_before"] - row["bytes_after"] for row in rows.values()) > 0

@@ -30,12 +30,7 @@ MODES = {
         ["--print-data-log", "--skip-record-metadata"],
         DumpOptions(LogOptions(deep=True, decode=as_strings, metadata=False)),
     ),
-    "max-bytes": (
-        ["--print-data-log", "--max-bytes", "5000"],
-        DumpOptions(LogOptions(deep=True, decode=as_strings, max_bytes=5000)),
-    ),
     "verify": (["--verify-index-only"], DumpOptions(verify_index_only=True)),
-    "sanity": (["--index-sanity-check"], DumpOptions(index_sanity_check=True)),
 }
 
 

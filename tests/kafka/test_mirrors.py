@@ -137,7 +137,7 @@ def test_a_record_removed_one_changed_and_one_late_are_found(mirrored, tmp_path,
 
 def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
     plan = tmp_path / "plan.csv"
-    words = ("--audits", tmp_path / "audits", "--group", GROUP, "--plan", plan, *RENAMES)
+    words = ("--audits", tmp_path / "audits", "--group", GROUP, "--output", plan, *RENAMES)
     code, found = audit(capsys, "failover", mirrored.a, mirrored.b, *words)
     assert code == 0, found
     answers = {f"{one['topic']}-{one['partition']}": one for one in found["partitions"]}

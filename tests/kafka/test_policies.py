@@ -188,7 +188,7 @@ def tables(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def expected(cluster) -> str:
-    return tables(policies(cluster.folder, "--from", cluster.path("topics-all")))
+    return tables(policies(cluster.folder, cluster.path("topics-all")))
 
 
 def test_the_policies_are_what_the_brokers_say(cluster, expected):
@@ -224,7 +224,7 @@ def test_each_source_gives_the_same_tables(cluster, expected):
         "everything at once": [*map(cluster.path, ("topics", "brokers-all", "meta")), properties],
     }
     for name, files in sources.items():
-        assert tables(policies(cluster.folder, "--from", *files)) == expected, name
+        assert tables(policies(cluster.folder, *files)) == expected, name
     for connection, text in cluster.live.items():
         assert tables(text) == expected, connection
 
@@ -276,7 +276,7 @@ def test_kafkas_defaults_are_known(cluster):
 
 
 def test_what_has_no_effect_is_named(cluster, capsys):
-    assert cli.main(["policies", "--from", cluster.path("topics"), cluster.path("brokers-all"), "--json"]) == DONE
+    assert cli.main(["policies", cluster.path("topics"), cluster.path("brokers-all"), "--json"]) == DONE
     said = json.loads(capsys.readouterr().out)
     assert "dynamic settings of brokers without effect here: message.max.bytes, min.insync.replicas" in said["notes"]
     topics = {one["topic"]: one for one in said["topics"]}
@@ -290,7 +290,7 @@ def test_damage_is_an_error_or_changes_nothing(cluster, expected, tmp_path, caps
     rng, refused = random.Random(7), 0
     log = next((cluster.folder / "meta" / FOLDER).glob("*.log"))
     properties = cluster.path("server.properties")
-    whole = policies(cluster.folder, "--from", str(log), properties)
+    whole = policies(cluster.folder, str(log), properties)
     for n in range(300):
         path = tmp_path / (cluster.newest_snapshot, log)[n % 2].name
         shutil.copy((cluster.newest_snapshot, log)[n % 2], path)
@@ -301,7 +301,7 @@ def test_damage_is_an_error_or_changes_nothing(cluster, expected, tmp_path, caps
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         out = tmp_path / f"{n}.toml"
-        code = cli.main(["policies", "--from", str(path), properties, "--output", str(out)])
+        code = cli.main(["policies", str(path), properties, "--output", str(out)])
         assert code in (DONE, USAGE)
         assert out.exists() == (code == DONE)
         refused += code == USAGE

@@ -260,7 +260,7 @@ def test_exact_by_command_and_under_a_broker(tmp_path: Path, capsys: pytest.Capt
     oldest, now_ms = (users[1].largest_ms + users[2].largest_ms) // 2, users[-1].largest_ms + 100_000
     config.write_text(EXACT.format(ms=now_ms - oldest))
     words = ["compact", str(archive), "--store", str(store), "--config", str(config), "--now", str(now_ms)]
-    assert main([*words, "--null-keys", "keep"]) == 0
+    assert main([*words, "--set", "null.keys=keep"]) == 0
     assert "older than retention.ms" in capsys.readouterr().out
     assert main(["verify", "--store", str(store)]) == 0, capsys.readouterr().out
     restored = tmp_path / "restored"

@@ -198,7 +198,7 @@ def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, r
     done = run(NUMBA_CACHE_DIR=str(cache))
     assert not told.exists()
     assert done.returncode != 0
-    assert f"UnsafeFolderError: NUMBA_CACHE_DIR={cache}: expected a folder that nobody else can write" in done.stderr
+    assert f"PlaceError: NUMBA_CACHE_DIR={cache}: expected a folder that nobody else can write" in done.stderr
     cache.chmod(0o700)  # the bomb is one: else nothing would be shown here
     run(NUMBA_CACHE_DIR=str(cache))
     assert told.exists()

@@ -277,5 +277,5 @@ def check_null_keys(plan: PartitionPlan, tally: Tally) -> None:
             NO_POSITION,
             "a key in every record",
             f"{found} records without one",
-            hint="compaction would drop them: --null-keys keep or drop, or leave this topic out",
+            hint="compaction would drop them: --set null.keys=keep or drop, or leave this topic out",
         )

@@ -289,17 +289,15 @@ def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     """
     schema = select(BATCHES, [name for name in spec.schema.names if name in BATCHES.names] or ["position"])
     reader, gaps = LogReader(), Gaps(spec)
+
+    def stretches(piece: Piece, log: LogFile, position: int, previous: int) -> Iterator[Stretch]:
+        for chunk in reader.headers(log, position, previous_last_offset=previous):
+            if not spec.set_aside:  # with set_aside, batches are shown as they are
+                check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
+            yield _rows(piece, spec, schema, chunk.batches, chunk.before), chunk
+
     for piece in pieces:
-        yield from read_piece(piece, spec, gaps, reader, partial(_stretches, piece, spec, schema, reader))
-
-
-def _stretches(
-    piece: Piece, spec: ReadSpec, schema: Any, reader: LogReader, log: LogFile, position: int, previous: int
-) -> Iterator[Stretch]:
-    for chunk in reader.headers(log, position, previous_last_offset=previous):
-        if not spec.set_aside:  # with set_aside, batches are shown as they are
-            check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
-        yield _rows(piece, spec, schema, chunk.batches, chunk.before), chunk
+        yield from read_piece(piece, spec, gaps, reader, partial(stretches, piece))
 
 
 def _rows(piece: Piece, spec: ReadSpec, schema: Any, batches: np.ndarray, previous: int) -> Iterator[Any]:

@@ -109,7 +109,8 @@ class IndexJudge:
         bad = falls(e["offset"]) | falls(e["position"]) | (seen.wrong_offset & seen.seen_offset)
         bad |= ~seen.seen_offset & ~beyond
         right = offset_index.read(rebuilt, self._base, "")
-        return _judge(self.offset_file, rebuilt, max_bytes, _OFFSET_SIZE, bad, beyond, _offset_texts(e, right))
+        entries = _Entries("offset {} at position {}", _OFFSET_SIZE, e, right, bad, beyond)
+        return _judge(self.offset_file, rebuilt, max_bytes, entries)
 
     def time_index(self, rebuilt: bytes, max_bytes: int) -> Verdict:
         """Return the verdict on the `.timeindex`; arguments as for `offset_index`."""
@@ -119,7 +120,8 @@ class IndexJudge:
         bad |= (seen.wrong_time & ~beyond) | (~beyond & (e["timestamp"] > seen.max_timestamp))
         ends_early = not len(e) or int(e["timestamp"][-1]) < seen.max_timestamp
         right = time_index.read(rebuilt, self._base, "")
-        return _judge(self.time_file, rebuilt, max_bytes, _TIME_SIZE, bad, beyond, _time_texts(e, right), ends_early)
+        entries = _Entries("timestamp {} at offset {}", _TIME_SIZE, e, right, bad, beyond)
+        return _judge(self.time_file, rebuilt, max_bytes, entries, ends_early)
 
 
 def _whole(file: SideBytes | None, entry_size: int) -> bytes:
@@ -127,36 +129,25 @@ def _whole(file: SideBytes | None, entry_size: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Texts:
-    """Entries as text."""
+class _Entries:
+    """Entries of an index, and those of the one that is right."""
 
-    template: str
+    template: str  # of an entry as text
+    size: int  # bytes of one in the file
     found: NDArray[np.void]
     right: NDArray[np.void]
+    bad: NDArray[np.bool_]  # which of those that were found mislead
+    beyond: NDArray[np.bool_]  # which of them lie behind the log's end
 
-    def of(self, n: int, entries: NDArray[np.void]) -> str:
+    def text(self, n: int, entries: NDArray[np.void]) -> str:
         return self.template.format(*(int(value) for value in entries[n])) if n < len(entries) else "no entry"
 
 
-def _offset_texts(found: NDArray[np.void], right: NDArray[np.void]) -> _Texts:
-    return _Texts("offset {} at position {}", found, right)
-
-
-def _time_texts(found: NDArray[np.void], right: NDArray[np.void]) -> _Texts:
-    return _Texts("timestamp {} at offset {}", found, right)
-
-
 def _judge(
-    file: SideBytes | None,
-    rebuilt: bytes,
-    max_bytes: int,
-    entry_size: int,
-    bad: NDArray[np.bool_],
-    beyond: NDArray[np.bool_],
-    texts: _Texts,
-    ends_early: bool = False,
+    file: SideBytes | None, rebuilt: bytes, max_bytes: int, entries: _Entries, ends_early: bool = False
 ) -> Verdict:
-    """Return the verdict on a file. bad, beyond: bool[n], which of its entries mislead, or lie behind the log's end."""
+    """Return the verdict on a file."""
+    entry_size, bad, beyond = entries.size, entries.bad, entries.beyond
     if file is None:
         return Verdict("missing", expected=f"{len(rebuilt)} bytes", found="no such file")
     if file.size == len(rebuilt) and file.head == rebuilt:
@@ -171,7 +162,7 @@ def _judge(
         return Verdict("huge", max_bytes, max_bytes // entry_size, most, f"{file.size} bytes")
 
     def at(reason: Reason, i: int) -> Verdict:
-        return Verdict(reason, i * entry_size, i, texts.of(i, texts.right), texts.of(i, texts.found))
+        return Verdict(reason, i * entry_size, i, entries.text(i, entries.right), entries.text(i, entries.found))
 
     misfits = np.flatnonzero(bad | beyond)
     if len(misfits):
@@ -193,7 +184,7 @@ def _judge(
     if file.size > used:
         return Verdict("padded", used, n, f"{len(rebuilt)} bytes", f"{file.size - used} bytes of zeros at the end")
     if ends_early or rebuilt.startswith(file.head):
-        missing = texts.of(min(n, len(texts.right) - 1), texts.right) if len(texts.right) else "no entry"
+        missing = entries.text(min(n, len(entries.right) - 1), entries.right) if len(entries.right) else "no entry"
         return Verdict("stale", used, n, missing, "no entry")  # the last right entry, if the file has as many others
     other = np.frombuffer(file.head, np.uint8)[: len(rebuilt)] != np.frombuffer(rebuilt, np.uint8)[: len(file.head)]
     return at("other_entries", (int(other.argmax()) if other.any() else len(rebuilt)) // entry_size)

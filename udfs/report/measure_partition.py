@@ -356,7 +356,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
     if isinstance(gain, Problem):
         out = replace(out, notes=(*out.notes, f"what a compaction would save is unknown: {gain}"))
     elif gain > 0 and plan.policy.settings.null_keys == "fail" and (keyless := sum(s.null_keys for s in segments)):
-        note = f"{keyless:,} records without a key count as kept; compact needs --null-keys keep or drop for them"
+        note = f"{keyless:,} records without a key count as kept; compact needs --set null.keys=keep or drop for them"
         out = replace(out, notes=(*out.notes, note))
     return replace(
         out,

@@ -15,7 +15,7 @@ import numpy as np
 
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import DELETE_HORIZON_MASK
-from lastkey.udfs.segments import SideFile
+from lastkey.udfs.verify.findings import CheckPlan
 
 
 class Thinned:
@@ -40,32 +40,25 @@ class Thinned:
 
 
 def gap_problems(
-    name: str,
-    segments: Sequence[tuple[str, int, int, int, bool]],
-    orphans: Sequence[SideFile],
-    *,
-    topic: str,
-    log_start_checkpoint: int | None,
-    cleaned_until: int,
-    first_epoch: tuple[str, int] | None = None,
+    plan: CheckPlan, segments: Sequence[tuple[str, int, int, int, bool]], first_epoch: tuple[str, int] | None = None
 ) -> Iterator[LogFormatError | str]:
     """Yield each gap as an error, and what a cleaner did above its checkpoint as a note.
 
     segments: path, base offset, offset after the last batch, last offset at which a cleaner's work is seen (-1: none),
-    and whether it could be read to its end; by base offset. orphans: indexes without a log. first_epoch: the
-    leader-epoch-checkpoint and the start offset of its first epoch. A log start checkpoint of 0 shows that the topic
-    has tiered storage, which holds all below the first segment.
+    and whether it could be read to its end; by base offset. first_epoch: the leader-epoch-checkpoint and the start
+    offset of its first epoch. A log start checkpoint of 0 shows that the topic has tiered storage, which holds all
+    below the first segment.
     """
-    log_start_offset = log_start_checkpoint or 0
+    log_start_offset, cleaned_until = plan.log_start_offset or 0, plan.cleaner_checkpoint or 0
     first, end = (segments[0][1], segments[-1][2]) if segments else (0, 0)
     bases = [base for _, base, _, _, _ in segments]
     ends = [0, *accumulate((after for _, _, after, _, _ in segments), max)]
-    for orphan in orphans:
+    for orphan in plan.orphans:
         inside = orphan.offset < ends[bisect_right(bases, orphan.offset)]
         if not inside and not orphan.offset < first <= log_start_offset:
             where = "after the last segment" if orphan.offset >= end else "before one that is there"
             yield LogFormatError("gap", orphan.path, 0, "the .log of this index", f"none; its offsets lie {where}")
-    if log_start_checkpoint == 0:
+    if plan.log_start_offset == 0:
         first_epoch = None
     if first_epoch is not None and segments and max(first_epoch[1], log_start_offset) < first:
         yield LogFormatError(
@@ -92,10 +85,10 @@ def gap_problems(
                 f"one that begins at {high}, and no sign that a cleaner removed the offsets between",
                 hint="a file is missing, empty or short; or, if this topic was ever compacted, a cleaner removed whole "
                 "batches at this border and its checkpoint is lost, which leaves the same bytes: then "
-                f'gaps = "accept" below [topics."{topic}"] in the settings file (--config) makes it a note',
+                f'gaps = "accept" below [topics."{plan.topic}"] in the settings file (--config) makes it a note',
             )
         else:
             cleaned.append(f"{low} to {high - 1}")
     if cleaned:
         more = f" and {len(cleaned) - 3} more ranges" if len(cleaned) > 3 else ""
-        yield f"{name}: no segment holds offsets {', '.join(cleaned[:3])}{more}: a cleaner removed them"
+        yield f"{plan.name}: no segment holds offsets {', '.join(cleaned[:3])}{more}: a cleaner removed them"

@@ -209,15 +209,7 @@ def _check_gaps(plan: CheckPlan, first_epoch: tuple[str, int] | None, found: Fin
         (f.path, f.base_offset, max(f.base_offset, f.last_offset + 1), f.thinned_offset, not f.damaged)
         for f in found.facts
     ]
-    for gap in gap_problems(
-        plan.name,
-        rows,
-        plan.orphans,
-        topic=plan.topic,
-        log_start_checkpoint=plan.log_start_offset,
-        cleaned_until=plan.cleaner_checkpoint or 0,
-        first_epoch=first_epoch,
-    ):
+    for gap in gap_problems(plan, rows, first_epoch):
         if isinstance(gap, str) or plan.gaps_accepted:
             found.notes.append(str(gap))
         else:

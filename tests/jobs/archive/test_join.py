@@ -80,7 +80,7 @@ def test_without_the_remote_segments_it_is_said_where_they_are(tmp_path, capsys)
     assert said.count(note) == 2
     entries = "the archive is still needed: entries that no job reads: "
     assert f"{entries}t-0: offsets 0 to 99 are in remote storage" in said
-    assert run("archive-needed", archive, "--store", store, "--paths", *QUIET) == 0
+    assert run("archive-needed", archive, "--store", store, "--format", "paths", *QUIET) == 0
     assert capsys.readouterr().out == ""
     found = restored(store, tmp_path / "out")
     assert min(found) == segment_file(100, "index")
@@ -158,7 +158,7 @@ def test_nothing_may_go_because_the_other_copy_has_it(tmp_path, capsys):
     said = capsys.readouterr().out
     entries = "the archive is still needed: entries that no job reads: "
     assert f"{entries}broker/t-0/{segment_file(150, 'log')}, broker/t-0/{segment_file(200, 'log')}" in said
-    assert run("archive-needed", archive, "--store", store, "--paths", *QUIET) == 0
+    assert run("archive-needed", archive, "--store", store, "--format", "paths", *QUIET) == 0
     assert capsys.readouterr().out == ""
 
 

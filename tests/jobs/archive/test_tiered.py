@@ -89,7 +89,7 @@ def test_a_generation_is_that_of_the_same_log_directory(plain, tmp_path, layout,
     assert found == expected
     assert len(found) > 60
     capsys.readouterr()
-    assert run("archive-needed", remote, "--store", tmp_path / layout / "store", "--paths", *QUIET) == 0
+    assert run("archive-needed", remote, "--store", tmp_path / layout / "store", "--format", "paths", *QUIET) == 0
     objects = capsys.readouterr().out.split()
     kept = {str(p) for p in remote.rglob("*") if p.is_file() and "clicks" not in str(p)}
     assert objects
@@ -113,7 +113,7 @@ def test_pinterests_uploads_are_cleaned_as_their_log_directory(plain, tmp_path, 
     assert "kafka/clicks-0 and 4 more: uploaded by Pinterest's tiered storage (offset.wm), without producer" in said
     assert (f"if segments overlap, give tiered+{plain.parent}" in said) == (given == "")
     assert re.search(r"not checked: \S*orders-0: transaction indexes", said)
-    for job in (["lookup", "--offset", "1500", "--topics", "users"], ["inspect", "--filter", "key=user-000058"]):
+    for job in (["lookup", "--offset", "1500", "--topics", "users"], ["inspect", "--key", "user-000058"]):
         texts = []
         for archive in (remote, plain):
             assert run(job[0], archive, *job[1:], *QUIET) == 0

@@ -117,7 +117,7 @@ def test_offsets_from_a_file_and_a_plan(spark, tmp_path):
     assert read_offsets(str(tmp_path / "plan.csv"), "any") == {("A.t", 0): 3}
     with pytest.raises(UsageError, match="no offset of group i"):
         audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", group="i", **given)
-    with pytest.raises(UsageError, match="--plan"):
+    with pytest.raises(UsageError, match="--output"):
         audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", plan=str(tmp_path / "a" / "plan.csv"), **given)
 
 

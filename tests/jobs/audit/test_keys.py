@@ -130,7 +130,7 @@ def test_a_missing_segment_is_a_problem(spark, tmp_path):
     logs[1].unlink()
     report = audit(archive, audits)
     assert report.exit_code == 3 and [problem.kind for problem in report.problems] == ["gap"]
-    assert audit(archive, audits, gaps="accept").exit_code == 0
+    assert audit(archive, audits, overrides={"gaps": "accept"}).exit_code == 0
 
 
 def test_hidden_keys_are_in_no_file(spark, tmp_path):

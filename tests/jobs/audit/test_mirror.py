@@ -56,7 +56,7 @@ def test_a_missing_segment_makes_absences_unknown_too(spark, tmp_path):
     report = audit(tmp_path / "whole", tmp_path / "gap", tmp_path / "audits")
     assert kinds(report) == {"b": "unknown"}
     assert report.exit_code == 3
-    accepted = audit(tmp_path / "whole", tmp_path / "gap", tmp_path / "audits", gaps="accept")
+    accepted = audit(tmp_path / "whole", tmp_path / "gap", tmp_path / "audits", overrides={"gaps": "accept"})
     assert kinds(accepted) == {"b": "missing"}
 
 
@@ -124,7 +124,7 @@ WRONG = {
 }
 
 
-def test_a_generation_against_its_archive(spark, tmp_path):
+def test_a_generation_against_its_archive(spark, tmp_path, monkeypatch):
     """`verify` compares with the generation before; this finds what an earlier run lost."""
     settings = {"defaults": COMPACT | {"delete.retention.ms": 24 * HOUR}, "job": {"engine": "threads"}}
     lab = Lab(None, tmp_path, settings)
@@ -134,7 +134,8 @@ def test_a_generation_against_its_archive(spark, tmp_path):
     shutil.rmtree(lab.archive)  # now the log that a right cleaner would have read
     for number in range(len(WRONG)):
         write_partition(lab.archive / f"t-{number}", f"{RIGHT} || w=1@11")
-    report = audit(lab.archive, f"{lab.store}@current", tmp_path / "audits", most=100)
+    monkeypatch.setattr("lastkey.jobs.audit.mirror_job.MOST", 100)
+    report = audit(lab.archive, f"{lab.store}@current", tmp_path / "audits")
     found = [{r["key"]: r["kind"] for r in report.details["first"] if r["partition"] == n} for n in range(len(WRONG))]
     assert found == list(WRONG.values()), report.to_text()
     assert report.exit_code == 3

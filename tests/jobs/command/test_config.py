@@ -27,7 +27,7 @@ def test_the_shipped_file_names_every_setting_at_its_default():
     config = load_config(CONF / "cleaner.toml")
     assert config.topic_settings("any") == TopicSettings()
     assert config.job == JobSettings()
-    assert set(config.defaults) == set(TopicSettings.__dataclass_fields__) - {"named"}
+    assert set(config.defaults) | {"named"} == set(TopicSettings.__dataclass_fields__)
 
 
 def test_the_shipped_example():
@@ -102,7 +102,7 @@ def test_an_unknown_name_brings_the_nearest(tables, near):
         ("defaults", "min.cleanable.dirty.ratio", 1.1, "from 0 to 1"),
         ("defaults", "cleanup.policy", "compact,compact", "a list of"),
         ("defaults", "cleanup.policy", [], "a list of"),
-        ("defaults", "null.keys", "ignore", '"fail", "keep", "drop"'),
+        ("defaults", "null.keys", "ignore", "fail or keep or drop"),
         ("job", "wave.partitions", 0, "from 1"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 import types
 from typing import Any
@@ -12,14 +14,14 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from docs import option_tables
+from docs import man_page, option_tables
 from lastkey.jobs import api, api_audit  # noqa: F401 - they declare the commands
 from lastkey.jobs.command import cli, failures, job_modules
 from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.errors import JobError
-from lastkey.logformat.storage.locations import SecretInUriError
+from lastkey.logformat.errors import PlaceError
 
-MOST_IN_HELP, MOST_SLOTS, MOST_NAMES = 15, 221, 104  # in one --help; of all commands together; with a name of its own
+MOST_IN_HELP, MOST_SLOTS, MOST_NAMES = 15, 183, 80  # in one --help; of all commands together; with a name of its own
 # What a command needs beside its required options, as words and as arguments
 NEEDED: dict[str, tuple[list[str], dict[str, Any]]] = {
     **{name: (["A"], {"archive": "A"}) for name in ("verify", "convert", "export", "replay")},
@@ -91,7 +93,7 @@ def _outcome(name: str, option: str, call) -> tuple[str, Any]:
     except _Seen as seen:
         clock = {"now_ms"} if option != "now_ms" else set()
         return "taken", {key: held for key, held in vars(seen.options).items() if key not in clock}
-    except (JobError, SecretInUriError) as error:
+    except (JobError, PlaceError) as error:
         known = failures.known_error(error)
         assert known is not None
         return "refused", known.line()
@@ -170,8 +172,32 @@ def test_there_are_not_too_many_options(monkeypatch: pytest.MonkeyPatch) -> None
 # -- the page
 
 
-def test_the_tables_of_the_page_are_made_from_the_declarations() -> None:
+def test_pages_and_the_settings_file_are_made_from_the_declarations() -> None:
+    for path, text in option_tables.made_files().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: python -m docs.option_tables writes it"
     text = option_tables.PAGE.read_text(encoding="utf-8")
-    assert option_tables.page(text) == text, "python -m docs.option_tables writes them"
     assert re.findall(r"<!-- options of ([a-z -]+),", text).count("compact") == 1
     assert {option_tables.EVERY, *COMMANDS} == set(re.findall(r"<!-- options of ([a-z -]+),", text))
+    text = option_tables.SETTINGS_PAGE.read_text(encoding="utf-8")
+    assert set(option_tables.SETTINGS) == set(re.findall(r"<!-- settings of ([a-z -]+),", text))
+
+
+def test_the_man_page_is_made_from_the_declarations_and_is_what_groff_reads() -> None:
+    text = man_page.man_page()
+    assert man_page.PAGE.read_text(encoding="utf-8") == text, "python -m docs.man_page writes it"
+    sections = re.findall(r"^\.SH (.*)$", text, re.MULTILINE)
+    assert [*sections[:3], sections[-1]] == ["NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS"]
+    assert len(re.findall(r"^\.SS ", text, re.MULTILINE)) == len(COMMANDS) + len(option_tables.SETTINGS)
+    assert not re.search(r"^(?!\.(TH|SH|SS|TP|B) |\.TP$)[.']", text, re.MULTILINE), "no other request"
+    if shutil.which("groff"):
+        done = subprocess.run(["groff", "-Tutf8", "-man", "-ww", str(man_page.PAGE)], capture_output=True, check=True)
+        assert done.stderr == b""
+        shown = re.sub(r"\x1b\[[0-9;]*m|.\x08", "", done.stdout.decode())
+        assert all(flag in shown for flag in ("--store STORE", "--no-progress", "cleanup.policy", "130"))
+
+
+def test_what_used_to_be_an_option_names_what_is_given_instead() -> None:
+    flags = {value.flag for command in COMMANDS.values() for value in command.values if not value.argument}
+    assert flags.isdisjoint(failures.INSTEAD)
+    named = {word for text in failures.INSTEAD.values() for word in re.findall(r"--[a-z-]+", text)}
+    assert named <= flags

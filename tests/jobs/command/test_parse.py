@@ -38,26 +38,26 @@ def test_malformed_numbers_are_refused(text):
     ("text", "ends"), [("5..9", (5, 9)), ("..9", (None, 9)), ("5..", (5, None)), ("..", (None,) * 2)]
 )
 def test_a_span_may_be_open_at_either_end(text, ends):
-    assert parse_span("--offsets", text, int) == ends
+    assert parse_span("--offset", text, int) == ends
 
 
 @pytest.mark.parametrize("text", ["", "5", "a..b", "5...9", f"{MAX_LONG + 1}.."])
 def test_malformed_spans_are_refused(text):
-    with pytest.raises(UsageError, match=r"^--offsets: expected FROM\.\.TO, FROM\.\. or \.\.TO, found "):
-        parse_span("--offsets", text, int)
+    with pytest.raises(UsageError, match=r"^--offset: expected FROM\.\.TO, FROM\.\. or \.\.TO, found "):
+        parse_span("--offset", text, int)
 
 
 def test_a_span_that_ends_before_it_begins():
     """It would show nothing, as if there were nothing; an empty one is what a script may come to."""
-    assert parse_span("--offsets", "5..5", int) == (5, 5)
-    with pytest.raises(UsageError, match=r"^--offsets: expected a FROM that is not after TO, found '10\.\.5'"):
-        parse_span("--offsets", "10..5", int)
+    assert parse_span("--offset", "5..5", int) == (5, 5)
+    with pytest.raises(UsageError, match=r"^--offset: expected a FROM that is not after TO, found '10\.\.5'"):
+        parse_span("--offset", "10..5", int)
 
 
 def test_a_span_of_times_says_what_is_wrong_with_a_time():
-    assert parse_span("--times", "1970-01-01T00:00:01Z..2000", parse_time) == (1000, 2000)
+    assert parse_span("--time", "1970-01-01T00:00:01Z..2000", parse_time) == (1000, 2000)
     with pytest.raises(UsageError, match=r"^no such time: noon"):
-        parse_span("--times", "noon..", parse_time)
+        parse_span("--time", "noon..", parse_time)
 
 
 @pytest.mark.parametrize(

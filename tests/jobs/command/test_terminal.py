@@ -125,7 +125,7 @@ def on_terminals(folder):
     """(exit code, stdout, stderr) of the records as text, as JSON; of a path that is not there; of each of JOBS: one
     after the other in one process on one pair of terminals.
     """
-    words, damaged = ["inspect", f"{folder}/archive", "--print-data-log"], f"{folder}/damaged/archive"
+    words, damaged = ["inspect", f"{folder}/archive", "--print", "data"], f"{folder}/damaged/archive"
     commands = [words, [*words, "--json"], ["verify", f"{folder}/no\x1b[5mwhere", "--json"]]
     commands += [[first, damaged, *rest] for (first, *rest), *_ in JOBS]
     return in_one_process(on_a_terminal, [[*words, "--no-progress"] for words in commands])
@@ -134,7 +134,7 @@ def on_terminals(folder):
 @pytest.fixture(scope="module")
 def in_pipes(folder):
     """Print the records as text and as JSON, and a report, whose page is `page.html`."""
-    words = ["inspect", f"{folder}/archive", "--print-data-log"]
+    words = ["inspect", f"{folder}/archive", "--print", "data"]
     report = ["report", f"{folder}/archive/{FOLDER}", "--output", f"{folder}/page.html"]
     return in_one_process(into_a_pipe, [words, [*words, "--json", "--no-progress"], report])
 

@@ -80,11 +80,11 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
             ["restore", "--store", store, "--output", str(tmp_path / "out"), "--metrics-file", path],
             ["verify", "--store", store, "--metrics-file", path],
             ["report", str(archive), "--store", store, "--output", path],
-            ["audit", "failover", str(archive), f"{store}@1", "--audits", store, "--group", "g", "--plan", path],
+            ["audit", "failover", str(archive), f"{store}@1", "--audits", store, "--group", "g", "--output", path],
             [*erase, "--proof", path],
         )
         unknown = (
-            ["policies", "--from", str(FROM), "--output", path, "--replace"],
+            ["policies", str(FROM), "--output", path, "--replace"],
             ["pack", path, "--replace"],
         )
         for words in (*known, *(() if path.endswith("new") else unknown)):
@@ -93,7 +93,7 @@ def test_no_command_replaces_a_file_of_an_archive_or_a_store(tmp_path: Path) -> 
 
 
 def test_policies_replace_their_own_file(tmp_path: Path) -> None:
-    words = ["policies", "--from", str(FROM), "--output", str(tmp_path / "policies.toml")]
+    words = ["policies", str(FROM), "--output", str(tmp_path / "policies.toml")]
     assert main(words) == DONE
     assert main(words) == USAGE
     assert main([*words, "--replace"]) == DONE

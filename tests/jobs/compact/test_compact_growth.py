@@ -380,7 +380,10 @@ def test_a_reset_begins_anew_what_has_diverged(grown, now_ms):
     lab, first, _, _, second, _ = grown
     histories = lab.state().histories()
     third = _seen(
-        lab, lab.run(now_ms, topics=TopicFilter(("[dg]*",)), reset=TopicFilter(("*",)), gaps="accept", force=True)
+        lab,
+        lab.run(
+            now_ms, topics=TopicFilter(("[dg]*",)), reset=TopicFilter(("*",)), overrides={"gaps": "accept"}, force=True
+        ),
     )
     assert third.found["g-gone"].status == "cleaned"
     assert third.manifests["g-gone", 0][0].base_offset == 0

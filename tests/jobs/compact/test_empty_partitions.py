@@ -177,7 +177,7 @@ def test_empty_segments_without_a_sign_of_a_cleaner_are_a_gap(place: Place) -> N
     [problem] = left_out(place)
     assert (problem["kind"], problem["path"]) == ("no_generation", "t-0")
     assert "found one that begins at 600" in problem["found"]
-    assert report(place, *words, "--cleanup-policy", "compact", "--gaps", "accept")["exit_code"] == DONE
+    assert report(place, *words, "--cleanup-policy", "compact", "--set", "gaps=accept")["exit_code"] == DONE
     output = str(place.root / "with the gap")
     told = report(place, "restore", "--store", str(place.store), "--output", output)
     assert (told["problems"], told["partitions"][0]["next_offset"]) == ([], 700)

@@ -70,7 +70,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
     assert lab.state().states()["t", 0].state == "gap"
     assert not lab.state().exists()
 
-    accepted = lab.run(now_ms, sealed=True, gaps="accept")
+    accepted = lab.run(now_ms, sealed=True, overrides={"gaps": "accept"})
     assert accepted.exit_code == 0
     first, last = accepted.to_json()["partitions"][0]["gaps"][0]
     assert f"no segment holds offsets {first} to {last}" in accepted.to_text()
@@ -105,7 +105,7 @@ def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
         for path in files_in(log.parent, f"{log.stem}.*"):
             path.unlink()
     assert lab.run(now_ms, sealed=True).exit_code == 3
-    after = lab.run(now_ms, sealed=True, gaps="accept")
+    after = lab.run(now_ms, sealed=True, overrides={"gaps": "accept"})
     assert (after.exit_code, after.generations) == (0, {("t", 0): 2})
     kept = last_records(lab.batches(manifest_of(lab.state(), "t", 0)))
     want = last_records(before) | last_records(archived(lab))
@@ -158,7 +158,7 @@ def test_a_store_of_the_last_release(lab, case, now_ms):
     write_deltalake(uri, old)
     put(only_input(case), lab.archive / "t-0")
     hide(lab, 2)
-    report = lab.run(now_ms, gaps="accept")
+    report = lab.run(now_ms, overrides={"gaps": "accept"})
     assert (report.exit_code, report.generations) == (0, {("t", 0): 2}), report.to_text()
     assert json.loads(lab.state().checkpoints()["t", 0].gaps)
     output = lab.root / "restored"

@@ -1,4 +1,4 @@
-"""--max-bytes-per-second: what a run spends is what the system counts, and it takes its time."""
+"""max.bytes.per.second: what a run spends is what the system counts, and it takes its time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_spent_is_what_the_kernel_counts(archive, tmp_path):
     _compact(archive, tmp_path / "first", engine="threads")  # imports
     before = _counted()
     with _sum() as spent:
-        report = _compact(archive, tmp_path / "store", engine="threads", max_bytes_per_second=LIMIT)
+        report = _compact(archive, tmp_path / "store", engine="threads", overrides={"max.bytes.per.second": LIMIT})
     counted = _counted() - before
     assert [r.status for r in report.results] == ["cleaned", "cleaned"]
     assert counted > 80_000_000
@@ -52,8 +52,8 @@ def test_a_run_takes_as_long_as_its_bytes_should(request, archive, tmp_path, eng
     if engine == "spark":
         request.getfixturevalue("spark")
     with _sum() as spent:
-        _compact(archive, tmp_path / "counted", engine="threads", max_bytes_per_second=LIMIT)
-    report = _compact(archive, tmp_path / "store", engine=engine, max_bytes_per_second=LIMIT)
+        _compact(archive, tmp_path / "counted", engine="threads", overrides={"max.bytes.per.second": LIMIT})
+    report = _compact(archive, tmp_path / "store", engine=engine, overrides={"max.bytes.per.second": LIMIT})
     assert report.seconds["partitions"] > 0.9 * spent[0] / LIMIT
     free = _compact(archive, tmp_path / "free", engine=engine)
     assert [(r.work.bytes_after, r.work.counters) for r in report.results] == [
@@ -65,10 +65,10 @@ def test_a_restore_keeps_to_the_limit(archive, tmp_path):
     """A reflink moves no bytes: only its checksum is read. The end of each log is read again, for the report."""
     _compact(archive, tmp_path / "store", engine="threads")
     with _sum() as spent:
-        counted = lastkey.restore(tmp_path / "store", tmp_path / "counted", max_bytes_per_second=LIMIT)
+        counted = lastkey.restore(tmp_path / "store", tmp_path / "counted", overrides={"max.bytes.per.second": LIMIT})
     size = sum(p.bytes for p in counted.partitions)
     assert size <= spent[0] <= 2 * size + 4096 * len(counted.partitions)
-    report = lastkey.restore(tmp_path / "store", tmp_path / "restored", max_bytes_per_second=LIMIT // 4)
+    report = lastkey.restore(tmp_path / "store", tmp_path / "restored", overrides={"max.bytes.per.second": LIMIT // 4})
     assert report.seconds["total"] > 0.9 * spent[0] / (LIMIT // 4)
 
 

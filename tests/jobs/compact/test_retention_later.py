@@ -68,7 +68,7 @@ def test_what_was_missing_comes_back_though_it_is_young(lab):
     lose(folder, 2)
     settings = policy("delete", ms=LIMIT_MS)
     now = 1000 + LIMIT_MS + 500  # the first segment alone is past its time
-    assert took(lab.run(now, settings=settings, gaps="accept")) == [("time", 1)]
+    assert took(lab.run(now, settings=settings, overrides={"gaps": "accept"})) == [("time", 1)]
     missing.write_bytes(data)
     report = lab.run(now, settings=settings)
     read = [s.base_offset for s in lab.state().current()[1]["t", 0]]

@@ -97,19 +97,19 @@ def missing_segment(place: Place) -> Way:
 def missing_segment_that_is_lost(place: Place) -> Way:
     place.write(LOG)
     hide(place, 3)
-    return ["--gaps", "accept"]
+    return ["--set", "gaps=accept"]
 
 
 def missing_segment_of_a_generation(place: Place) -> Way:
     compacted(place, "a=1 | b=1 || {pid=1 txn} c=1 || d=1")
     hide(place, 2)
-    return ["--reset", "t", "--gaps", "accept"]
+    return ["--reset", "t", "--set", "gaps=accept"]
 
 
 def segment_that_came_back(place: Place) -> Way:
     place.write(LOG)
     bring_back = hide(place, 3)
-    assert place.compact("--gaps", "accept")[0] == 0
+    assert place.compact("--set", "gaps=accept")[0] == 0
     bring_back()
     return ["--reset", "t"]
 
@@ -119,7 +119,7 @@ def end_of_a_transaction_in_a_gap(place: Place) -> Way:
         "{pid=7 txn} a=1 || {pid=7 commit} | {pid=7 txn} b=1 || {pid=7 txn} c=1 | {pid=7 abort} | d=1 || e=1 || f=1"
     )
     bring_back = hide(place, 1)
-    code, said = place.compact("--gaps", "accept")
+    code, said = place.compact("--set", "gaps=accept")
     assert (code, "expected the end of the transaction of producer 7" in said) == (3, True)
     return bring_back
 
@@ -144,7 +144,7 @@ def lost_file_of_the_store(place: Place) -> Way:
 
 def record_without_key(place: Place) -> Way:
     place.write(LOG.replace("b=2", "-=2"))
-    return ["--null-keys", "keep"]
+    return ["--set", "null.keys=keep"]
 
 
 def torn_tail(place: Place) -> Way:

@@ -209,7 +209,7 @@ def test_records_that_retention_took_before_they_were_read(spark, tmp_path):
     assert "expected offset 2, where the table stands, found a log that begins at 3" in str(report.problems[0])
     place.check(spark, ends=[2, 1])
     shutil.rmtree(other.folder)  # a disk is missing
-    report = place.run(3, gaps="accept")
+    report = place.run(3, overrides={"gaps": "accept"})
     assert [Path(p.path).name for p in report.problems] == ["t-1"]
     del log.batches[1]  # nobody has read it
     place.check(spark, ends=[4, 1])

@@ -132,7 +132,7 @@ def test_what_may_have_expired_or_been_deleted_is_named(spark, tmp_path):
     assert "found neither for 2 rows, the first of offset 0: expired" in str(report.problems[0])
     assert place.stand() == {0: 3}
     place.verify(spark)
-    place.run(gaps="accept")
+    place.run(overrides={"gaps": "accept"})
     place.is_at_the_end()
     assert {key for _, key, *_ in place.rows(spark)} == {b"a", b"b", b"c", b"x", b"y"}
 

@@ -107,7 +107,7 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--time", "9223372036854775808"], "expected milliseconds up to 9223372036854775807"),
         (
             ["--offset", "9223372036854775808"],
-            "at most 9223372036854775807, found 9223372036854775808",
+            "to 9223372036854775807, found 9223372036854775808",
         ),
         (["--topics", "user", "--offset", "1"], "did you mean users?"),
         (["--topics", "none*", "--offset", "1"], "there are __transaction_state, clicks, orders, prices, users"),
@@ -115,7 +115,7 @@ def test_a_partition_in_two_places_is_a_problem(tmp_path, capsys):
         (["--offset", "1", "--sizing"], "lookup needs one of"),
         (["--queries", "q.csv"], "need each other"),
         (["--at", "2026-11-21T02:30Z"], "--at needs --store"),
-        (["--offset", "1", "--until", "5"], "work only with --at"),
+        (["--offset", "1", "--no-refresh"], "works only with --at"),
         (["--queries", "q.txt", "--output", "a.csv"], "ends in .parquet"),
         (["--queries", "missing.csv", "--output", "a.csv"], "a table of queries"),
     ],
@@ -268,7 +268,7 @@ def test_a_gap_that_a_search_passes_over(holed, capsys, asked, passes):
     [answer] = answers(out)
     assert (code, answer["status"] == "gap") == ((3, True) if passes else (0, False))
     assert (f"a segment that begins at offset 12, where {holed.log(0)} ends" in out) == passes
-    code, out, _ = run(capsys, holed.root, *asked, "--json", "--gaps", "accept")
+    code, out, _ = run(capsys, holed.root, *asked, "--json", "--set", "gaps=accept")
     assert code == 0 and answers(out)[0]["status"] != "gap"
 
 

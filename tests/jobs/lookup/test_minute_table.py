@@ -114,7 +114,7 @@ def test_built_asked_and_brought_up_to_date(spark, archive, tmp_path, tmp_path_f
 @pytest.mark.slow
 def test_lookup_at_a_time_refreshes_the_table_and_reports_its_rows(spark, archive, tmp_path, capsys, monkeypatch):
     store = str(tmp_path / "store")
-    options = LookupOptions(str(archive), store=store, at="1970-01-01T00:00Z", until="2100-01-01T00:00Z")
+    options = LookupOptions(str(archive), store=store, at="1970-01-01T00:00Z..2100-01-01T00:00Z")
     report = run_at(options, Silent())
     assert report.exit_code == 0
     assert [row["topic"] for row in report.rows] == ["none-append", "ts-disorder"]
@@ -161,7 +161,7 @@ def test_of_a_log_that_a_broker_holds_nothing_above_the_high_watermark(spark, tm
     (root / "replication-offset-checkpoint").write_text("0\n1\nt 0 2\n")
     (root / ".lock").touch()
     holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
-    options = LookupOptions(str(root), store=str(tmp_path / "store"), at=str(at), until=str(at + 3 * MINUTE_MS))
+    options = LookupOptions(str(root), store=str(tmp_path / "store"), at=f"{at}..{at + 3 * MINUTE_MS}")
     with subprocess.Popen(
         [sys.executable, "-c", holds, str(root / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as broker:

@@ -69,7 +69,7 @@ def test_a_table_for_each_topic(given, capsys, tmp_path):
 
 
 def test_stdout_is_a_settings_file(given, capsys):
-    code, text, _ = ran(capsys, "--from", *given(topics=TOPICS), "--topics", "k*", "--no-retention")
+    code, text, _ = ran(capsys, *given(topics=TOPICS), "--topics", "k*", "--no-retention")
     assert code == DONE
     assert tomllib.loads(text)["topics"] == {"keys": {"cleanup.policy": "compact"}}
     assert (

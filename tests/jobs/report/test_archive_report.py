@@ -148,7 +148,7 @@ def test_a_segment_that_is_missing(tmp_path, compacted):
     config = Config(topics={"t": {"cleanup_policy": ("compact",)}} if compacted else {})
     report = archive_report.run(options(part.root, config=config), Silent())
     assert (report.exit_code, [p.kind for p in report.problems]) == (3, ["gap"])
-    report = archive_report.run(options(part.root, config=config, gaps="accept"), Silent())
+    report = archive_report.run(options(part.root, config=config, overrides={"gaps": "accept"}), Silent())
     assert (report.exit_code, [p.total("records") for p in report.profiles]) == (0, [36])
 
 

@@ -45,7 +45,7 @@ def test_partitions_without_a_topic_id_are_named(tmp_path: Path, capsys: pytest.
         (
             "__transaction_state-0",
             "a=1 | {last=3} || b=1 | c=2",
-            "--gaps=fail",
+            "--set=gaps=fail",
             True,
         ),  # the last segment stays as it is
         ("__transaction_state-0", "{last=3} | a=1", "--sealed", False),

@@ -373,7 +373,7 @@ def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_genera
     ("lost", "kind", "helps"),
     [
         ("store/segments/prices-0/*/*.log", MISSING_FILE, "--force --reset prices"),
-        ("archive/prices-0/*6632.log", MISSING_FILE, "--force --reset prices --gaps accept"),
+        ("archive/prices-0/*6632.log", MISSING_FILE, "--force --reset prices --set gaps=accept"),
         ("store/segments/prices-0/*/*0.index", MISSING_SIDE_FILE, "--force"),
     ],
 )
@@ -387,7 +387,7 @@ def test_a_lost_file_is_told_with_what_brings_back_the_rest(lost, kind, helps, t
     next(tmp_path.glob(lost)).unlink()
     with raises_kind(kind) as raised:
         restore.run(RestoreOptions(store, out), Silent())
-    said = raised.value.line().replace("TOPIC,", "prices").replace(" with --gaps", " --gaps")
+    said = raised.value.line().replace("TOPIC,", "prices").replace(" with --set", " --set")
     assert f"compact {helps}" in said
     if kind is MISSING_FILE:
         assert main([*words, "--force"]) == PROBLEMS

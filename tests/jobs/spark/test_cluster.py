@@ -62,7 +62,7 @@ run("verify", "verify", archive, "--json", *engine)
 run("verify-store", "verify", "--store", store, "--json", *engine)
 run("reindex", "reindex", archive, "--output", f"{output}/indexes", "--json", *([] if hidden else engine))
 run("report", "report", archive, "--output", f"{output}/page.html", "--now", now, "--json", *engine)
-run("inspect", "inspect", archive, "--print-data-log", "--output", f"{output}/dump", "--json", *engine)
+run("inspect", "inspect", archive, "--print", "data", "--output", f"{output}/dump", "--json", *engine)
 if hidden:
     run("lookup", "lookup", archive, "--store", store, "--at", "2026-11-21T02:30Z", "--json")
 what = ["--key", "sku-000010", "--topics", "prices", "--hmac-key", f"{archive}/../hmac.key"]

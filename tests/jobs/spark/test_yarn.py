@@ -206,7 +206,7 @@ def test_other_jobs_in_client_mode_until_the_application_is_killed(yarn, pack, h
         "report": ["report", ARCHIVE, "--config", config, "--now", NOW_MS, "--output", tmp_path / "page.html"],
     }
     commands = compared | {
-        "inspect": ["inspect", ARCHIVE / "prices-0", "--offsets", "..2"],
+        "inspect": ["inspect", ARCHIVE / "prices-0", "--offset", "..2"],
         "lookup": ["lookup", ARCHIVE, "--store", tmp_path / "minutes", "--at", "2026-11-21T02:30Z"],
         "killed": compact_words(many, tmp_path / "store", config),
     }

@@ -1,4 +1,4 @@
-"""The rule of `vacuum --keep-generations`, `--keep-daily` and `--keep-weekly`."""
+"""The rule of `vacuum --keep`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lastkey.jobs.store.keep import Keep, kept_by
+from lastkey.jobs.store.keep import Keep, kept_by, parse_keep
 from tests.builders.logs import START_MS
 
 HOUR = 3_600_000
@@ -17,9 +17,9 @@ def as_borg_prunes(keep: Keep, made: dict[int, int]) -> dict[int, str]:
     """Return what borg's manual says: walk from the newest on; of each period that a calendar names the first stays,
     unless an earlier rule has it, until there are as many as were asked for.
     """
-    patterns = (("--keep-generations", keep.generations, ""), ("--keep-daily", keep.daily, "%Y-%m-%d"))
+    patterns = ((f"--keep {keep.generations}", keep.generations, ""), (f"--keep {keep.daily}d", keep.daily, "%Y-%m-%d"))
     kept: dict[int, str] = {}
-    for name, most, pattern in (*patterns, ("--keep-weekly", keep.weekly, "%G-%V")):
+    for name, most, pattern in (*patterns, (f"--keep {keep.weekly}w", keep.weekly, "%G-%V")):
         last, left = "", most
         for number in sorted(made, reverse=True):
             at = datetime.fromtimestamp(made[number] / 1000, UTC)
@@ -45,6 +45,14 @@ def test_as_borg_prunes(seed):
 
 def test_days_without_a_generation_do_not_count():
     made = {1: START_MS, 2: START_MS + 24 * HOUR, 3: START_MS + 500 * HOUR, 4: START_MS + 501 * HOUR}
-    assert kept_by(Keep(daily=2), made) == {4: "--keep-daily", 2: "--keep-daily"}
+    assert kept_by(Keep(daily=2), made) == {4: "--keep 2d", 2: "--keep 2d"}
     assert kept_by(Keep(), made) == {}
     assert kept_by(Keep(generations=9), made).keys() == made.keys()
+
+
+def test_rules_are_read_in_any_order_and_each_once():
+    assert parse_keep(["3", "4w,7d"]) == Keep(3, 7, 4)
+    assert parse_keep([]) == Keep()
+    for wrong in (["3,4"], ["2d", "3d"], ["7m"], ["-1"], [""], ["d"]):
+        with pytest.raises(ValueError):
+            parse_keep(wrong)

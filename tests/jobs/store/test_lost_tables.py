@@ -195,7 +195,7 @@ def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begu
         write_partition(begun / "archive" / "t-0", "a=1 b=1 || a=2")
     else:
         shutil.rmtree(begun / "archive" / "t-0")
-    assert _compact(begun, *(["--gaps", "accept"] if how == "begins below" else [])) == 0
+    assert _compact(begun, *(["--set", "gaps=accept"] if how == "begins below" else [])) == 0
     aside.rename(lost)
     report = vacuum.run(VacuumOptions(str(begun / "store")), Silent())
     assert [(kept["topic"], kept["partition"], kept["run_id"]) for kept in report.kept] == [

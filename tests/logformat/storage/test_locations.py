@@ -9,14 +9,15 @@ import pytest
 
 from lastkey import logformat
 from lastkey.logformat.dump.files import list_files
+from lastkey.logformat.errors import PlaceError
 from lastkey.logformat.search.partition_log import open_partition
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
 from lastkey.logformat.storage.locations import (
-    SecretInUriError,
     canonical,
     file_system,
     has_secret,
     locate,
+    secret_error,
 )
 from lastkey.udfs.storage import normal_uri, open_root
 
@@ -57,11 +58,11 @@ PLAIN = [
 def test_credentials_are_refused_and_not_repeated(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for look in (normal_uri, open_root, file_system, locate, logformat.open_segment, open_partition):
-        with pytest.raises(SecretInUriError) as refused:
+        with pytest.raises(PlaceError) as refused:
             look(uri)
         assert "hu" not in str(refused.value)
         assert "AKIA" not in repr(refused.value)
-    with pytest.raises(SecretInUriError):
+    with pytest.raises(PlaceError):
         list(list_files([uri]))
 
 
@@ -79,14 +80,14 @@ def test_anywhere_in_an_argument(text):
 
 def test_of_an_endpoint_in_the_environment_too(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://AKIA:hush@127.0.0.1:1")
-    with pytest.raises(SecretInUriError, match=r"an endpoint \(AWS_ENDPOINT_URL\) without credentials"):
+    with pytest.raises(PlaceError, match=r"an endpoint \(AWS_ENDPOINT_URL\) without credentials"):
         file_system("s3://bucket/a")
 
 
 def test_crosses_processes():
-    error = pickle.loads(pickle.dumps(SecretInUriError()))
-    assert isinstance(error, SecretInUriError)
-    assert str(error) == str(SecretInUriError())
+    error = pickle.loads(pickle.dumps(secret_error()))
+    assert isinstance(error, PlaceError)
+    assert str(error) == str(secret_error())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_crosses_processes():
 def test_spellings_that_hide_a_secret(uri):
     """Found by an attack: each was accepted, and repeated in an error."""
     assert has_secret(uri)
-    with pytest.raises(SecretInUriError) as refused:
+    with pytest.raises(PlaceError) as refused:
         file_system(uri)
     assert "SEKRET" not in str(refused.value)
 

@@ -344,7 +344,7 @@ def with_index_entries(
         if len(said) > _MOST_NAMED:
             notes.append(f"{file.path}: {len(said) - _MOST_NAMED} more entries that the log contradicts")
         known, at = same_marker(out["last_offset"], out["producer_id"], entries)
-        _check_no_marker_lost(plan, file, scans, entries, aborted, known, at)
+        _check_no_marker_lost(plan, file, scans, entries, aborted)
         _check_no_end_lost(plan, file, scans, rows, entries, at_stake(rows, end, is_denied))
         index_only.append(entries[right & ~known])
         same = right & known
@@ -359,8 +359,6 @@ def _check_no_marker_lost(
     scans: Sequence[SegmentScan],
     entries: np.ndarray,
     aborted: np.ndarray,
-    known: np.ndarray,
-    at: np.ndarray,
 ) -> None:
     """Raise LogFormatError if an index entry and the markers disagree about the beginning of a transaction, and nobody
     can tell which is right.
@@ -371,11 +369,10 @@ def _check_no_marker_lost(
     (An entry that begins at its marker belongs to an ABORT that ended nothing, as brokers before KAFKA-10702 note it.)
     Batches below the log start do not count: a broker that recovers the log reads only the end of a transaction that
     began there.
-
-    known, at: whether each of `entries` is in `aborted`, and its row.
     """
     if not len(aborted) or _is_dense(scans):
         return
+    known, at = same_marker(aborted["last_offset"], aborted["producer_id"], entries)
     first = aborted["first_offset"][np.minimum(at, len(aborted) - 1)]
     at_stake = np.maximum(first, plan.input.log_start_offset)
     doubtful = known & (entries["first_offset"] > at_stake) & (entries["first_offset"] <= entries["last_offset"])

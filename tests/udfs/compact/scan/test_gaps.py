@@ -29,6 +29,7 @@ from lastkey.udfs.holes import thinned_offset
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import SideFile
 from lastkey.udfs.storage import open_root
+from lastkey.udfs.verify.findings import CheckPlan
 from lastkey.udfs.verify.gaps import Thinned, gap_problems
 from tests.builders.archives import borders
 from tests.builders.damage import RECORDS, SEGMENT_OFFSETS, SEGMENTS, Partition, batch_at, build
@@ -179,7 +180,7 @@ def expect_gap(part: Partition, path: str) -> Problem:
 def test_a_segment_in_the_middle(part: Partition) -> None:
     remove(part, INNER)
     problem = expect_gap(part, segment_file(2 * INNER, "log"))
-    assert f"begins at offset {INNER}" in problem.expected and "--gaps accept" in problem.hint
+    assert f"begins at offset {INNER}" in problem.expected and "--set gaps=accept" in problem.hint
     plan = part.plan()
     accepted = part.compact(plan=changed(plan, settings=replace(plan.policy.settings, gaps="accept")))
     assert accepted.log.gaps == (Gap(INNER, 2 * INNER - 1, 0, plan.input.segments[0].size_bytes),)
@@ -636,9 +637,7 @@ def work_of_many_holes(tmp_path: Path, n: int, *, thinned: bool) -> dict[str, in
         "compact": lines_run(lambda: check_gaps(plan, scans, 2 * n + 1, [])),
         "compact again": lines_run(lambda: check_gaps(again, scans, 2 * n + 1, [])),
         "what came back": lines_run(lambda: refilled_gap_problem(archived, checkpoint, gaps)),
-        "verify": lines_run(
-            lambda: list(gap_problems("t", facts, orphans, topic="t", log_start_checkpoint=None, cleaned_until=0))
-        ),
+        "verify": lines_run(lambda: list(gap_problems(CheckPlan("t", 0, "t", "", (), orphans=orphans), facts))),
     }
 
 
