@@ -72,9 +72,10 @@ def plan_generation(
     if erases:
         settings |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
     archived = archive.partitions.get((run.topic, run.partition)) if archive is not None else None
-    segments = _located(run, manifest, store.uri, archive_uri)
+    roots = {"store": store.uri, "archive": archive_uri}
+    segments = _located(run, manifest, roots)
     start_before = _start_before(run, previous, current)
-    gone, parent = _parent(run, previous, start_before, archived, store.uri, archive_uri, manifest)
+    gone, parent = _parent(run, previous, start_before, archived, roots, manifest)
     parent_known = run.parent_run_id is None or run.anew or previous is not None
     return GenerationPlan(
         side=_plan_side_files(run, segments, archived, settings, store.uri, chunk_bytes),
@@ -109,16 +110,16 @@ def plan_generation(
     )
 
 
-def _located(run: RunRow, manifest: Iterable[Segment], store_uri: str, archive_uri: str) -> tuple[Segment, ...]:
+def _located(run: RunRow, manifest: Iterable[Segment], roots: Mapping[str, str]) -> tuple[Segment, ...]:
     """Return a generation's segments with their roots, and the paths of their side files in the generation's folder."""
     return tuple(
         replace(
             s,
-            root=store_uri if s.root == "store" else archive_uri,
+            root=roots[s.root],
             index=_side_path(run, s.base_offset, names.INDEX),
             time_index=_side_path(run, s.base_offset, names.TIME_INDEX),
             txn_index=_side_path(run, s.base_offset, names.TXN_INDEX) if s.txn_index_bytes else None,
-            side_root=store_uri,
+            side_root=roots["store"],
         )
         for s in manifest
     )
@@ -226,8 +227,7 @@ def _parent(
     previous: Commit | None,
     start_before: int,
     archived: ArchivedPartition | None,
-    store_uri: str,
-    archive_uri: str,
+    roots: Mapping[str, str],
     manifest: Iterable[Segment],
 ) -> tuple[str, tuple[Segment, ...]]:
     """Return (the reason why there is nothing to compare with, else ""; what the run read). The run read the previous
@@ -235,12 +235,12 @@ def _parent(
     """
     before = sorted(previous.segments, key=lambda s: s.base_offset) if previous is not None else []
     held = [s for s in before if s.root == "store"]
-    parent = [replace(s, root=store_uri) for s in held]
+    parent = [replace(s, root=roots["store"]) for s in held]
     first = min([s.base_offset for s in manifest] + [one[1] for one in json.loads(run.expired or "[]")], default=0)
     covered = held[-1].next_offset if held else min(start_before, first)  # earlier expiry is not compared
     if covered < run.next_offset:
         if archived is None or not archived.segments:
-            return f"{archive_uri} no longer holds this partition", ()
+            return f"{roots['archive']} no longer holds this partition", ()
         for s, after in zip(archived.segments, [*archived.segments[1:], None], strict=True):
             end = after.base_offset if after is not None else run.next_offset
             if s.base_offset < run.next_offset and end > covered:

@@ -135,28 +135,20 @@ class SegmentReader:
         schema = select(RECORDS, columns)
         if not schema.names:
             raise ValueError("no columns")
-        return self._records(schema, start_offset, end_offset, max_rows, max_bytes, soft_bytes)
-
-    def _records(
-        self, schema: Any, start_offset: int, end_offset: int, max_rows: int, max_bytes: int, soft_bytes: int
-    ) -> Iterator[Any]:
         keys_only = not {"value", "headers"} & set(schema.names)
         reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes, keys_only=keys_only)
-        for chunk in self._chunks(reader):
-            batches = chunk.batches
-            if int(batches["base_offset"][0]) >= end_offset:
-                return
-            wanted = (batches["last_offset"] >= start_offset) & (batches["base_offset"] < end_offset)
-            for run in reader.runs(chunk, wanted) if wanted.any() else ():
-                yield from record_batches(
-                    run,
-                    schema,
-                    self.place,
-                    start_offset=start_offset,
-                    end_offset=end_offset,
-                    max_rows=max_rows,
-                    max_bytes=max_bytes,
-                )
+        limits = {"start_offset": start_offset, "end_offset": end_offset, "max_rows": max_rows, "max_bytes": max_bytes}
+
+        def found() -> Iterator[Any]:
+            for chunk in self._chunks(reader):
+                batches = chunk.batches
+                if int(batches["base_offset"][0]) >= end_offset:
+                    return
+                wanted = (batches["last_offset"] >= start_offset) & (batches["base_offset"] < end_offset)
+                for run in reader.runs(chunk, wanted) if wanted.any() else ():
+                    yield from record_batches(run, schema, self.place, **limits)
+
+        return found()
 
     def to_arrow(self, columns: Iterable[str] | None = None, **limits: int) -> Any:
         """Return all records, or those of an offset range, as one pyarrow.Table; `limits` as in `records`."""

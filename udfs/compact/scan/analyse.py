@@ -132,7 +132,7 @@ def analyse(
     check_ends_known(plan, scans, gaps, end, is_denied)
     if nothing and not affected:
         return result
-    in_index, index_only = with_index_entries(plan, scans, aborted, log_end, end, is_denied, notes)
+    in_index, index_only = with_index_entries(plan, scans, aborted, end, is_denied, notes)
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans if s.first_offset < end)])
     discardable, kept_abort = discardable_batches(rows, aborted)
     discardable[np.isin(rows["base_offset"], undecided)] = False

@@ -127,65 +127,38 @@ def cleanable_now(
         np.array([s.last_offset for s in scans], np.int64),
         log_end,
     )
-    cleanable = cleaner.cleanable_range(
-        facts,
-        first_dirty=dirty,
-        log_end_offset=log_end,
-        active_base_offset=active,
-        last_stable_offset=stable,
-        min_compaction_lag_ms=settings.min_compaction_lag_ms,
+    until = partial(
+        cleaner.cleanable_range, facts, first_dirty=dirty, log_end_offset=log_end, active_base_offset=active,
         now_ms=plan.run.now_ms,
-    )
+    )  # fmt: skip
+    lag_ms = settings.min_compaction_lag_ms
+    cleanable = until(last_stable_offset=stable, min_compaction_lag_ms=lag_ms)
     delay = cleaner.compaction_delay_ms(facts, dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
-    due = cleaner.is_due(cleanable, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, force)
+    ratio, least = settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes
+    due = cleaner.is_due(cleanable, delay, ratio, least, force)
     if due and cleanable.first_uncleanable_offset > scans[0].first_offset:
         return cleanable, True, ()
     paths = [s.path for s in scans]
-    opened = _oldest_open(producers, rows, facts.base_offset, paths)
-    held_back = _compaction_held_back(
-        plan, facts, paths, first_dirty=dirty, log_end=log_end, active=active, stable=stable, opened=opened, force=force
-    )
-    return cleanable, False, (held_back,)
-
-
-def _compaction_held_back(
-    plan: PartitionPlan,
-    segments: SegmentTimes,
-    paths: Sequence[str],
-    *,
-    first_dirty: int,
-    log_end: int,
-    active: int,
-    stable: int,
-    opened: HeldBack | None,
-    force: bool,
-) -> HeldBack:
-    """Return the rule that holds the compaction back.
-
-    paths: of the segments; active: base of the active segment, or the log end; stable: last stable offset; opened: the
-    oldest open transaction.
-    """
-    settings, bases = plan.policy.settings, segments.base_offset
-    until = partial(
-        cleaner.cleanable_range, segments, first_dirty=first_dirty, log_end_offset=log_end,
-        active_base_offset=active, now_ms=plan.run.now_ms,
-    )  # fmt: skip
-    lag_ms = settings.min_compaction_lag_ms
     free = until(last_stable_offset=log_end, min_compaction_lag_ms=0)
-    delay = cleaner.compaction_delay_ms(segments, first_dirty, active, settings.max_compaction_lag_ms, plan.run.now_ms)
-    due = cleaner.is_due(free, delay, settings.min_cleanable_dirty_ratio, settings.min_dirty_bytes, force)
-    if due and len(bases) and free.first_uncleanable_offset > bases[0]:
-        by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
-        by_lag = until(last_stable_offset=log_end, min_compaction_lag_ms=lag_ms).first_uncleanable_offset
-        if opened is not None and by_txn <= by_lag:
-            return opened
-        at = _segment_at(bases, by_lag)
-        newest = int(segments.largest_timestamp()[at])
-        return HeldBack(
-            "min.compaction.lag.ms", int(bases[at]), paths[at], newest, newest + lag_ms, limit=lag_ms,
-            found=plan.run.now_ms - newest, now_ms=plan.run.now_ms,
-        )  # fmt: skip
-    return dirt_held_back(plan, segments, paths, free, log_end=log_end, active=active)
+    if not cleaner.is_due(free, delay, ratio, least, force) or free.first_uncleanable_offset <= scans[0].first_offset:
+        return cleanable, False, (dirt_held_back(plan, facts, paths, free, log_end=log_end, active=active),)
+    opened = _oldest_open(producers, rows, facts.base_offset, paths)
+    by_txn = until(last_stable_offset=stable, min_compaction_lag_ms=0).first_uncleanable_offset
+    by_lag = until(last_stable_offset=log_end, min_compaction_lag_ms=lag_ms).first_uncleanable_offset
+    if opened is not None and by_txn <= by_lag:
+        return cleanable, False, (opened,)
+    return cleanable, False, (_held_back_by_lag(plan, facts, paths, by_lag),)
+
+
+def _held_back_by_lag(plan: PartitionPlan, segments: SegmentTimes, paths: Sequence[str], until: int) -> HeldBack:
+    """Return min.compaction.lag.ms as the rule that holds the compaction back. until: the offset where it begins."""
+    now_ms, lag_ms, bases = plan.run.now_ms, plan.policy.settings.min_compaction_lag_ms, segments.base_offset
+    at = _segment_at(bases, until)
+    newest = int(segments.largest_timestamp()[at])
+    return HeldBack(
+        "min.compaction.lag.ms", int(bases[at]), paths[at], newest, newest + lag_ms, limit=lag_ms,
+        found=now_ms - newest, now_ms=now_ms,
+    )  # fmt: skip
 
 
 def dirt_held_back(

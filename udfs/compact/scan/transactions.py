@@ -309,7 +309,6 @@ def with_index_entries(
     plan: PartitionPlan,
     scans: Sequence[SegmentScan],
     aborted: np.ndarray,
-    log_end: int,
     end: int,
     is_denied: np.ndarray,
     notes: list[str],
@@ -321,7 +320,7 @@ def with_index_entries(
     Also return the entries of transactions of which only the ABORT marker is left: a broker leaves them in the segments
     that it does not clean. end: all below is cleaned; is_denied: see check_ends_known.
     """
-    out = aborted.copy()
+    out, log_end = aborted.copy(), max(scans[-1].first_offset, scans[-1].last_offset + 1)
     rows = np.concatenate([s.transactional for s in scans])
     markers, before = abort_markers(rows)
     index_only = [out[:0]]
