@@ -461,7 +461,7 @@ def _overrides(option: Value[Any, Any], value: object) -> Mapping[str, Any]:
 
 
 OVERRIDES: Final[ValueKind[str | Iterable[str] | Mapping[str, Any] | None, Mapping[str, Any]]] = ValueKind(
-    _overrides, "NAME=VALUE", repeats=True
+    _overrides, "NAME=VALUE", choices=tuple(f"{name}=" for name in _BY_NAME), repeats=True
 )
 
 

@@ -111,14 +111,14 @@ def test_offsets_from_a_file_and_a_plan(spark, tmp_path):
     write_partition(tmp_path / "b" / "A.t-0", "a=1 b=1 a=2 c=1")
     (tmp_path / "committed.csv").write_text("h,t,0,1\ng,t,0,3\ng,u,0,9\n")
     given = {"committed": str(tmp_path / "committed.csv"), "renames": (r"A\.(.*)=\1",)}
-    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", plan=str(tmp_path / "plan.csv"), **given)
+    report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", output=str(tmp_path / "plan.csv"), **given)
     assert answers(report) == {"t-0": (3, "identity", 0)}
     assert (tmp_path / "plan.csv").read_text() == "A.t,0,3\n"
     assert read_offsets(str(tmp_path / "plan.csv"), "any") == {("A.t", 0): 3}
     with pytest.raises(UsageError, match="no offset of group i"):
         audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", group="i", **given)
     with pytest.raises(UsageError, match="--output"):
-        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", plan=str(tmp_path / "a" / "plan.csv"), **given)
+        audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", output=str(tmp_path / "a" / "plan.csv"), **given)
 
 
 @pytest.mark.parametrize(
