@@ -11,6 +11,7 @@ walk opens the file again and reads it from front to back, up to its size at tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,7 +138,15 @@ class SegmentReader:
             raise ValueError("no columns")
         keys_only = not {"value", "headers"} & set(schema.names)
         reader = LogReader(self.chunk_bytes, self.max_batch_bytes, soft_bytes=soft_bytes, keys_only=keys_only)
-        limits = {"start_offset": start_offset, "end_offset": end_offset, "max_rows": max_rows, "max_bytes": max_bytes}
+        shown = partial(
+            record_batches,
+            schema=schema,
+            place=self.place,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+        )
 
         def found() -> Iterator[Any]:
             for chunk in self._chunks(reader):
@@ -146,7 +155,7 @@ class SegmentReader:
                     return
                 wanted = (batches["last_offset"] >= start_offset) & (batches["base_offset"] < end_offset)
                 for run in reader.runs(chunk, wanted) if wanted.any() else ():
-                    yield from record_batches(run, schema, self.place, **limits)
+                    yield from shown(run)
 
         return found()
 
