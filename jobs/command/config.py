@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -286,16 +286,9 @@ class Config:
             values |= self.topics[glob]
             named = named or "cleanup_policy" in self.topics[glob]
         settings = TopicSettings(**values | dict(self.overrides), named=named)
-        self._check_retention(topic, settings)
-        self._check_strategy(topic, settings)
-        if settings.min_compaction_lag_ms > settings.max_compaction_lag_ms:  # Kafka refuses this too
-            raise BAD_SETTING(
-                path=self.path or "settings",
-                table=f"topic {topic}",
-                setting="min.compaction.lag.ms",
-                expected=f"at most max.compaction.lag.ms ({settings.max_compaction_lag_ms})",
-                found=settings.min_compaction_lag_ms,
-            )
+        for name, expected, found in self._contradictions(topic, settings):
+            path, table = self.path or "settings", f"topic {topic}"
+            raise BAD_SETTING(path=path, table=table, setting=name, expected=expected, found=found)
         return replace(settings, segment_index_bytes=max(settings.segment_index_bytes, LEAST_INDEX_BYTES))
 
     def overridden(self, values: Mapping[str, Any]) -> Config:
@@ -304,48 +297,29 @@ class Config:
         of_topics = {name: value for name, value in values.items() if name not in job}
         return _consistent(replace(self, job=replace(self.job, **job), overrides={**self.overrides, **of_topics}))
 
-    def _check_strategy(self, topic: str, settings: TopicSettings) -> None:
-        """Raise BAD_SETTING unless a header is named if, and only if, the strategy needs one."""
-        named = bool(settings.compaction_strategy_header)
-        if named != (settings.compaction_strategy == "header"):
-            raise BAD_SETTING(
-                path=self.path or "settings",
-                table=f"topic {topic}",
-                setting="compaction.strategy.header",
-                expected="none" if named else "the name of the header that holds the version",
-                found=f"{settings.compaction_strategy_header!r}, with strategy {settings.compaction_strategy}",
-            )
-
-    def _check_retention(self, topic: str, settings: TopicSettings) -> None:
-        """Raise BAD_SETTING if a table limits what its policy keeps; [defaults] may, as other topics use them."""
-        if settings.retention_exact and settings.expires and settings.retention_ms < 0:
-            raise BAD_SETTING(
-                path=self.path or "settings",
-                table=f"topic {topic}",
-                setting="retention.exact",
-                expected="a retention.ms of 0 or more",
-                found=f"true, with retention.ms {settings.retention_ms}",
-            )
-        lag = settings.min_compaction_lag_ms
-        if settings.retention_exact and settings.expires and settings.compacts and lag > settings.retention_ms:
-            raise BAD_SETTING(
-                path=self.path or "settings",
-                table=f"topic {topic}",
-                setting="retention.exact",
-                expected=f"min.compaction.lag.ms of at most retention.ms ({settings.retention_ms}), because records "
-                "within the lag are kept",
-                found=f"true, with min.compaction.lag.ms {lag}",
-            )
-        for glob, table in self.topics.items():
+    def _contradictions(self, topic: str, settings: TopicSettings) -> Iterator[tuple[str, str, object]]:
+        """Yield settings of a topic that contradict others: name, expected, found."""
+        named, strategy = settings.compaction_strategy_header, settings.compaction_strategy
+        if bool(named) != (strategy == "header"):
+            expected = "none" if named else "the name of the header that holds the version"
+            yield "compaction.strategy.header", expected, f"{named!r}, with strategy {strategy}"
+        lag, retention_ms = settings.min_compaction_lag_ms, settings.retention_ms
+        if lag > settings.max_compaction_lag_ms:  # Kafka refuses this too
+            yield "min.compaction.lag.ms", f"at most max.compaction.lag.ms ({settings.max_compaction_lag_ms})", lag
+        if settings.retention_exact and settings.expires and retention_ms < 0:
+            yield "retention.exact", "a retention.ms of 0 or more", f"true, with retention.ms {retention_ms}"
+        elif settings.retention_exact and settings.expires and settings.compacts and lag > retention_ms:
+            why = f"min.compaction.lag.ms of at most retention.ms ({retention_ms})"
+            found = f"true, with min.compaction.lag.ms {lag}"
+            yield "retention.exact", f"{why}, because records within the lag are kept", found
+        if settings.expires:
+            return
+        policy = ",".join(settings.cleanup_policy)
+        for glob, table in self.topics.items():  # [defaults] may have limits, as other topics use them
             for name, none in (("retention_ms", -1), ("retention_bytes", -1), ("retention_exact", False)):
-                if not settings.expires and matches(glob, topic) and table.get(name, none) > none:
-                    raise BAD_SETTING(
-                        path=self.path or "settings",
-                        table=f"topic {topic}",
-                        setting=name.replace("_", "."),
-                        expected="delete in cleanup.policy",
-                        found=f"{table[name]}, with cleanup.policy {','.join(settings.cleanup_policy)}",
-                    )
+                if matches(glob, topic) and table.get(name, none) > none:
+                    found = f"{table[name]}, with cleanup.policy {policy}"
+                    yield name.replace("_", "."), "delete in cleanup.policy", found
 
 
 def load_config(path: str | Path | None) -> Config:

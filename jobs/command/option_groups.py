@@ -187,11 +187,23 @@ class WithPlan(TopicOptions):
 
 
 @declared
-class SourceOptions(TopicOptions):
-    """Source of a job that reads an archive, or a generation of a store."""
+class ArchiveOrStore(TopicOptions):
+    """Source of a job that reads an archive, or a store."""
 
     archive: MaybePlace = argument(maybe(ARCHIVE), "Log directory, or a folder of them.", default=None, kw_only=False)
     store: MaybePlace = option(maybe(STORE), "Read a generation of this store instead of ARCHIVE.", default=None)
+
+    def validate(self) -> None:
+        """Raise UsageError unless exactly one of archive and store is given."""
+        if (self.archive is None) == (self.store is None):
+            raise UsageError(message=f"{self.job} needs either ARCHIVE or --store STORE")
+        super().validate()
+
+
+@declared
+class SourceOptions(ArchiveOrStore):
+    """Source of a job that reads an archive, or a generation of a store."""
+
     generation: MaybeNumber = option(
         maybe(number(1)), "With --store: this generation.", default=None, shown="the current one"
     )
@@ -205,12 +217,10 @@ class SourceOptions(TopicOptions):
         return self.archive or self.archive_moved
 
     def validate(self) -> None:
-        """Raise UsageError unless exactly one of archive and store is given."""
-        if (self.archive is None) == (self.store is None):
-            raise UsageError(message=f"{self.job} needs either ARCHIVE or --store STORE")
+        """Raise UsageError for options of a store without one."""
+        super().validate()
         if self.store is None and (self.generation is not None or self.archive_moved is not None):
             raise UsageError(message="--generation and --archive work only with --store")
-        super().validate()
 
 
 @declared

@@ -29,6 +29,7 @@ from lastkey.jobs.command.kinds import (
     one_of,
 )
 from lastkey.jobs.command.option_groups import (
+    ArchiveOrStore,
     JobOptions,
     MessageFormat,
     NeededFormat,
@@ -213,23 +214,13 @@ class PoliciesOptions(WithCluster):
 
 
 @declared
-class ConvertOptions(WithEngine):
+class ConvertOptions(ArchiveOrStore, WithEngine):
     """Options of `convert (ARCHIVE | --store STORE) --to v3|v2 --output DIR`."""
 
     job: ClassVar[str] = "convert"
 
-    archive: MaybePlace = argument(maybe(ARCHIVE), "Log directory, or a folder of them.", default=None, kw_only=False)
-    store: MaybePlace = option(
-        maybe(STORE), "Convert the current generations of this store, not an archive.", default=None
-    )
     to: Value[MessageFormat, MessageFormat] = option(one_of(get_args(MessageFormat)), "The message format to write.")
     output: Place = option(DIR, "A new or empty folder, or that of a run that was cut off.", group="Output")
-
-    def validate(self) -> None:
-        """Raise UsageError unless exactly one of archive and store is given."""
-        super().validate()
-        if (self.archive is None) == (self.store is None):
-            raise UsageError(message="convert needs either ARCHIVE or --store STORE")
 
 
 @declared
