@@ -30,6 +30,7 @@ from lastkey.udfs.storage import Root, flush, make_folder, open_file, open_outpu
 
 BINS: Final = 1 << 12  # ranges of hashes
 _BIN_SHIFT: Final = np.uint64(64 - 12)
+_FEW_BYTES: Final = 16 << 20  # of entries: not worth a task
 _RUN_ROWS: Final = 1 << 15  # of a row group: a later task reads only those of its range
 _READ: Final = ["read_id", "partition", "offset", "timestamp_ms", "key", "murmur2", "size_bytes", "tombstone"]
 _VALUES: Final = (
@@ -241,8 +242,11 @@ def _write_run(root: Root, folder: str, entries: pa.Table, out: Runs) -> None:
 
 
 def bin_ranges(runs: Runs, cores: int, most_bytes: int) -> list[tuple[int, int]]:
-    """Return ranges of bins, first and stop, for tasks of about most_bytes each, or fewer, so that all cores work."""
-    wanted, total = max(-(-runs.size // most_bytes), cores), max(int(runs.bins.sum()), 1)
+    """Return ranges of bins, first and stop, for tasks of at most about most_bytes each; of fewer, so that all cores
+    work, unless that makes small files.
+    """
+    for_cores = min(cores, runs.size // _FEW_BYTES + 1)
+    wanted, total = max(-(-runs.size // most_bytes), for_cores), max(int(runs.bins.sum()), 1)
     of_range = (np.cumsum(runs.bins) - runs.bins) * wanted // total
     starts = np.flatnonzero(np.append(True, of_range[1:] != of_range[:-1])).tolist()
     return list(itertools.pairwise([*starts, BINS]))
