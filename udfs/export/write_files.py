@@ -10,8 +10,9 @@ In memory at a time: what udfs.data_source says, and 64 MiB of rows.
 from __future__ import annotations
 
 import json
+import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +24,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
+from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.udfs.data_source.pieces import ListedLog, ReadSpec, Task, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.decoders import as_binary, decoder
 from lastkey.udfs.export.json_lines import json_lines
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import Root, cached_root, flush, make_folder, open_output, read_file
+from lastkey.udfs.storage import Root, cached_root, flush, make_folder, read_file
 
 Format = Literal["parquet", "ndjson", "delta"]
 TOMBSTONE: Final = "tombstone"
@@ -38,6 +40,7 @@ _READ: Final = select(
 )
 _BOUNDED: Final = ("partition", "offset", "timestamp_ms")  # columns with a least and a largest value in Delta's log
 _GROUP_BYTES: Final = 64 << 20
+_PART_BYTES: Final = 8 << 20  # of an upload
 _ENDINGS: Final[Mapping[Format, str]] = {"parquet": ".zstd.parquet", "ndjson": ".json", "delta": ".zstd.parquet"}
 
 
@@ -165,7 +168,7 @@ def decoded(batch: pa.RecordBatch, decoders: Mapping[str, str | None]) -> pa.Rec
 
 
 def write_parquet(stream: Any, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
-    """Write rows as Parquet, some 64 MiB in a row group."""
+    """Write rows as Parquet, some 64 MiB in a row group. stream: of `native_output`."""
     with pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1) as writer:
         waiting: list[pa.RecordBatch] = []
         size = 0
@@ -173,15 +176,24 @@ def write_parquet(stream: Any, schema: Any, rows: Iterator[pa.RecordBatch]) -> N
             waiting.append(batch)
             size += batch.nbytes
             if size >= _GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(waiting, schema))
-                waiting, size = [], 0
+                _write_group(stream, writer, waiting)
+                size = 0
         if waiting:
-            writer.write_table(pa.Table.from_batches(waiting, schema))
+            _write_group(stream, writer, waiting)
+
+
+def _write_group(stream: Any, writer: Any, waiting: list[pa.RecordBatch]) -> None:
+    before = stream.tell()
+    writer.write_table(pa.Table.from_batches(waiting))
+    waiting.clear()
+    spend(stream.tell() - before, WRITTEN)
 
 
 def _write_lines(stream: Any, schema: Any, rows: Iterator[pa.RecordBatch]) -> None:
     for batch in rows:
-        stream.write(json_lines(batch))
+        lines = json_lines(batch)
+        stream.write(lines)
+        spend(len(lines), WRITTEN)
 
 
 class _TakenError(Exception):
@@ -189,20 +201,46 @@ class _TakenError(Exception):
 
 
 @contextmanager
+def native_output(root: Root, path: str, check: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    """Yield a stream of Arrow's own to a new file. A writer of Arrow that calls a stream of Python's aborts the process
+    if that ends meanwhile, as after another task's error.
+
+    In a bucket the file is a copy of a temporary one. check: called before an upload is complete; may raise.
+    """
+    if root.is_local:
+        with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
+            yield stream
+        return
+    with tempfile.NamedTemporaryFile(prefix="lastkey-") as copy:
+        with pa.OSFile(copy.name, "wb") as stream:
+            yield stream
+        with root.filesystem.open_output_stream(root.full(path), compression=None) as upload:
+            while data := copy.read(_PART_BYTES):
+                upload.write(data)
+            check()
+
+
+@contextmanager
 def _published(root: Root, path: str, spec: ExportSpec) -> Iterator[Any]:
     """Yield a stream of a file that has its name, whole, once the block has ended without an error."""
-    folder, _, name = path.rpartition("/")
-    made = f"{folder}/.{name}.{uuid.uuid4().hex}" if root.is_local else path  # readers skip names that begin with a dot
-    try:
-        with open_output(root, made) as stream:
+
+    def check() -> None:
+        if spec.run.encode() not in read_file(root, spec.mark):
+            raise _TakenError
+
+    if not root.is_local:
+        with native_output(root, path, check) as stream:
             yield stream
-            if spec.run.encode() not in read_file(root, spec.mark):
-                raise _TakenError
-        if root.is_local:
-            flush(root, made)
-            root.filesystem.move(root.full(made), root.full(path))
+        return
+    folder, _, name = path.rpartition("/")
+    made = f"{folder}/.{name}.{uuid.uuid4().hex}"  # readers skip names that begin with a dot
+    try:
+        with native_output(root, made) as stream:
+            yield stream
+        check()
+        flush(root, made)
+        root.filesystem.move(root.full(made), root.full(path))
     except BaseException:
-        if root.is_local:
-            with suppress(OSError):
-                root.filesystem.delete_file(root.full(made))
+        with suppress(OSError):
+            root.filesystem.delete_file(root.full(made))
         raise
