@@ -38,7 +38,7 @@ from lastkey.jobs.command.store_options import (
 
 if TYPE_CHECKING:
     from lastkey.jobs.archive_needed.report import ArchiveNeededReport
-    from lastkey.jobs.command.reporting import Report
+    from lastkey.jobs.command.reporting import JobReport
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
@@ -170,13 +170,13 @@ def pack() -> PackReport:
 
 
 @command(InspectOptions)
-def inspect() -> Report:
+def inspect() -> JobReport:
     """Print log files, indexes and snapshots as kafka-dump-log does."""
     raise NotImplementedError
 
 
 @command(LookupOptions)
-def lookup() -> Report:
+def lookup() -> JobReport:
     """Find offsets by time, and positions by offset, in ARCHIVE or a generation of STORE, without a broker.
 
     A time is milliseconds since 1970, ISO 8601 (UTC if it names no zone), earliest, latest or max-timestamp.
@@ -185,6 +185,6 @@ def lookup() -> Report:
 
 
 @command(ReportOptions)
-def report() -> Report:
+def report() -> JobReport:
     """Make a page that shows what is in each ARCHIVE and what a compaction would save."""
     raise NotImplementedError

@@ -20,7 +20,7 @@ from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import InspectOptions
-from lastkey.jobs.command.reporting import JobReport, counted, size
+from lastkey.jobs.command.reporting import JobReport, counted
 from lastkey.jobs.command.whole_file import check_empty
 from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from lastkey.jobs.spark.engine import chosen_engine, each, local_cores
@@ -53,8 +53,12 @@ _SEARCH_BYTES = 64 << 20  # a search of up to this takes one file after the othe
 class InspectReport(JobReport):
     """Report beside the dumped lines: findings, and damage."""
 
+    job = "inspect"
+    done = "{dumped:file} as text in {output}"
+    facts = "output files=dumped"
+
     output: str | None
-    files: list[Dumped] = field(default_factory=list)
+    dumped: list[Dumped] = field(default_factory=list)
     said: Iterable[str] = ()  # whole lines for stderr, many at a time
     lines: BytesIO = field(default_factory=BytesIO)  # of a run without output that no caller writes elsewhere
     n_problems: int = 0
@@ -66,40 +70,22 @@ class InspectReport(JobReport):
         """3 if a file is damaged, with --print mismatches also if an index contradicts its log; else 0."""
         return PROBLEMS if self.n_problems or (self.verified and self.n_mismatches) else DONE
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report of a run with --output, for programs."""
-        return {
-            "job": "inspect",
-            "output": self.output,
-            "exit_code": self.exit_code,
-            "engine": self.work_json(),
-            "files": [
-                {"path": f.path, "text": f.name, "bytes": f.bytes_written, "problems": f.n_problems, "said": f.said}
-                for f in self.files
-            ],
-            "problems": [
-                *map(str, self.other_problems),  # gaps
-                *(
-                    f"{f.path}: {line}"
-                    for f in self.files
-                    if f.n_problems or (self.verified and f.n_mismatches)
-                    for line in f.said
-                ),
-            ],
-        }
+    @property
+    def problems(self) -> list[Any]:
+        """Problems, as text: gaps, and what is said of files that are damaged."""
+        bad = (f for f in self.dumped if f.n_problems or (self.verified and f.n_mismatches))
+        return [*map(str, self.other_problems), *(f"{f.path}: {line}" for f in bad for line in f.said)]
 
-    def to_text(self) -> str:
-        """Return the report of a run with --output, for people; else the lines that nobody wrote elsewhere."""
-        if self.output is None:
-            return self.lines.getvalue().decode("utf-8", "backslashreplace")
-        total = sum(f.bytes_written for f in self.files)
-        return "\n".join(
-            [
-                *(f"{f.path}: {line}" for f in self.files for line in f.said),
-                f"{counted(len(self.files), 'file')} as text in {self.output}, {size(total)}",
-                self.last_lines(),
-            ]
-        )
+    @property
+    def raw(self) -> str | None:
+        """Lines that nobody wrote elsewhere, of a run without an output."""
+        return self.lines.getvalue().decode("utf-8", "backslashreplace") if self.output is None else None
+
+    def _lines(self) -> Iterable[str]:
+        return [f"{f.path}: {line}" for f in self.dumped for line in f.said]
+
+    def _problem_texts(self) -> Sequence[object]:
+        return ()  # gaps went to stderr, the others are in `_lines`
 
 
 def run(options: InspectOptions, progress: Progress, write: Callable[[Any], object] | None = None) -> InspectReport:
@@ -223,10 +209,10 @@ def _into_files(
         raise UsageError(message=f"--output: {error}; give them one at a time, an output for each") from error
     sizes = [task.file.size for task in tasks]
     progress.start("inspect", sum(sizes), BYTES)
-    report.files += each(dump_to_file, tasks, "inspect: texts", options, report, progress, sizes=sizes)
+    report.dumped += each(dump_to_file, tasks, "inspect: texts", options, report, progress, sizes=sizes)
     progress.close()
-    report.n_problems = sum(f.n_problems for f in report.files)
-    report.n_mismatches = sum(f.n_mismatches for f in report.files)
+    report.n_problems = sum(f.n_problems for f in report.dumped)
+    report.n_mismatches = sum(f.n_mismatches for f in report.dumped)
 
 
 def _spec(options: InspectOptions) -> DumpSpec:

@@ -72,35 +72,22 @@ exit 5
 class PackReport(JobReport):
     """Report of `pack`."""
 
+    job = "pack"
+    facts = "path driver python packed_bytes unpacked_bytes files packages"
+
     path: str = ""
     driver: bool = False
     packed_bytes: int = 0
     unpacked_bytes: int = 0
     files: int = 0
     packages: dict[str, str] = field(default_factory=dict)
+    python: str = PYTHON
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {
-            "job": "pack",
-            "exit_code": self.exit_code,
-            "path": self.path,
-            "driver": self.driver,
-            "python": PYTHON,
-            "packed_bytes": self.packed_bytes,
-            "unpacked_bytes": self.unpacked_bytes,
-            "files": self.files,
-            "packages": self.packages,
-            "notes": self.notes,
-            "seconds": self.seconds_json(),
-        }
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        what = f"{counted(len(self.packages), 'package')} for Python {PYTHON}"
+    def _outcome(self) -> str:
         sizes = f"{size(self.packed_bytes)}, unpacked {size(self.unpacked_bytes)} in {counted(self.files, 'file')}"
         users = "drivers and executors" if self.driver else "executors"
-        return f"{self.path}: {what}, {sizes}\nfor {users}: --archives {self.path}#lastkey"
+        packages = f"{counted(len(self.packages), 'package')} for Python {PYTHON}"
+        return f"{packages}, {sizes}; for {users}: --archives {self.path}#lastkey"
 
 
 def run(options: PackOptions, progress: Progress) -> PackReport:

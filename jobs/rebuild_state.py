@@ -22,7 +22,7 @@ from typing import Any
 from pyarrow import fs as pafs
 
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, labelled, pick
 from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, MissingPathError, UsageError
 from lastkey.jobs.store import manifests, writing
@@ -58,31 +58,23 @@ _WOULD_RETURN = (
 class RebuildReport(JobReport):
     """Report of `rebuild-state`."""
 
+    job = "rebuild-state"
+    done = "{store}: state of {decided:partition} {dry_run:would}made again"
+    facts = "store dry_run partitions left_out"
+    text_tables = (TextTable("partitions", "partition generation next_offset:covered_up_to_offset run_id:run"),)
+
     store: str
     dry_run: bool
     decided: list[Commit] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        columns = ("topic", "partition", "generation", "run_id", "next_offset")
-        partitions = [{name: getattr(c.checkpoint, name) for name in columns} for c in self.decided]
-        own = {"store": self.store, "dry_run": self.dry_run, "partitions": partitions}
-        return self.json_of("rebuild-state", **own, left_out=self.left_out)
+    @property
+    def partitions(self) -> list[dict[str, Any]]:
+        """Generations that count."""
+        return [pick(c.checkpoint, "topic partition generation run_id next_offset") for c in self.decided]
 
-    def to_text(self) -> str:
-        """Return the report for people."""
-        rows = [
-            (names.partition_folder(*c.key), str(c.checkpoint.generation), str(c.checkpoint.next_offset), c.run.run_id)
-            for c in self.decided
-        ]
-        lines = [table(("partition", "generation", "covered up to", "run"), rows, left=(0, 3)), ""] if rows else []
-        lines += labelled("left out", self.left_out)
-        lines += labelled("note", self.notes)
-        verb = "would be made" if self.dry_run else "made"
-        took = seconds(self.seconds.get("total", 0.0))
-        lines.append(f"{self.store}: state of {counted(len(rows), 'partition')} {verb} again in {took}")
-        return "\n".join(lines)
+    def _lines(self) -> list[str]:
+        return labelled("left out", self.left_out)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 from lastkey.jobs import installation
 from lastkey.jobs.archive.places import local_path
 from lastkey.jobs.command.failures import failure_of
-from lastkey.jobs.command.reporting import JobReport, Report
+from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.errors import USAGE
 from lastkey.jobs.store.folders import check_no_links
@@ -76,7 +76,7 @@ def user() -> str:
     return str(os.getuid())
 
 
-def _row(job: str, started_ms: int, exit_code: int, report: Report | JobReport | None, error: str = "") -> JobRow:
+def _row(job: str, started_ms: int, exit_code: int, report: JobReport | None, error: str = "") -> JobRow:
     work = report.work if report is not None else None
     return JobRow(
         run_id=getattr(report, "run_id", "") or uuid.uuid4().hex,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import ReplayOptions
 from lastkey.jobs.command.rename import Rename
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, problem_json, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.errors import NO_CLUSTER, UsageError
@@ -34,54 +34,15 @@ _TIME_TYPE: Final = "message.timestamp.type"
 class ReplayReport(JobReport):
     """Report of `replay`."""
 
+    job = "replay"
+    done = "{partitions:partition} replayed to {cluster}; progress: group {group}"
+    facts = "cluster group partitions"
+    results_at = "partitions"
+    text_tables = (TextTable("partitions", "partition target:to start:from_offset next_offset records transactions"),)
+
     cluster: str
     group: str
     partitions: list[Replayed] = field(default_factory=list)
-
-    @property
-    def problems(self) -> list[Any]:
-        """Problems of partitions, and of what could not be listed."""
-        return [*self.other_problems, *(p.problem for p in self.partitions if p.problem is not None)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        partitions = [
-            asdict(p) | {"problem": None if p.problem is None else problem_json(p.problem)} for p in self.partitions
-        ]
-        return self.json_of(
-            "replay",
-            cluster=self.cluster,
-            group=self.group,
-            engine=self.work_json(),
-            partitions=partitions,
-            problems=self.problems_json(),
-        )
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        header = ("partition", "to", "from offset", "next", "records", "transactions")
-        rows = [
-            (
-                f"{p.topic}-{p.partition}",
-                p.target,
-                "-" if p.start is None else count(p.start),
-                "-" if p.next_offset is None else count(p.next_offset),
-                count(p.records),
-                count(p.transactions),
-            )
-            for p in self.partitions
-        ]
-        records = sum(p.records for p in self.partitions)
-        return "\n".join(
-            [
-                table(header, rows, left=(0, 1)),
-                "",
-                *labelled("problem", self.problems),
-                *labelled("note", self.notes),
-                f"{counted(records, 'record')} to {self.cluster}; progress: group {self.group}",
-                self.last_lines(),
-            ]
-        )
 
 
 def run(options: ReplayOptions, progress: Progress) -> ReplayReport:

@@ -22,7 +22,7 @@ from typing import Any
 from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import JobReport, counted, labelled, seconds, table
+from lastkey.jobs.command.reporting import JobReport, TextTable
 from lastkey.jobs.command.store_options import RollbackOptions
 from lastkey.jobs.errors import NO_GENERATION, GenerationError, MissingPathError, UsageError
 from lastkey.jobs.recorded import recorded
@@ -44,6 +44,16 @@ from lastkey.udfs.storage import Root, absent, normal_uri, open_root
 class RollbackReport(JobReport):
     """Report of `rollback`."""
 
+    job = "rollback"
+    done = "{partitions:partition} {dry_run:would}rolled back to generation {generation}"
+    facts = "store generation dry_run partitions"
+    text_tables = (
+        TextTable(
+            "partitions",
+            "partition generation_before generation:now back_to:generation_as next_offset_before next_offset",
+        ),
+    )
+
     store: str
     generation: int
     dry_run: bool
@@ -53,28 +63,6 @@ class RollbackReport(JobReport):
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run."""
         return super().figures() | {"committed_partitions": len(self.partitions)}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        own = {"store": self.store, "generation": self.generation, "dry_run": self.dry_run}
-        return self.json_of("rollback", **own, partitions=self.partitions)
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        rows = [
-            (
-                names.partition_folder(p["topic"], p["partition"]),
-                f"{p['generation_before']} -> {p['generation']}, as {p['back_to']}",
-                f"{p['next_offset_before']} -> {p['next_offset']}",
-            )
-            for p in self.partitions
-        ]
-        lines = [table(("partition", "generation", "covered up to"), rows, left=(0,)), ""] if rows else []
-        lines += labelled("note", self.notes)
-        verb = "would be rolled back" if self.dry_run else "rolled back"
-        took = seconds(self.seconds.get("total", 0.0))
-        lines.append(f"{counted(len(rows), 'partition')} {verb} to generation {self.generation} in {took}")
-        return "\n".join(lines)
 
 
 def run(options: RollbackOptions, progress: Progress) -> RollbackReport:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Final
 
 from lastkey.jobs.command.openmetrics import RunMetrics, openmetrics
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted, pick
 from lastkey.jobs.command.store_options import RunsOptions
 from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.generations import open_store
@@ -30,6 +31,11 @@ class JobRun:
     A run that committed nothing has no rows; one of an older version has no `job_row`.
     """
 
+    facts: ClassVar[str] = (
+        "run_id now_ms started_ms ended_ms outcome job=job_row.job exit_code=job_row.exit_code user=job_row.user "
+        "host=job_row.host pid=job_row.pid application=job_row.application version=job_row.version "
+        "error=job_row.error figures=job_row.told partitions"
+    )
     run_id: str
     now_ms: int
     rows: tuple[RunRow, ...]
@@ -46,11 +52,29 @@ class JobRun:
         return self.job_row.started_ms if self.job_row is not None else min(row.started_ms for row in self.rows)
 
     @property
-    def outcome(self) -> str:
-        """Word or two for what came of the run; "" if no row tells."""
+    def outcome(self) -> str | None:
+        """Word or two for what came of the run; None: no row tells."""
         if self.at_work:
             return "at work"
-        return self.job_row.outcome if self.job_row is not None else ""
+        return self.job_row.outcome if self.job_row is not None else None
+
+    @property
+    def ended_ms(self) -> int | None:
+        """End of the run; None: it is at work, or no row tells."""
+        return None if self.at_work or self.job_row is None else self.job_row.ended_ms
+
+    @property
+    def partitions(self) -> list[dict[str, Any]]:
+        """Work on each partition, for programs."""
+        return [
+            pick(
+                row,
+                "topic partition generation_before generation=generation_after anew records_read "
+                "records_kept=records_left expired=went bytes_before bytes_after",
+            )
+            | {"back_to": row.back_to or None, "seconds": json.loads(row.seconds or "{}")}
+            for row in self.rows
+        ]
 
 
 def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
@@ -65,41 +89,49 @@ def by_run(rows: Iterable[RunRow]) -> list[JobRun]:
     return sorted(runs, key=lambda run: (run.now_ms, run.run_id))
 
 
+_TOTALS: Final = ("records_read", "records_left", "bytes_before", "bytes_after")
+
+
+def _total(run: JobRun, name: str) -> object:
+    return run.total(name) if run.rows else ""
+
+
+def _error(run: JobRun) -> Iterable[str]:
+    return [run.job_row.error] if run.job_row else []
+
+
 @dataclass
 class RunsReport(JobReport):
     """Report of `runs`: what was done to a store, oldest first."""
 
+    job = "runs"
+    done = "{runs:run} in {store}"
+    facts = "store runs"
+    text_tables = (
+        TextTable(
+            "runs",
+            "now_ms:run_(UTC) id job outcome n:partitions records_read:records records_left:left bytes_before:bytes "
+            "bytes_after:left by note",
+            {
+                "id": lambda run: run.run_id[:8],
+                "job": lambda run: run.job_row.job if run.job_row else "",
+                "outcome": lambda run: run.outcome or "",
+                "n": lambda run: len(run.rows) or "",
+                **{name: partial(_total, name=name) for name in _TOTALS},
+                "by": lambda run: _by(run.job_row),
+                "note": lambda run: "; ".join(filter(None, (*map(_note, run.rows), *_error(run)))),
+            },
+        ),
+    )
+
     store: str
     runs: list[JobRun] = field(default_factory=list)
-
     metrics: str | None = None  # in place of the text
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs, with each run's work on each partition."""
-        return self.json_of("runs", store=self.store, runs=[_run(run) for run in self.runs])
-
-    def to_text(self) -> str:
-        """Return the report for people, a row for each run; or for Prometheus, if it was asked for."""
-        if self.metrics is not None:
-            return self.metrics.removesuffix("\n")
-        header = ("run (UTC)", "id", "job", "outcome", "partitions", "records", "", "", "bytes", "", "", "saved",
-                  "by", "note")  # fmt: skip
-        rows = [
-            (
-                moment(run.now_ms, TO_THE_MINUTE),
-                run.run_id[:8],
-                run.job_row.job if run.job_row else "",
-                run.outcome,
-                *(_saved(run) if run.rows else ("",) * 8),
-                _by(run.job_row),
-                "; ".join(filter(None, (*map(_note, run.rows), run.job_row.error if run.job_row else ""))),
-            )
-            for run in self.runs
-        ]
-        out = [table(header, rows, left=(0, 1, 2, 3, 12, 13))] if rows else []
-        out += labelled("note", self.notes)
-        out.append(f"{counted(len(rows), 'run')} in {self.store}" if rows else f"{self.store}: no run to list")
-        return "\n".join(out)
+    @property
+    def raw(self) -> str | None:
+        """Text for Prometheus, if it was asked for."""
+        return self.metrics and self.metrics.removesuffix("\n")
 
 
 def run(options: RunsOptions, progress: Progress) -> RunsReport:
@@ -148,21 +180,6 @@ def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
         yield RunMetrics(labels, row.started_ms, row.ended_ms, code, success.get(job), row.told)
 
 
-def _saved(run: JobRun) -> tuple[str, ...]:
-    """Return the cells of what a run did to the partitions that it committed."""
-    before, after = run.total("bytes_before"), run.total("bytes_after")
-    return (
-        count(len(run.rows)),
-        count(run.total("records_read")),
-        "->",
-        count(run.total("records_left")),
-        size(before),
-        "->",
-        size(after),
-        f"{100 * (1 - after / max(before, 1)):.1f} %",
-    )
-
-
 def _by(row: JobRow | None) -> str:
     """Return who started a run, and where, as far as that is known."""
     if row is None:
@@ -176,37 +193,3 @@ def _note(row: RunRow) -> str:
     said = [f"{name} started over"] if row.anew else []
     said += [f"{name} went back to generation {row.back_to}"] if row.back_to else []
     return "; ".join([*said, *([f"{name}: {counted(gone, 'segment')} expired"] if gone else [])])
-
-
-def _run(run: JobRun) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "now_ms": run.now_ms,
-        "started_ms": run.started_ms,
-        "outcome": run.outcome or None,
-        **_of_job(run.job_row, at_work=run.at_work),
-        "partitions": [
-            {
-                "topic": row.topic,
-                "partition": row.partition,
-                "generation_before": row.generation_before,
-                "generation": row.generation_after,
-                "anew": row.anew,
-                "back_to": row.back_to or None,
-                "records_read": row.records_read,
-                "records_kept": row.records_left,
-                "expired": [asdict(one) for one in row.went],
-                "bytes_before": row.bytes_before,
-                "bytes_after": row.bytes_after,
-                "seconds": json.loads(row.seconds or "{}"),
-            }
-            for row in run.rows
-        ],
-    }
-
-
-def _of_job(row: JobRow | None, *, at_work: bool) -> dict[str, Any]:
-    names = ("job", "exit_code", "user", "host", "pid", "application", "version", "error")
-    told = {name: getattr(row, name, None) for name in names}
-    ended = {"ended_ms": row.ended_ms if row is not None and not at_work else None}
-    return told | ended | {"figures": row.told if row is not None else None}

@@ -27,13 +27,11 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import (
     TO_THE_MINUTE,
     JobReport,
-    count,
+    TextTable,
     counted,
-    labelled,
     moment,
-    seconds,
+    partition_name,
     size,
-    table,
     tells_io,
 )
 from lastkey.jobs.command.store_options import VacuumOptions
@@ -65,6 +63,11 @@ Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays a
 class VacuumReport(JobReport):
     """Report of `vacuum`."""
 
+    job = "vacuum"
+    done = "{n_files:file}, {n_bytes:size} {dry_run:would}deleted in {store}"
+    facts = "store dry_run partitions bytes=n_bytes files=n_files state_files=_state_files kept audits generations"
+    text_tables = (TextTable("partitions", "partition n_files:files bytes", {"n_files": lambda p: len(p["files"])}),)
+
     store: str
     dry_run: bool
     deleted: dict[Key, list[str]] = field(default_factory=dict)
@@ -74,53 +77,45 @@ class VacuumReport(JobReport):
     kept: list[dict[str, Any]] = field(default_factory=list)  # with offsets that no current one's chain has read
     generations: list[dict[str, Any]] = field(default_factory=list)  # each that was committed, and why it stays or goes
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        out = self.json_of(
-            "vacuum",
-            store=self.store,
-            dry_run=self.dry_run,
-            partitions=[
-                {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
-                for key in sorted(self.deleted)
-            ],
-            bytes=sum(self.bytes.values()),
-            files=sum(map(len, self.deleted.values())),
-            state_files=self.state_files if self.dry_run else None,
-            kept=self.kept,
-            audits=self.audits,
-            generations=self.generations,
-        )
-        return out | {"seconds": out["seconds"].get("total", 0.0)}
+    @property
+    def partitions(self) -> list[dict[str, Any]]:
+        """Files of each partition that go."""
+        return [
+            {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
+            for key in sorted(self.deleted)
+        ]
+
+    @property
+    def n_files(self) -> int:
+        """Number of files that go."""
+        return sum(map(len, self.deleted.values()))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the files that go."""
+        return sum(self.bytes.values())
+
+    @property
+    def _state_files(self) -> int | None:
+        return self.state_files if self.dry_run else None
 
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run."""
-        freed = {"deleted_files": sum(map(len, self.deleted.values())), "deleted_bytes": sum(self.bytes.values())}
-        return super().figures() | freed
+        return super().figures() | {"deleted_files": self.n_files, "deleted_bytes": self.n_bytes}
 
-    def to_text(self) -> str:
-        """Return the report for people."""
-        rows = [(f"{k[0]}-{k[1]}", count(len(v)), size(self.bytes[k])) for k, v in sorted(self.deleted.items())]
-        lines = [table(("partition", "files", "bytes"), rows, left=(0,)), ""] if rows else []
-        lines += [
-            f"kept: {g['topic']}-{g['partition']}: generation {g['generation']}, {size(g['bytes'])}: the current "
-            f"generation's chain never read its offsets {', '.join(f'{a} to {b}' for a, b in g['offsets'])}; "
-            f"--give-up '{g['topic']}' lets vacuum delete it"
-            for g in self.kept
-        ]
-        lines += [
-            f"{'goes' if g['goes'] else 'stays'}: {g['topic']}-{g['partition']}: generation {g['generation']}"
-            f"{' of ' + moment(g['started_ms'], TO_THE_MINUTE) if g['started_ms'] is not None else ''}: "
-            f"{', '.join(g['because']) or 'nothing keeps it'}"
-            for g in (self.generations if self.dry_run or self.show_all else ())
-        ]
-        verb = "would be deleted" if self.dry_run else "deleted"
-        lines += [f"{verb}: {', '.join(self.audits)}"] if self.audits else []
-        lines += labelled("note", self.notes)
-        lines += self.io_lines()
-        total, took = sum(map(len, self.deleted.values())), seconds(self.seconds.get("total", 0.0))
-        lines.append(f"{counted(total, 'file')}, {size(sum(self.bytes.values()))} {verb} in {self.store} in {took}")
-        return "\n".join(lines)
+    def _lines(self) -> Iterable[str]:
+        for g in self.kept:
+            yield (
+                f"kept: {partition_name(g)}: generation {g['generation']}, {size(g['bytes'])}: the current "
+                f"generation's chain never read its offsets {', '.join(f'{a} to {b}' for a, b in g['offsets'])}; "
+                f"--give-up '{g['topic']}' lets vacuum delete it"
+            )
+        for g in self.generations if self.dry_run or self.show_all else ():
+            made = f" of {moment(g['started_ms'], TO_THE_MINUTE)}" if g["started_ms"] is not None else ""
+            why = ", ".join(g["because"]) or "nothing keeps it"
+            yield f"{'goes' if g['goes'] else 'stays'}: {partition_name(g)}: generation {g['generation']}{made}: {why}"
+        if self.audits:
+            yield f"{'would be deleted' if self.dry_run else 'deleted'}: {', '.join(self.audits)}"
 
 
 @tells_io

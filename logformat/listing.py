@@ -30,12 +30,8 @@ class NamedBytes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One segment of a log. A listing knows its files, a scan adds facts about its batches, and a run that writes a
-    generation adds the rest of what its manifest holds (`jobs.store.rows.SEGMENT_COLUMNS`).
-
-    It holds only plain values, because it crosses between processes, and they suffice to find the files again.
-    """
+class ListedSegment:
+    """Files of one segment, as a listing finds them."""
 
     root: (
         str  # URI that `path` is below; from `list_partition`, the folder's path on its file system; or store, archive
@@ -44,11 +40,21 @@ class Segment:
     base_offset: int  # by the file's name
     size_bytes: int  # bytes of the `.log` that belong to it: an archived active segment may grow later
     mtime_ms: int  # stands for the largest timestamp of a segment without timestamps
-    # listed: the paths of the indexes beside it; None where there is no such file
+    # the paths of the indexes beside it; None where there is no such file
     index: str | None = None
     time_index: str | None = None
     txn_index: str | None = None
     side_root: str | None = None  # URI that the indexes are below; None: `root`
+
+
+@dataclass(frozen=True)
+class Segment(ListedSegment):
+    """One segment of a log. A listing knows its files, a scan adds facts about its batches, and a run that writes a
+    generation adds the rest of what its manifest holds (`jobs.store.rows.SEGMENT_COLUMNS`).
+
+    It holds only plain values, because it crosses between processes, and they suffice to find the files again.
+    """
+
     # planned
     from_offset: int = 0  # the generation holds the batches below already
     named: NamedBytes | None = None  # as keys were erased from these offsets: must be there still, and nothing else

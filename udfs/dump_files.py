@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow.compute as pc
 
@@ -74,6 +74,8 @@ class SearchedFile:
 @dataclass(frozen=True)
 class Dumped:
     """Result for one dumped file."""
+
+    facts: ClassVar[str] = "path text=name bytes=bytes_written problems=n_problems said"
 
     path: str
     name: str

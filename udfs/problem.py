@@ -43,7 +43,7 @@ class Problem:
         return LogFormatError(**vars(self))
 
     def __str__(self) -> str:
-        return str(self.as_error())
+        return LogFormatError.__str__(self)  # type: ignore[arg-type]  # of kinds too that no error has: reindex's
 
 
 R = TypeVar("R")

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, partition_name, pick
 from lastkey.jobs.compact.needed import Answer, Needed, Reason, summary_lines
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, objects_of
 
 
 @dataclass
 class ArchiveNeededReport(JobReport):
     """Report of which segments of an archive a store still needs."""
+
+    job = "archive-needed"
+    results_at = "answers"
+    done = (
+        "{_not_needed.segments:segment}, {_not_needed.bytes:size} not needed; {_needed.segments:segment}, "
+        "{_needed.bytes:size} needed, in {archive.uri}"
+    )
+    facts = (
+        "archive=archive.uri store bytes_read partitions=_partitions needed=_needed not_needed=_not_needed "
+        "archive_needed=?archive_needed archive_needed_because=archive_needed entries"
+    )
+    text_tables = (
+        TextTable(
+            "answers",
+            "name:partition generation gone:not_needed gone_bytes:bytes n:needed n_bytes:bytes from_offset because",
+            {
+                "name": lambda a: partition_name(a.archived),
+                "gone": lambda a: len(a.not_needed),
+                "gone_bytes": lambda a: _sum(a.not_needed)["bytes"],
+                "n": lambda a: len(a.needed),
+                "n_bytes": lambda a: _sum(a.needed)["bytes"],
+                "from_offset": lambda a: a.needed[0].base_offset if a.needed else "",
+                "because": lambda a: "; ".join(dict.fromkeys(map(str, a.deciding))),
+            },
+            tells=lambda a: a.problem is not None or not a.not_needed,
+        ),
+    )
 
     archive: Root
     store: str
@@ -26,34 +52,21 @@ class ArchiveNeededReport(JobReport):
     entries: list[str] = field(default_factory=list)  # paths in the archive that no job reads
 
     @property
-    def problems(self) -> list[Problem]:
-        """Problems of the archive, and of partitions that could not be judged."""
-        return [*self.other_problems, *(a.problem for a in self.answers if a.problem is not None)]
+    def _needed(self) -> dict[str, int]:
+        return _sum([s for a in self.answers for s in a.needed])
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs, with every segment and file."""
-        return self.json_of(
-            "archive-needed",
-            archive=self.archive.uri,
-            store=self.store,
-            bytes_read=self.bytes_read,
-            partitions=[self._partition(a) for a in self.answers],
-            needed=_sums(self.answers, lambda a: a.needed),
-            not_needed=_sums(self.answers, lambda a: a.not_needed),
-            archive_needed=bool(self.archive_needed),
-            archive_needed_because=[reason.to_json() for reason in self.archive_needed],
-            entries=self.entries,
-            problems=self.problems_json(),
-            engine=self.work_json(),
-        )
+    @property
+    def _not_needed(self) -> dict[str, int]:
+        return _sum([s for a in self.answers for s in a.not_needed])
+
+    @property
+    def _partitions(self) -> list[dict[str, Any]]:
+        return list(map(self._partition, self.answers))
 
     def _partition(self, a: Answer) -> dict[str, Any]:
         gone = a.first_needed
         return {
-            "topic": a.archived.topic,
-            "partition": a.archived.partition,
-            "path": a.archived.path,
-            "generation": a.generation,
+            **pick(a, "topic=archived.topic partition=archived.partition path=archived.path generation"),
             "judged": a.problem is None,
             "needed_from": a.needed[0].base_offset if a.needed else None,
             "needed": _sum(a.needed),
@@ -75,43 +88,16 @@ class ArchiveNeededReport(JobReport):
             "files": [found for path in a.files() for found in objects_of(self.archive, path)],
         }
 
-    def to_text(self) -> str:
-        """Return the report for people, or only the paths of files that may go."""
-        if self.paths_only:
-            files = (path for a in self.answers for path in a.files())
-            return "\n".join(found for path in files for found in objects_of(self.archive, path))
-        header = ("partition", "generation", "not needed", "", "needed", "", "from offset", "because")
-        rows = [
-            (
-                f"{a.archived.topic}-{a.archived.partition}",
-                count(a.generation),
-                counted(len(a.not_needed), "segment"),
-                size(_sum(a.not_needed)["bytes"]),
-                counted(len(a.needed), "segment"),
-                size(_sum(a.needed)["bytes"]),
-                str(a.needed[0].base_offset) if a.needed else "",
-                "; ".join(dict.fromkeys(map(str, a.deciding))),
-            )
-            for a in self.shown(self.answers, lambda a: a.problem is not None or not a.not_needed)
-        ]
-        out = [table(header, rows, left=(0, 7))] if rows else []
-        if len(rows) < len(self.answers):
-            out.append(f"and {counted(len(self.answers) - len(rows), 'partition')} of which a part is not needed: "
-                       "--all lists them")  # fmt: skip
-        out += labelled("problem", self.problems) + labelled("note", self.notes)
-        out += summary_lines(self.archive_needed)
-        gone = _sums(self.answers, lambda a: a.not_needed)
-        kept = _sums(self.answers, lambda a: a.needed)
-        out.append(self.last_lines())
-        out.append(
-            f"{counted(gone['segments'], 'segment')}, {size(gone['bytes'])} not needed; "
-            f"{counted(kept['segments'], 'segment')}, {size(kept['bytes'])} needed, in {self.archive.uri}"
+    @property
+    def raw(self) -> str | None:
+        """Paths of the files that may go, for --paths."""
+        files = (path for a in self.answers for path in a.files())
+        return (
+            "\n".join(found for path in files for found in objects_of(self.archive, path)) if self.paths_only else None
         )
-        return "\n".join(out)
 
-    def aside(self) -> list[str]:
-        """Return problems and notes for stderr if stdout has paths alone."""
-        return [*labelled("problem", self.problems), *labelled("note", self.notes)] if self.paths_only else []
+    def _lines(self) -> Iterable[str]:
+        return summary_lines(self.archive_needed)
 
 
 def _base(a: Answer, reason: Reason) -> int | None:
@@ -120,7 +106,3 @@ def _base(a: Answer, reason: Reason) -> int | None:
 
 def _sum(segments: Sequence[Segment]) -> dict[str, int]:
     return {"segments": len(segments), "bytes": sum(s.size_bytes for s in segments)}
-
-
-def _sums(answers: Sequence[Answer], part: Callable[[Answer], Sequence[Segment]]) -> dict[str, int]:
-    return _sum([s for a in answers for s in part(a)])

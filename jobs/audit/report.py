@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lastkey.jobs.command.reporting import JobReport, counted, labelled, size, table
+from lastkey.jobs.command.reporting import JobReport, counted, size, table
 from lastkey.jobs.errors import DONE, PROBLEMS
 from lastkey.jobs.report.parts import Card, Table
 
@@ -13,6 +14,9 @@ from lastkey.jobs.report.parts import Card, Table
 @dataclass(kw_only=True)
 class AuditReport(JobReport):
     """Report of one audit."""
+
+    job = "audit"
+    facts = "sources audits findings summary *=details stretches_read bytes_read"
 
     kind: str
     sources: list[str] = field(default_factory=list)
@@ -34,31 +38,16 @@ class AuditReport(JobReport):
         """Return what the store keeps of the audit: a later audit of the same sources shows its summary."""
         return super().figures() | {"findings": self.findings, "sources": self.sources, "summary": self.summary}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return self.json_of(
-            f"audit {self.kind}",
-            sources=self.sources,
-            audits=self.audits,
-            findings=self.findings,
-            summary=self.summary,
-            **self.details,
-            problems=self.problems_json(),
-            stretches_read=self.stretches_read,
-            bytes_read=self.bytes_read,
-            engine=self.work_json(),
-        )
+    def _name(self) -> str:
+        return f"audit {self.kind}"
 
-    def to_text(self) -> str:
-        """Return the report for people."""
-        out = [f"audit {self.kind}: {', '.join(self.sources)}", ""]
+    def _lines(self) -> Iterable[str]:
         width = max((len(card.label) for card in self.cards), default=0)
-        out += [f"{c.label.ljust(width)}  {c.value}{f'  ({c.more})' if c.more else ''}" for c in self.cards]
+        yield from (f"{c.label.ljust(width)}  {c.value}{f'  ({c.more})' if c.more else ''}" for c in self.cards)
         for rows in self.tables:
             if rows.rows:
-                out += ["", rows.label, table(rows.header, rows.rows, left=(0, *rows.text))]
-        out += ["", f"read: {counted(self.stretches_read, 'stretch', 'stretches')} of logs, {size(self.bytes_read)}"]
-        out += labelled("problem", self.problems)
-        out += labelled("note", self.notes)
-        out.append(self.last_lines())
-        return "\n".join(out)
+                yield from ("", rows.label, table(rows.header, rows.rows))
+
+    def _outcome(self) -> str:
+        read = f"{counted(self.stretches_read, 'stretch', 'stretches')} of logs, {size(self.bytes_read)}"
+        return f"{self._name()}: {', '.join(self.sources)}: read {read}; {counted(self.findings, 'finding')}"

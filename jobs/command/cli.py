@@ -31,7 +31,7 @@ from lastkey.jobs.command.job_modules import imported
 from lastkey.jobs.command.parse import check_text
 from lastkey.jobs.command.progress import LogAboveTheBar, Progress, shown_progress
 from lastkey.jobs.command.read_options import InspectOptions
-from lastkey.jobs.command.reporting import Report
+from lastkey.jobs.command.reporting import WIDTH, JobReport
 from lastkey.jobs.command.spark_options import without_effect
 from lastkey.jobs.command.stopping import EarlyEndError, signals_handled, terminate
 from lastkey.jobs.errors import DONE, JobError
@@ -82,8 +82,13 @@ def _lines_to_stdout() -> Callable[[Any], object]:
     return (lambda lines: write(visible_bytes(lines))) if sys.stdout.isatty() else write
 
 
+def _text(report: JobReport, *, as_json: bool) -> str:
+    """Return a report as JSON, or as text that is wrapped for people alone: each line is one in a file or pipe."""
+    return json.dumps(report.to_json(), indent=2) if as_json else report.to_text(WIDTH if sys.stdout.isatty() else 0)
+
+
 def _show(
-    run: Callable[[Progress], Report],
+    run: Callable[[Progress], JobReport],
     *,
     as_json: bool,
     progress: bool | None,
@@ -101,7 +106,7 @@ def _show(
     report.show_all = show_all
     report.notes += without_effect(spark_options, report.work)
     click.get_current_context().ensure_object(Ending).report = report
-    text = json.dumps(report.to_json(), indent=2) if as_json else report.to_text()
+    text = _text(report, as_json=as_json)
     _say(f"{text}\n" if text else "", sys.stdout)
     _say("".join(f"{line}\n" for line in ([] if as_json else report.aside())), sys.stderr)
     raise click.exceptions.Exit(report.exit_code)
@@ -136,7 +141,7 @@ def _inspect(options: InspectOptions, *, progress: bool | None, quiet: bool, ver
     for lines in itertools.chain(report.said, notes):
         _say(lines, sys.stderr)
     if options.output is not None:
-        _say(f"{json.dumps(report.to_json(), indent=2) if as_json else report.to_text()}\n", sys.stdout)
+        _say(f"{_text(report, as_json=as_json)}\n", sys.stdout)
     raise click.exceptions.Exit(report.exit_code)
 
 
@@ -227,7 +232,7 @@ def _fail(failure: Failure, as_json: bool, ending: Ending) -> int:
     if failure.is_defect:
         _say(traceback.format_exc(), sys.stderr)
     if failure.report is not None and not as_json:
-        _say(f"{failure.report.to_text()}\n", sys.stdout)
+        _say(f"{_text(failure.report, as_json=False)}\n", sys.stdout)
     _say(f"error: {failure.line}\n", sys.stderr)
     if as_json:
         _say(f"{json.dumps(failure.to_json(), indent=2, default=str)}\n", sys.stdout)

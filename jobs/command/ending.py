@@ -21,7 +21,7 @@ import click
 
 from lastkey.jobs import installation
 from lastkey.jobs.command.openmetrics import LAST_SUCCESS, RunMetrics, openmetrics, sample_key
-from lastkey.jobs.command.reporting import Report
+from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.command.whole_file import METRICS, check_file, whole_file
 from lastkey.jobs.errors import DONE, JobError
@@ -39,7 +39,7 @@ class Ending:
     metrics_file: str | None = None
     notify: str | None = None
     context: click.Context | None = None  # of the command: its name and parameters
-    report: Report | None = None
+    report: JobReport | None = None
     error: str = ""
     started_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
 

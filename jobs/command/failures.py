@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar, get_args
 from lastkey.jobs.command.access import job_error
 from lastkey.jobs.command.option_groups import RecordKind
 from lastkey.jobs.command.parse import nearest
-from lastkey.jobs.command.reporting import Report, size
+from lastkey.jobs.command.reporting import JobReport, size
 from lastkey.jobs.command.spark_options import OF_SPARK
 from lastkey.jobs.command.stopping import EarlyEndError, InterruptedRunError
 from lastkey.jobs.errors import (
@@ -99,7 +99,7 @@ class Failure:
     fields: dict[str, object]
     exit_code: int
     is_defect: bool = False  # ours: print a traceback first
-    report: Report | None = None  # of the work that was done before
+    report: JobReport | None = None  # of the work that was done before
 
     def to_json(self) -> dict[str, object]:
         """Return the error as JSON, in the report if there is one."""

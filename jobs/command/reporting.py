@@ -1,52 +1,31 @@
-"""Reports of jobs: text for a person, JSON for a program, an exit code for a script."""
+"""Reports of jobs: dataclasses of facts. One renderer makes text for people of them, one JSON for programs."""
 
 from __future__ import annotations
 
 import logging
+import re
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from html import escape
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from lastkey.jobs.errors import DONE, PROBLEMS
 from lastkey.logformat.control_characters import visible
 from lastkey.logformat.storage import io_counts
 from lastkey.logformat.storage.io_counts import READ, WRITTEN
+from lastkey.udfs.problem import Problem
 
 if TYPE_CHECKING:
     from lastkey.udfs.compact.retention import Expired, Reason
-    from lastkey.udfs.problem import Problem
 
-T = TypeVar("T")
+WIDTH: Final = 80  # columns of a text
 MOST_ROWS: Final = 20  # of a table; a longer one shows only rows that tell something
+_MOST_LISTED: Final = 200  # problems or files of a text; JSON has all
 _LOG = logging.getLogger("lastkey")
-
-
-class Report(Protocol):
-    """Report that `run(options, progress)` of a job returns."""
-
-    notes: list[str]
-    work: Work | None
-    show_all: bool
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code, one of those in `jobs.errors`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists, numbers and strings."""
-
-    def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
-
-    def to_text(self) -> str:
-        """Return the text for people, without a newline at its end."""
-
-    def aside(self) -> list[str]:
-        """Return lines for stderr, beside a text that only programs read."""
 
 
 class Phases(dict[str, float]):
@@ -76,9 +55,55 @@ class Work:
         return of_spark + (f", {counted(self.tasks, 'task')}" if self.tasks else "")
 
 
+@dataclass(frozen=True)
+class TextTable:
+    """Table in a report's text.
+
+    columns: "name" or "name:header" each; a name is `computed` of the row, or a path, "log.segments". It decides how
+    values are shown: "bytes" are sizes, "_ms" times, a float is a share, an offset or generation a plain number.
+    """
+
+    rows: str  # path from the report
+    columns: str
+    computed: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)
+    title: str = ""
+    total: str = ""  # noun of the last row, which sums up all others if there are several
+    tells: Callable[[Any], bool] = lambda row: True  # whether a row is shown where there are many
+
+    def headers(self) -> tuple[str, ...]:
+        """Return the header of each column."""
+        pairs = (column.partition(":") for column in self.columns.split())
+        return tuple((header or name.rpartition(".")[2]).replace("_", " ") for name, _, header in pairs)
+
+    def cells(self, row: Any) -> tuple[str, ...]:
+        """Return a row's values as text."""
+        return tuple(map(_cell, self.columns.split(), self._values(row)))
+
+    def sums(self, rows: Sequence[Any]) -> tuple[str, ...]:
+        """Return the last row."""
+        columns, values = self.columns.split(), zip(*map(self._values, rows), strict=True)
+        sums = (_cell(column, _sum(column, of)) for column, of in zip(columns, values, strict=True))
+        return (counted(len(rows), self.total), *list(sums)[1:])
+
+    def _values(self, row: Any) -> list[object]:
+        names = (column.partition(":")[0] for column in self.columns.split())
+        return [self.computed.get(name, _COMPUTED.get(name, partial(_reach, path=name)))(row) for name in names]
+
+
 @dataclass(kw_only=True)
 class JobReport:
-    """Base of the reports of all jobs. A notebook's cell that ends with a report displays its text."""
+    """Base of the reports of all jobs: `facts` for programs, tables and sentences for people.
+
+    A notebook's cell that ends with a report displays its text.
+    """
+
+    job: ClassVar[str] = ""
+    facts: ClassVar[str] = ""  # of JSON, in order: "name", "name=path", "*=path" for each of a mapping
+    text_tables: ClassVar[Sequence[TextTable]] = ()
+    done: ClassVar[str] = ""  # what was done, in one line: `{output}`, `{n_bytes:size}`, `{at_ms:time}`, `{files:file}`
+    results_at: ClassVar[str] = (
+        ""  # path to results of partitions: their `problem` or `problems`, and `notes`, count too
+    )
 
     other_problems: list[Any] = field(default_factory=list)  # a Problem each, or its text: of no partition here
     notes: list[str] = field(default_factory=list)
@@ -90,70 +115,181 @@ class JobReport:
     @property
     def problems(self) -> list[Any]:
         """Problems with data, of partitions and of the rest: a Problem each, or its text."""
-        return self.other_problems
+        of = ((*getattr(one, "problems", ()), getattr(one, "problem", None)) for one in self._results())
+        return [*self.other_problems, *(problem for problems in of for problem in problems if problem is not None)]
 
     @property
     def exit_code(self) -> int:
         """Exit code: 0, or 3 if there are problems."""
         return PROBLEMS if self.problems else DONE
 
-    def to_text(self) -> str:
-        """Return the text for people; every job's report has its own."""
-        raise NotImplementedError
+    @property
+    def last_line(self) -> str:
+        """Last line of the text: what was done, and the exit code."""
+        return f"{self._outcome()}; exit code {self.exit_code}"
 
-    def aside(self) -> list[str]:
-        """Return lines for stderr, beside a text that only programs read."""
-        return []
-
-    def json_of(self, job: str, **fields: Any) -> dict[str, Any]:
-        """Return the report for programs, with a job's own fields in the middle."""
-        return {
-            "job": job,
-            "exit_code": self.exit_code,
-            **fields,
-            "notes": self.notes,
-            "seconds": self.seconds_json(),
-            **self.io_json(),
-        }
+    @property
+    def raw(self) -> str | None:
+        """Text for other programs that takes the report's place."""
+        return None
 
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run: amounts by name, and counts by state or kind."""
         return {"problems": counts(getattr(p, "kind", "other") for p in self.problems)}
 
-    def problems_json(self) -> list[Any]:
-        """Return every problem for programs: never empty at exit code 3, but of an audit with findings."""
-        return [p if isinstance(p, str) else problem_json(p) for p in self.problems]
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs: plain dicts, lists, numbers and strings.
 
-    def shown(self, rows: Sequence[T], tells: Callable[[T], bool]) -> Sequence[T]:
-        """Return the rows to show of a table: all of a few, of many only those that tell something."""
-        return rows if self.show_all or len(rows) <= MOST_ROWS else [row for row in rows if tells(row)]
+        `problems` are never empty at exit code 3, but of an audit with findings.
+        """
+        return {
+            "job": self._name(),
+            "exit_code": self.exit_code,
+            **pick(self, self.facts),
+            "problems": plain(self.problems),
+            "notes": self.notes,
+            "engine": plain(self.work),
+            "seconds": {phase: round(value, 3) for phase, value in self.seconds.items()},
+            **({"io": self.io} if self.io else {}),
+        }
 
-    def seconds_json(self) -> dict[str, float]:
-        """Return seconds by phase for programs."""
-        return {name: round(value, 3) for name, value in self.seconds.items()}
+    def to_text(self, width: int = 0) -> str:
+        """Return the report for people: tables, sentences, problems, notes, who worked, and the last line.
 
-    def work_json(self) -> dict[str, Any] | None:
-        """Return who did the work for programs."""
-        return None if self.work is None else asdict(self.work)
+        width: sentences are wrapped to so many columns; 0: each stays one line, for other programs.
+        """
+        if (raw := self.raw) is not None:
+            return raw
+        out = [line for of in self.text_tables for line in self._table(of)]
+        out += [
+            *self._lines(),
+            *some(labelled("problem", self._problem_texts())),
+            *labelled(
+                "note", [*self.notes, *(note for part in self._results() for note in getattr(part, "notes", ()))]
+            ),
+        ]
+        if requests := ", ".join(f"{n:,} {kind}" for kind, n in self.io.get("requests", {}).items()):
+            amounts = f"{size(self.io.get(READ, 0))} read, {size(self.io.get(WRITTEN, 0))} written"
+            out.append(f"in all {amounts}; requests to buckets: {requests}")
+        out += labelled("engine", filter(None, [self.work]))
+        took = ", ".join(f"{phase} {seconds(value)}" for phase, value in self.seconds.items())
+        out += [f"seconds: {took}"] if took else []
+        lines = "\n".join((*out, self.last_line)).split("\n")
+        return "\n".join(_wrapped(line, width) if 0 < width < len(line) else line for line in lines)
 
-    def last_lines(self) -> str:
-        """Return for people who did the work, and the seconds by phase."""
-        lines = self.io_lines() + ([] if self.work is None else [f"engine: {self.work}"])
-        lines.append("seconds: " + ", ".join(f"{name} {seconds(value)}" for name, value in self.seconds.items()))
-        return "\n".join(lines)
+    def aside(self) -> list[str]:
+        """Return lines for stderr beside a text that only programs read."""
+        return [] if self.raw is None else [*labelled("problem", self.problems), *labelled("note", self.notes)]
 
-    def io_json(self) -> dict[str, Any]:
-        """Return bytes and requests for programs."""
-        return {"io": self.io} if self.io else {}
+    def _name(self) -> str:
+        return self.job
 
-    def io_lines(self) -> list[str]:
-        """Return for people what a job on a bucket read, wrote and asked for."""
-        requests = ", ".join(f"{n:,} {kind}" for kind, n in self.io.get("requests", {}).items())
-        amounts = f"{size(self.io.get(READ, 0))} read, {size(self.io.get(WRITTEN, 0))} written"
-        return [f"in all {amounts}; requests to buckets: {requests}"] if requests else []
+    def _outcome(self) -> str:
+        return re.sub(r"\{([\w.]+):?(\w*)\}", lambda of: _said(_reach(self, of[1]), of[2]), self.done)
+
+    def _lines(self) -> Iterable[str]:
+        return ()  # between the tables and the problems; a table is one of them
+
+    def _problem_texts(self) -> Sequence[object]:
+        return self.problems
+
+    def _results(self) -> Sequence[Any]:
+        return _reach(self, self.results_at) if self.results_at else ()
+
+    def _table(self, of: TextTable) -> Iterator[str]:
+        rows = list(_reach(self, of.rows) or ())
+        shown = rows if self.show_all or len(rows) <= MOST_ROWS else [row for row in rows if of.tells(row)]
+        if shown:
+            sums = [of.sums(rows)] if of.total and len(rows) > 1 else []
+            yield from filter(None, [of.title])
+            yield table(of.headers(), [*map(of.cells, shown), *sums], total=bool(sums))
+        if len(shown) < len(rows):
+            yield f"and {len(rows) - len(shown):,} more, which need no attention: --all lists them"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(visible(self.to_text()))}</pre>"
+
+
+def pick(of: Any, names: str) -> dict[str, Any]:
+    """Return facts for JSON: "name", "name=path", "name=?path" (is there any?), or "*=path" for all of a mapping."""
+    out: dict[str, Any] = {}
+    for name, _, path in (fact.partition("=") for fact in names.split()):
+        value: Any = bool(_reach(of, path[1:])) if path.startswith("?") else plain(_reach(of, path or name))
+        out |= value if name == "*" else {name: value}
+    return out
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON. A dataclass gives its `facts`, or all fields; a Problem all but its state."""
+    if hasattr(value, "to_json"):
+        return plain(value.to_json())
+    if isinstance(value, Problem):
+        return {name: of for name, of in vars(value).items() if name != "state"}
+    if is_dataclass(value):
+        return pick(value, getattr(value, "facts", "") or " ".join(f.name for f in fields(value)))
+    if isinstance(value, Mapping):
+        return {name: plain(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(plain, value))
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def partition_name(row: Any) -> str:
+    """Return `<topic>-<partition>` of a row."""
+    name = getattr(row, "name", None)
+    return str(name()) if callable(name) else f"{_reach(row, 'topic')}-{_reach(row, 'partition')}"
+
+
+_COMPUTED: Final = {"partition": partition_name}
+
+
+def _reach(of: Any, path: str) -> Any:
+    """Return what lies on a path of attributes, methods or keys; None where one is None, or a key is missing."""
+    for name in path.split("."):
+        of = of.get(name) if isinstance(of, Mapping) else None if of is None else getattr(of, name)
+        of = of() if callable(of) else of
+    return of
+
+
+def _said(value: Any, how: str) -> str:
+    """Return a fact in a sentence: a size, a time, how many of something, or text; of `dry_run`: "would be "."""
+    if how == "size":
+        return size(value)
+    if how == "time":
+        return moment(value)
+    if how == "would":
+        return "would be " if value else ""
+    return counted(value if isinstance(value, int) else len(value), how) if how else str(value)
+
+
+def _cell(column: str, value: object) -> str:
+    if value is None or isinstance(value, str):
+        return "-" if value is None else value
+    if isinstance(value, float):
+        return f"{100 * value:.1f} %"
+    number = int(value)  # type: ignore[call-overload]
+    if "bytes" in column:
+        return size(number)
+    if "_ms" in column:
+        return moment(number, TO_THE_MINUTE)
+    return str(number) if "offset" in column or "generation" in column else count(number)
+
+
+def _sum(column: str, values: Iterable[Any]) -> object:
+    known = [value for value in values if value is not None]
+    is_amount = not any(word in column for word in ("offset", "generation", "_ms"))
+    return sum(known) if is_amount and all(isinstance(value, int) for value in known) else ""
+
+
+def some(lines: Iterable[str]) -> list[str]:
+    """Return the first lines of many, and how many more there are."""
+    listed = list(lines)
+    more = len(listed) - _MOST_LISTED
+    return listed[:_MOST_LISTED] + ([f"and {more:,} more: --json lists all"] if more > 0 else [])
+
+
+def _wrapped(line: str, width: int, indent: str = "  ") -> str:
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 J = TypeVar("J", bound=JobReport)
@@ -178,102 +314,40 @@ def counts(kinds: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(kinds).items()))
 
 
-def problem_json(problem: Problem) -> dict[str, Any]:
-    """Return a problem for programs, without the state of its partition: the problem may concern none."""
-    out = asdict(problem)
-    del out["state"]
-    return out
-
-
 def labelled(what: str, lines: Iterable[object]) -> list[str]:
     """Return lines of a report's text: `note: ...`, `problem: ...`."""
     return [f"{what}: {line}" for line in lines]
 
 
-@dataclass(frozen=True)
-class PartitionLine:
-    """Row for one partition before -> after. None: unknown, shown as "-". `estimate`: bytes_after is an estimate."""
-
-    topic: str
-    partition: int
-    state: str  # clean, dirty, uncleanable, diverged, gap, ...
-    records_before: int | None = None
-    records_after: int | None = None
-    bytes_before: int | None = None
-    bytes_after: int | None = None
-    segments_before: int | None = None
-    segments_after: int | None = None
-    estimate: bool = False
-    note: str = ""
-
-
-def before_after_table(lines: Iterable[PartitionLine], total: str = "") -> str:
-    """Return the table of a compaction: a row a partition, in order, and a total if there are several.
-
-    total: name of the last row, if there are more partitions than rows.
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, total: bool = False) -> str:
+    """Return columns under their header, numbers right aligned. An empty column, or one of zeros, is left out. A row
+    that is wider than WIDTH goes on in an indented line. total: the last row sums up.
     """
-    lines = sorted(lines, key=lambda line: (line.topic, line.partition))
-    has_total = bool(total) or len(lines) > 1
-    header = ("partition", "state", "records", "", "", "bytes", "", "", "saved", "segments", "note")
-    rows = [_row(f"{line.topic}-{line.partition}", line) for line in lines]
-    if has_total:
-        rows.append(_row(total or counted(len(lines), "partition"), _total(lines)))
-    return table(header, rows, left=(0, 1, 10), rule_before_last=has_total)
-
-
-def _row(name: str, line: PartitionLine) -> tuple[str, ...]:
-    saved = ""
-    if line.bytes_before and line.bytes_after is not None:
-        saved = f"{100 * (line.bytes_before - line.bytes_after) / line.bytes_before:.1f} %"
-    estimate = "~" if line.estimate else ""
-    segments = ""
-    if line.segments_before is not None:
-        segments = f"{count(line.segments_before)} -> {count(line.segments_after)}"
-    return (
-        name,
-        line.state,
-        *_before_after(count, line.records_before, line.records_after),
-        *_before_after(size, line.bytes_before, line.bytes_after, estimate),
-        saved and estimate + saved,
-        segments,
-        line.note,
-    )
-
-
-def _before_after(
-    show: Callable[[int | None], str], before: int | None, after: int | None, mark: str = ""
-) -> tuple[str, str, str]:
-    return ("", "", "") if before is None and after is None else (show(before), "->", mark + show(after))
-
-
-def _total(lines: Sequence[PartitionLine]) -> PartitionLine:
-    def add(name: str) -> int | None:
-        values = [getattr(line, name) for line in lines if getattr(line, name) is not None]
-        return sum(values) if values else None
-
-    names = ("records_before", "records_after", "bytes_before", "bytes_after", "segments_before", "segments_after")
-    estimate = any(line.estimate for line in lines)
-    return PartitionLine("", 0, "", **{name: add(name) for name in names}, estimate=estimate)  # type: ignore[arg-type]
-
-
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = (), rule_before_last: bool = False
-) -> str:
-    """Return columns under their header, right aligned except those in `left`; an empty column is left out."""
     body = [tuple(row) for row in rows]
-    columns = [i for i in range(len(header)) if header[i] == "" or any(row[i].strip("-~ ") for row in body) or i == 0]
-    columns = [i for i in columns if any(row[i] for row in body)] or [0]
+    columns = [i for i in range(len(header)) if i == 0 or any(row[i].strip("-~ ") not in _NOTHING for row in body)]
     widths = {i: max(len(row[i]) for row in [tuple(header), *body]) for i in columns}
+    left = {i for i in columns if i == 0 or any(row[i] and row[i][0] not in "~-0123456789" for row in body)}
+    lines: list[list[int]] = [[]]
+    for i in columns:
+        indent = 2 * (len(lines) > 1)
+        if lines[-1] and indent + sum(widths[j] + 2 for j in lines[-1]) + widths[i] > WIDTH:
+            lines.append([])
+        lines[-1].append(i)
 
     def render(row: Sequence[str]) -> str:
-        cells = (row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in columns)
-        return "  ".join(cells).rstrip()
+        cells = [[row[i].ljust(widths[i]) if i in left else row[i].rjust(widths[i]) for i in line] for line in lines]
+        shown = [("  " * (n > 0) + "  ".join(line)).rstrip() for n, line in enumerate(cells)]
+        return "\n".join(_wrapped(line, WIDTH, "    ") if len(line) > WIDTH else line for line in filter(None, shown))
 
-    rule = "-" * max(len(render(row)) for row in [tuple(header), *body])
-    out = [render(header), rule, *map(render, body)]
-    if rule_before_last and body:
+    made = list(map(render, [header, *body]))
+    rule = "-" * min(max(len(line) for row in made for line in row.split("\n")), WIDTH)
+    out = [made[0], rule, *made[1:]]
+    if total:
         out.insert(len(out) - 1, rule)
     return "\n".join(out)
+
+
+_NOTHING: Final = ("", "0", "0 B")
 
 
 def count(n: int | None) -> str:

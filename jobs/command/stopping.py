@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, TypeVar
 from lastkey.jobs.errors import PARTIAL
 
 if TYPE_CHECKING:
-    from lastkey.jobs.command.reporting import Report
+    from lastkey.jobs.command.reporting import JobReport
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("lastkey")
@@ -41,7 +41,7 @@ class EarlyEndError(BaseException):
 
     exit_code: ClassVar[int]
     said: ClassVar[str]
-    report: Report | None = None  # of the work that was done until then
+    report: JobReport | None = None  # of the work that was done until then
 
 
 class InterruptedRunError(EarlyEndError, KeyboardInterrupt):

@@ -140,7 +140,7 @@ def _finish(start: Start, outcome: Outcome, began: float) -> CompactReport:
         return report
     error.report = report
     error.add_note(report.committed())
-    if len(report.generations) < report.n_due():
+    if len(report.generations) < len(report.due):
         error.add_note("run again to continue")
     raise error
 
@@ -162,11 +162,11 @@ def _report(
         archive_needed=archive_needed,
         not_compacted=listing.not_compacted,
         expired_nothing=sorted(t for t, s in listing.settings.items() if s.compacts and s.expires and not s.has_limit),
-        conflict=outcome.conflict,
+        conflict=outcome.conflict or None,
         due=outcome.due,
         ended_early=outcome.ended_early,
         cut_off=outcome.cut_off,
-        unreadable=archive.unreadable,
+        other_problems=list(archive.unreadable),
         lag=lag or {},
         notes=[
             *listing.notes,

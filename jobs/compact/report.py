@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import (
     JobReport,
-    PartitionLine,
-    before_after_table,
+    TextTable,
     by_rule,
-    count,
     counted,
     counts,
     labelled,
+    pick,
     size,
     table,
 )
@@ -27,19 +26,49 @@ from lastkey.jobs.errors import DONE, PARTIAL, ConflictError
 from lastkey.jobs.topics import Key
 from lastkey.udfs.compact.plan import PartitionResult, ScheduledSegment
 from lastkey.udfs.held_back import HeldBack
-from lastkey.udfs.problem import Problem
 
-_DONE: Final = {  # of a new generation: what was done, what a dry run would do
-    "clean": "would clean",
-    "expired": "would expire",
-    "erased": "would erase",
-    "kept": "would keep",  # as it is: the first generation of an empty log, or a --reset with nothing cleanable
-}
+_DROPPED: Final = (  # counter, reason
+    ("superseded", "superseded"),
+    ("tombstones", "expired tombstones"),
+    ("aborted", "of aborted transactions"),
+    ("null_key", "without a key"),
+    ("markers", "transaction markers"),
+    ("expired", "older than retention.ms"),
+    ("erased", "of erased keys"),
+)
+_SCHEDULE: Final = TextTable(
+    "schedule",
+    "base_offset:offset size_bytes:size records dead_records:dead share reason:why",
+    {"share": lambda s: f"{100 * s.dead_records / max(s.records, 1):.0f} %"},
+)
+_PARTITION: Final = (
+    "topic partition held_back first_dirty_offset_before=cleanable.first_dirty_offset "
+    "first_dirty_offset=log.first_dirty_offset log_start_offset=log.log_start_offset next_offset=log.next_offset "
+    "dirty_ratio=cleanable.ratio clean_bytes=cleanable.clean_bytes dirty_bytes=cleanable.cleanable_bytes "
+    "bytes_before=work.bytes_before bytes_after=work.bytes_after bytes_read=work.bytes_read "
+    "bytes_written=work.bytes_written recompressed_bytes=work.recompressed_bytes segments_before=log.segments_before "
+    "expired=log.expired *=work.counters splits=work.splits rounds=work.rounds schedule "
+    "peak_memory_bytes=work.peak_memory_bytes seconds=work.seconds notes"
+)
 
 
 @dataclass
 class CompactReport(JobReport):
     """Report of a run, partition by partition."""
+
+    job = "compact"
+    results_at = "results"
+    facts = (
+        "archive store run_id now_ms dry_run archive_needed=?archive_needed archive_needed_because=archive_needed "
+        "conflict partial summary=last_line partitions not_compacted expired_nothing"
+    )
+    text_tables = (
+        TextTable(
+            "shown",
+            "partition state records left bytes bytes_after:left saved note",
+            total="partition",
+        ),
+    )
 
     archive: str
     store: str
@@ -52,17 +81,11 @@ class CompactReport(JobReport):
     archive_needed: list[Needed] = field(default_factory=lambda: [Needed("nothing")])  # reasons, the worst first
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
-    conflict: str = ""
+    conflict: str | None = None  # why another run kept this one from its commit
     due: set[Key] = field(default_factory=set)
     ended_early: EarlyEndError | None = None  # the reason
     cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over
-    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
     lag: dict[str, int] = field(default_factory=dict)  # behind the archive, see lag_of
-
-    @property
-    def problems(self) -> list[Problem]:
-        """Problems of the report, including those of partitions that were set aside."""
-        return [*self.unreadable, *(r.problem for r in self.results if r.problem is not None)]
 
     @property
     def exit_code(self) -> int:
@@ -78,10 +101,6 @@ class CompactReport(JobReport):
         """True if --max-runtime was over before all was done."""
         return isinstance(self.ended_early, OutOfTimeError)
 
-    def n_due(self) -> int:
-        """Return how many partitions were due."""
-        return len(self.due)
-
     def committed(self) -> str:
         """Say how many of the partitions that were due have a new generation."""
         return committed_of(self.generations, self.due)
@@ -93,7 +112,7 @@ class CompactReport(JobReport):
         states = (r.problem.state if r.problem else self._status(r) for r in self.results)
         return super().figures() | {
             "committed_partitions": len(made),
-            "due_partitions": self.n_due(),
+            "due_partitions": len(self.due),
             "read_bytes": sum(r.work.bytes_read for r in made),
             "written_bytes": sum(r.work.bytes_written for r in made),
             "before_bytes": before,
@@ -105,72 +124,33 @@ class CompactReport(JobReport):
             "lag": self.lag,
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs: bytes, seconds, and counts by reason for each partition."""
-        return {
-            "job": "compact",
-            "archive": self.archive,
-            "store": self.store,
-            "run_id": self.run_id,
-            "now_ms": self.now_ms,
-            "dry_run": self.dry_run,
-            "exit_code": self.exit_code,
-            "archive_needed": bool(self.archive_needed),
-            "archive_needed_because": [reason.to_json() for reason in self.archive_needed],
-            "conflict": self.conflict or None,
-            "partial": self.partial,
-            "summary": self.summary(),
-            "partitions": [self._partition(r) for r in self.results],
-            "not_compacted": self.not_compacted,
-            "expired_nothing": self.expired_nothing,
-            "problems": self.problems_json(),
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-            **self.io_json(),
-        }
+    @property
+    def partitions(self) -> list[dict[str, Any]]:
+        """Bytes, seconds, and counts by reason of each partition."""
+        return list(map(self._partition, self.results))
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """Rows of partitions that changed or were set aside; the rest, perhaps hundreds, is counted."""
+        rows = [r for r in self.results if self.show_all or r.status != "not_due"]
+        return [_row(r, self._status(r), self.dry_run) for r in sorted(rows, key=key_of)]
 
     def _partition(self, r: PartitionResult) -> dict[str, Any]:
-        return {
-            "topic": r.topic,
-            "partition": r.partition,
+        rebuilt = r.work.counters.get("batches_rebuilt", 0) > 0
+        return pick(r, _PARTITION) | {
             "status": self._status(r),
             "generation": self.generations.get(key_of(r)),
             "anew": key_of(r) in self.anew,
-            "problem": asdict(r.problem) if r.problem else None,
-            "held_back": [one.to_json() for one in r.held_back],
-            "first_dirty_offset_before": r.cleanable.first_dirty_offset,
-            "first_dirty_offset": r.log.first_dirty_offset,
-            "log_start_offset": r.log.log_start_offset,
-            "next_offset": r.log.next_offset,
-            "dirty_ratio": round(r.cleanable.ratio, 6),
-            "clean_bytes": r.cleanable.clean_bytes,
-            "dirty_bytes": r.cleanable.cleanable_bytes,
-            "bytes_before": r.work.bytes_before,
-            "bytes_after": r.work.bytes_after,
-            "bytes_after_is_estimate": self.dry_run
-            and r.work.counters.get("batches_rebuilt", 0) > 0
-            and _compressed(r),
-            "bytes_read": r.work.bytes_read,
-            "bytes_written": r.work.bytes_written,
-            "recompressed_bytes": r.work.recompressed_bytes,
-            "segments_before": r.log.segments_before,
+            "problem": vars(r.problem) if r.problem else None,
+            "bytes_after_is_estimate": self.dry_run and rebuilt and _compressed(r),
             "segments_after": len(r.log.segments),
             "gaps": [[gap.first, gap.last] for gap in r.log.gaps],
-            "expired": [asdict(one) for one in r.log.expired],
-            **r.work.counters,
-            "splits": r.work.splits,
-            "rounds": r.work.rounds,
-            "schedule": [asdict(s) for s in r.schedule],
-            "peak_memory_bytes": r.work.peak_memory_bytes,
-            "seconds": {name: round(value, 4) for name, value in r.work.seconds.items()},
             "bytes": {  # of each phase; written segments are read back
                 "scan": r.work.bytes_before,
                 "clean": r.work.bytes_read - r.work.bytes_before,
                 "write": r.work.bytes_written,
                 "read_back": 0 if self.dry_run else r.work.bytes_written,
             },
-            "notes": list(r.notes),
         }
 
     def _status(self, r: PartitionResult) -> str:
@@ -178,73 +158,64 @@ class CompactReport(JobReport):
         lost = r.status == "cleaned" and not self.dry_run and key_of(r) not in self.generations
         return "conflict" if lost else r.status
 
-    def to_text(self) -> str:
-        """Return the report for people: before -> after, then what they should know."""
-        out = self._table()
+    def _problem_texts(self) -> Sequence[object]:
+        return [*self.other_problems, *(_aside(r) for r in self.results if r.problem is not None)]
+
+    def _lines(self) -> Iterator[str]:
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
-        dropped = {
-            reason: sum(r.work.counters.get(f"dropped_{key}", 0) for r in cleaned)
-            for key, reason in (
-                ("superseded", "superseded"),
-                ("tombstones", "expired tombstones"),
-                ("aborted", "of aborted transactions"),
-                ("null_key", "without a key"),
-                ("markers", "transaction markers"),
-                ("expired", "older than retention.ms"),
-                ("erased", "of erased keys"),
-            )
-        }
+        yield from self._not_due()
+        yield from self._amounts(cleaned) if cleaned else ()
+        yield from self._schedules() if self.dry_run else ()
+        yield from labelled(
+            "would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.log.expired)
+        )
+        for r in cleaned:
+            if max(r.work.splits, r.work.rounds) > 1:
+                yield f"{r.name()}: {counted(r.work.splits, 'split')}, {counted(r.work.rounds, 'round')}"
+        yield from self._started_over()
+        yield from self._at_the_end([r.name() for r in cleaned if r.log.erases])
+
+    def _amounts(self, cleaned: Sequence[PartitionResult]) -> list[str]:
+        dropped = {reason: sum(r.work.counters.get(f"dropped_{key}", 0) for r in cleaned) for key, reason in _DROPPED}
         counts = ", ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
-        if cleaned:
-            verb = "would be dropped" if self.dry_run else "dropped"
-            out.append(f"records {verb}: {counts or 'none'}")
-            out.append(
-                f"read {size(sum(r.work.bytes_read for r in cleaned))}, "
-                f"{'would write' if self.dry_run else 'wrote'} {size(sum(r.work.bytes_written for r in cleaned))}"
-            )
-        if self.dry_run:
-            out += self._schedules()
-        out += labelled("would expire" if self.dry_run else "expired", (_expired(r) for r in cleaned if r.log.expired))
-        out += labelled("in several splits", (f"{r.name()}: {r.work.splits}" for r in cleaned if r.work.splits > 1))
-        in_rounds = (f"{r.name()}: {r.work.rounds}" for r in cleaned if r.work.rounds > 1)
-        out += labelled("in several rounds, for task.memory.bytes holds not all keys", in_rounds)
-        out += labelled("set aside", (_aside(r) for r in self.results if r.problem is not None))
+        read, written = (sum(getattr(r.work, name) for r in cleaned) for name in ("bytes_read", "bytes_written"))
+        return [
+            f"records {'would be dropped' if self.dry_run else 'dropped'}: {counts or 'none'}",
+            f"read {size(read)}, {'would write' if self.dry_run else 'wrote'} {size(written)}",
+        ]
+
+    def _started_over(self) -> Iterator[str]:
         for topic, partition in sorted(self.anew & self.generations.keys()):
             generation = self.generations[topic, partition]
             before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
-            out.append(
-                f"started over: {topic}-{partition}: generation {generation}, from the archive alone"
-                + (f"; {before}" if generation > 1 else "")
-            )
-        if erased := [r.name() for r in cleaned if r.log.erases]:
-            out.append(f"erased, not compacted; the next run compacts: {some_of(erased)}")
+            more = f"; {before}" if generation > 1 else ""
+            yield f"started over: {topic}-{partition}: generation {generation}, from the archive alone{more}"
+
+    def _at_the_end(self, erased: Sequence[str]) -> Iterator[str]:
+        if erased:
+            yield f"erased, not compacted; the next run compacts: {some_of(erased)}"
         if self.expired_nothing:
             topics = ", ".join(self.expired_nothing)
-            out.append(f"policy compact,delete without retention.ms or retention.bytes: compacted only: {topics}")
-        out += labelled("note", [*self.notes, *(n for r in self.results for n in r.notes)])
+            yield f"policy compact,delete without retention.ms or retention.bytes: compacted only: {topics}"
         if self.conflict:
-            out.append(f"conflict: {self.conflict}")
+            yield f"conflict: {self.conflict}"
         if self.ended_early is not None:
             rest = "; the rest is first in the next run with it" if self.partial else ""
-            out.append(f"{self.ended_early.said}: {self.committed()}{rest}")
+            yield f"{self.ended_early.said}: {self.committed()}{rest}"
         if self.dry_run:
-            out.append("dry run: nothing was written; ~ marks estimates, because compression decides the size")
+            yield "dry run: nothing was written; ~ marks estimates, because compression decides the size"
         else:
-            out += summary_lines(self.archive_needed)
-        out += [self.last_lines(), self.summary()]
-        return "\n".join(out)
+            yield from summary_lines(self.archive_needed)
 
     def _schedules(self) -> Iterator[str]:
         """Yield, for each partition of a run by yield, what it would rewrite, and why."""
         for r in self.results:
             if r.schedule:
                 yield f"{r.name()}: {_schedule_summary(r)}"
-                rows = [s for s in r.schedule if self.show_all or s.reason != "kept"]
-                if rows:
-                    yield table(_HEAD, [_schedule_row(s) for s in rows])
+                if rows := [s for s in r.schedule if self.show_all or s.reason != "kept"]:
+                    yield table(_SCHEDULE.headers(), map(_SCHEDULE.cells, rows))
 
-    def summary(self) -> str:
-        """Return how the run ended, in one line: the last of the text, whatever happened."""
+    def _outcome(self) -> str:
         states = [self._status(r) for r in self.results]
         verb = "erased from" if any(r.log.erases for r in self.results) else "compacted"
         done = f"would be {verb}" if self.dry_run else "committed"
@@ -252,24 +223,20 @@ class CompactReport(JobReport):
         told = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
         sizes = f"{size(sum(r.work.bytes_before for r in cleaned))} -> {size(sum(r.work.bytes_after for r in cleaned))}"
-        parts = [f"{counted(len(states), 'partition')}: {', '.join(told)}" if states else "no partition"]
+        none = "no partition of a compacted topic in the archive"
+        parts = [f"{counted(len(states), 'partition')}: {', '.join(told)}" if states else none]
         parts += [sizes] if cleaned else []
         parts += [] if self.dry_run else [f"archive {'still' if self.archive_needed else 'no longer'} needed"]
-        return "; ".join([*parts, f"exit code {self.exit_code}"])
+        return "; ".join(parts)
 
-    def _table(self) -> list[str]:
-        """Return the lines of partitions that changed or were set aside; the rest, perhaps hundreds, is counted."""
-        rest = [r for r in self.results if r.status == "not_due"]
-        rows = [r for r in self.results if self.show_all or r.status != "not_due"]
-        counts = counted(len(self.results), "partition") + (f", {len(rest):,} not due" if rest else "")
-        lines = [_line(r, self._status(r), self.dry_run) for r in rows]
-        out = [before_after_table(lines, counts if len(self.results) > 1 else "")] if rows else []
+    def _not_due(self) -> list[str]:
+        rest, out = [r for r in self.results if r.status == "not_due"], []
         if rest and not self.show_all:
             most = max(r.cleanable.ratio for r in rest)
-            hidden = f"not due: {counted(len(rest), 'partition')}, at most {100 * most:.0f} % dirty; --all lists them"
-            out.append(hidden)
-        out += labelled("not due", _held_back(rest, every=self.show_all))
-        return out or ["no partition of a compacted topic in the archive"]
+            out.append(
+                f"not due: {counted(len(rest), 'partition')}, at most {100 * most:.0f} % dirty; --all lists them"
+            )
+        return out + labelled("not due", _held_back(rest, every=self.show_all))
 
 
 def committed_of(committed: Collection[Key], due: Collection[Key]) -> str:
@@ -307,32 +274,27 @@ def _compressed(r: PartitionResult) -> bool:
     return any(codec != "none" for s in r.log.segments for codec in s.codecs.split(",") if codec)
 
 
-def _line(r: PartitionResult, status: str, dry_run: bool) -> PartitionLine:
-    state = {"cleaned": "clean", "not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
+def _row(r: PartitionResult, status: str, dry_run: bool) -> dict[str, Any]:
+    """Return a row of the table. What is not in it is unknown."""
+    words = {"not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
+    row = {"topic": r.topic, "partition": r.partition, "state": words.get(status, status)}
     if status != "cleaned":
-        note = f"{100 * r.cleanable.ratio:.0f} % dirty" if status == "not_due" else ""
-        return PartitionLine(r.topic, r.partition, state.get(status, status), note=note)
+        return row | ({"note": f"{100 * r.cleanable.ratio:.0f} % dirty"} if status == "not_due" else {})
     dropped = sum(r.work.counters[k] for k in r.work.counters if k.startswith("dropped_"))
     kept = r.work.counters["records_kept"] if r.log.compacted else sum(s.records for s in r.log.segments)
     expired = sum(one.records for one in r.log.expired)
     if r.log.compacted:
         kept = max(kept - expired, 0)  # the oldest segments expire, and these were cleaned too
     done = "erased" if r.log.erases else "clean" if r.log.compacted else "expired" if expired or dropped else "kept"
-    return PartitionLine(
-        r.topic,
-        r.partition,
-        _DONE[done] if dry_run else done,
-        records_before=kept + dropped + expired,
-        records_after=kept,
-        bytes_before=r.work.bytes_before,
-        bytes_after=r.work.bytes_after,
-        segments_before=r.log.segments_before,
-        segments_after=len(r.log.segments),
-        estimate=dry_run and _compressed(r),
-    )
-
-
-_HEAD = ("offset", "size", "records", "dead", "share", "why")
+    before, after, about = r.work.bytes_before, r.work.bytes_after, "~" if dry_run and _compressed(r) else ""
+    return row | {
+        "state": f"would be {done}" if dry_run else done,
+        "records": kept + dropped + expired,
+        "left": kept,
+        "bytes": before,
+        "bytes_after": about + size(after) if about else after,
+        "saved": f"{about}{100 * (before - after) / before:.1f} %" if before else "",
+    }
 
 
 def _rewrites(schedule: tuple[ScheduledSegment, ...]) -> tuple[int, int, int]:
@@ -350,12 +312,6 @@ def _schedule_summary(r: PartitionResult) -> str:
         f"{counted(len(r.schedule), 'segment')}: {size(read)} to read, about {size(written)} to write, "
         f"{size(freed)} to free"
     )
-
-
-def _schedule_row(s: ScheduledSegment) -> tuple[str, ...]:
-    share = f"{100 * s.dead_records / max(s.records, 1):.0f} %"
-    counts = count(s.records), count(s.dead_records), share
-    return str(s.base_offset), size(s.size_bytes), *counts, s.reason
 
 
 def lag_of(start: Start, outcome: Outcome) -> dict[str, int]:

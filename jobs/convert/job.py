@@ -88,7 +88,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
     root = open_root(output)
     _check_begun(root)
     plan = _of_archive(options, output) if options.store is None else _of_store(options, options.store, output)
-    report = ConvertReport(plan.source, output, options.to, notes=plan.notes, found=plan.problems)
+    report = ConvertReport(plan.source, output, options.to, notes=plan.notes, other_problems=plan.problems)
     report.seconds["list"] = time.perf_counter() - started
     if root.is_local:
         make_folders(Path(root.base))
@@ -105,7 +105,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
     except (KeyboardInterrupt, EarlyEndError) as error:
         error.add_note("run it again to go on with what is there")
         raise
-    report.found.sort(key=lambda problem: (problem.path, problem.position))
+    report.other_problems.sort(key=lambda problem: (problem.path, problem.position))
     report.seconds["total"] = time.perf_counter() - started
     return report
 
@@ -182,7 +182,7 @@ def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
 
 def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: ConvertReport, progress: Progress) -> None:
     beside = ConvertTask(output.uri, "", (), tuple(plan.copies), _settings(options, ""))
-    report.found += convert_segments(beside).problems
+    report.other_problems += convert_segments(beside).problems
     for path, data in plan.files:
         write_file(output, path, data)
     planned = []
@@ -203,7 +203,7 @@ def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: Convert
             step("partition converted")
             close_folder(output, one.folder)
             report.partitions.append(ConvertedPartition(one.topic, one.partition, **sums(parts)))
-            report.found += [problem for part in parts for problem in part.problems]
+            report.other_problems += [problem for part in parts for problem in part.problems]
         made.count(
             bytes_read=sum(p.bytes_before for p in report.partitions),
             bytes_written=sum(p.bytes_after for p in report.partitions),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, size, table
-from lastkey.udfs.problem import Problem
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 
 
 @dataclass
@@ -25,53 +24,25 @@ class ConvertedPartition:
 
 @dataclass
 class ConvertReport(JobReport):
-    """Report of all partitions."""
+    """Report of all partitions. Problems: folders that cannot be listed, and logs that cannot be read."""
+
+    job = "convert"
+    done = "{partitions:partition} converted to {to} in {output}"
+    facts = "archive output to partitions"
+    text_tables = (
+        TextTable(
+            "partitions",
+            "partition segments batches changed bytes_before:before bytes_after:after",
+            total="partition",
+            tells=lambda p: p.changed > 0,
+        ),
+    )
 
     archive: str
     output: str
     to: str
     partitions: list[ConvertedPartition] = field(default_factory=list)
-    found: list[Problem] = field(default_factory=list)
 
-    @property
-    def problems(self) -> list[Any]:
-        """Problems: folders that cannot be listed, and logs that cannot be read."""
-        return self.found
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        partitions = [asdict(p) for p in self.partitions]
-        return self.json_of(
-            "convert",
-            archive=self.archive,
-            output=self.output,
-            to=self.to,
-            partitions=partitions,
-            problems=self.problems_json(),
-            engine=self.work_json(),
-        )
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        header = ("partition", "segments", "batches", f"now {self.to}", "before", "after")
-        rows = [
-            (
-                f"{p.topic}-{p.partition}",
-                count(p.segments),
-                count(p.batches),
-                count(p.changed),
-                size(p.bytes_before),
-                size(p.bytes_after),
-            )
-            for p in self.shown(self.partitions, lambda p: p.changed > 0)
-        ]
-        before, after = (sum(getattr(p, f"bytes_{side}") for p in self.partitions) for side in ("before", "after"))
-        lines = [table(header, rows, left=(0,)), ""] if rows else []
-        lines += labelled("problem", self.problems)
-        lines += labelled("note", self.notes)
+    def _lines(self) -> Iterable[str]:
         if kept := sum(p.kept for p in self.partitions):
-            lines.append(f"kept of a run that was cut off: {counted(kept, 'segment')}; batches are those of this run")
-        lines.append(
-            f"{counted(len(self.partitions), 'partition')}: {size(before)} became {size(after)} in {self.output}"
-        )
-        return "\n".join([*lines, self.last_lines()])
+            yield f"kept of a run that was cut off: {counted(kept, 'segment')}; batches are those of this run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
@@ -18,11 +18,22 @@ from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.problem import Problem
 
 Row = dict[str, Any]  # of a vacuum's report
+_RESULTS: Final = {
+    "gone": "the store holds none of these keys",
+    "older": "not gone yet: no current generation holds these keys, but other files of the store do: do what is said "
+    "of each, then erase --check",
+    "held": "not erased everywhere: see the problems",
+    "unknown": "not known: some places could not be searched: see the problems",
+    None: "nothing was searched",
+}
 
 
 @dataclass
 class EraseReport(JobReport):
     """Report of an erasure, or of a check."""
+
+    job = "erase"
+    facts = "store erasure keys=n_keys dry_run check result=_result remains=_remains erased searched"
 
     store: str
     dry_run: bool
@@ -44,7 +55,7 @@ class EraseReport(JobReport):
     @property
     def conflict(self) -> str:
         """Why another run kept this one from its commit; "": none did."""
-        return "" if self.erased is None else self.erased.conflict
+        return (self.erased and self.erased.conflict) or ""
 
     @property
     def not_done(self) -> list[Any]:
@@ -86,33 +97,31 @@ class EraseReport(JobReport):
             }
         }  # fmt: skip
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return self.json_of(
-            "erase",
-            store=self.store,
-            erasure=self.erasure,
-            keys=self.n_keys,
-            dry_run=self.dry_run,
-            check=self.check,
-            result=None if self.searched is None else self.result,
-            remains=None if self.searched is None else self.remains.to_json(),
-            problems=self.problems_json(),
-            erased=None if self.erased is None else self.erased.to_json(),
-            searched=None if self.searched is None else self.searched.to_json(),
-        )
+    @property
+    def _result(self) -> str | None:
+        return None if self.searched is None else self.result
 
-    def to_text(self) -> str:
-        """Return the report for people."""
-        out = [f"erasure {self.erasure}: {counted(self.n_keys, 'key')}"]
-        if self.erased is not None:
-            self.erased.show_all = self.show_all
-            out += ["", self.erased.to_text()]
-        if self.searched is not None:
-            out += ["", self.searched.to_text(), *self._what_is_left()]
-        out += labelled("problem", self.other_problems)
-        out += labelled("note", self.notes)
-        return "\n".join(out)
+    @property
+    def _remains(self) -> Remains | None:
+        return None if self.searched is None else self.remains
+
+    def _problem_texts(self) -> Sequence[object]:
+        return [*self.other_problems, *self._held(), *(self._left() if self.check else ())]  # the rest is in `_lines`
+
+    def _lines(self) -> Iterable[str]:
+        for part in filter(None, (self.erased, self.searched)):
+            part.show_all = self.show_all
+            yield from (part.to_text().rpartition("; exit code ")[0], "")
+        if self.searched is not None and not self.check:
+            yield from labelled("not gone yet", self._left())
+        if self.searched is not None and (segments := self.remains.segments):
+            yield (
+                f"{counted(len(segments), 'file')} of the archive may hold them: {some_of(segments)}; nothing here "
+                "changes an archive: replace these partitions by what restore writes"
+            )
+
+    def _outcome(self) -> str:
+        return f"erasure {self.erasure}: {counted(self.n_keys, 'key')}; result: {_RESULTS[self._result]}"
 
     def _held(self) -> list[Problem]:
         """Return a problem for each current generation that still holds a key."""
@@ -166,23 +175,6 @@ class EraseReport(JobReport):
                 for path, n in self.remains.others.items()
             ),
         ]
-
-    def _what_is_left(self) -> list[str]:
-        left = self.remains
-        out = labelled("problem", self._held()) + labelled("problem" if self.check else "not gone yet", self._left())
-        if left.segments:
-            out.append(
-                f"{counted(len(left.segments), 'file')} of the archive may hold them: {some_of(left.segments)}; "
-                "nothing here changes an archive: replace these partitions by what restore writes"
-            )
-        said = {
-            "gone": "the store holds none of these keys",
-            "older": "not gone yet: no current generation holds these keys, but other files of the store do: do "
-            "what is said of each, then erase --check",
-            "held": "not erased everywhere: see the problems",
-            "unknown": "not known: some places could not be searched: see the problems",
-        }
-        return [*out, f"result: {said[self.result]}"]
 
 
 def _by_partition(rows: Iterable[Row]) -> defaultdict[Key, list[Row]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,6 @@ from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import Root, exists, normal_uri, open_root
 
-if TYPE_CHECKING:
-    pass
-
 _MOST_KEYS: Final = 20  # rows of the table of keys
 
 
@@ -45,16 +42,13 @@ _MOST_KEYS: Final = 20  # rows of the table of keys
 class SearchReport(AuditReport):
     """Report of a search for keys, in the form of an audit's."""
 
+    job = ""  # no command's: a part of the report of `erase`
+    facts = "sources findings summary *=details stretches_read bytes_read"
+
     kind: str = "erasure"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        rows = super().to_json() | {"job": "search for keys"}
-        return {name: value for name, value in rows.items() if name not in ("audits", "output")}
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        return f"search for keys: {', '.join(self.sources)}\n" + super().to_text().partition("\n")[2]
+    def _name(self) -> str:
+        return "search for keys"
 
 
 # -- what is searched

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, labelled, table
+from lastkey.jobs.command.reporting import JobReport, TextTable
 
 
 @dataclass
@@ -26,37 +25,14 @@ class ExportedTopic:
 class ExportReport(JobReport):
     """Report of `export`."""
 
+    job = "export"
+    done = "{topics:topic} as {format} in {output}"
+    facts = "output format latest topics"
+    text_tables = (
+        TextTable("topics", "topic partitions records tombstones problems inserted updated deleted", total="topic"),
+    )
+
     output: str
     format: str
     latest: bool = False
     topics: list[ExportedTopic] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return self.json_of(
-            "export",
-            output=self.output,
-            format=self.format,
-            latest=self.latest,
-            engine=self.work_json(),
-            topics=[asdict(topic) for topic in self.topics],
-            problems=self.problems_json(),
-        )
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        columns = ["partitions", "records", "tombstones", "problems"]
-        columns += ["inserted", "updated", "deleted"] if self.latest else []
-        rows = [(t.topic, *(count(getattr(t, name)) for name in columns)) for t in self.topics]
-        records = sum(t.records for t in self.topics)
-        return "\n".join(
-            [
-                table(("topic", *columns), rows, left=(0,)),
-                "",
-                *labelled("problem", self.problems),
-                *labelled("note", self.notes),
-                f"{counted(records, 'record')} of {counted(len(self.topics), 'topic')} as {self.format} "
-                f"in {self.output}",
-                self.last_lines(),
-            ]
-        )

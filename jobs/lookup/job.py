@@ -15,7 +15,7 @@ import numpy as np
 from lastkey.jobs.command.parse import parse_time
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.read_options import LookupOptions
-from lastkey.jobs.command.reporting import Report
+from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.lookup.report import Looked, LookupReport, Query
@@ -24,11 +24,11 @@ from lastkey.jobs.spark.engine import each
 from lastkey.udfs.lookup.queries import SPECIAL_TIMES, LookupPlan, Queries, lookup
 
 
-def run(options: LookupOptions, progress: Progress) -> Report:
+def run(options: LookupOptions, progress: Progress) -> JobReport:
     """Answer the queries that the options ask."""
     started = time.perf_counter()
-    uri, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
-    report: LookupReport | SizingReport = SizingReport(uri, side) if options.sizing else LookupReport(uri, side)
+    kind: type[LookupReport | SizingReport] = SizingReport if options.sizing else LookupReport
+    report = kind(archive=options.archive, store=options.store if options.archive is None else None)
     if options.at is not None:
         from lastkey.jobs.lookup.minute_table import run_at  # noqa: PLC0415 - few queries need no Spark
 

@@ -7,7 +7,7 @@ removes the rows of segments that changed or vanished. Readers of the table see 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from lastkey.jobs.archive.places import Place, check_apart, is_same
 from lastkey.jobs.command.parse import LAST_TIME_MS, check_topics, nearest, parse_time
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.read_options import LookupOptions
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, JobReport, count, counted, labelled, moment, size, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted, size
 from lastkey.jobs.errors import MissingPathError, UnknownNameError, UsageError
 from lastkey.jobs.lookup.plans import list_plans
 from lastkey.jobs.spark import connector
@@ -46,6 +46,15 @@ _MOST_PROBLEMS = 100  # in a report, one of each partition
 class AtReport(JobReport):
     """Report of a window of minutes: the partitions with data in it."""
 
+    job = "lookup"
+    done = "{rows:partition} with data from {start_ms:time} to {end_ms:time}"
+    facts = "archive store start_ms end_ms partitions=rows refreshed"
+    text_tables = (
+        TextTable(
+            "rows", "partition first_minute_ms:first_minute first_offset minutes:minutes_with_data segments timestamps"
+        ),
+    )
+
     archive: str | None
     store: str
     start_ms: int
@@ -53,51 +62,12 @@ class AtReport(JobReport):
     rows: list[dict[str, Any]] = field(default_factory=list)
     refreshed: dict[str, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {
-            "job": "lookup",
-            "archive": self.archive,
-            "store": self.store,
-            "exit_code": self.exit_code,
-            "start_ms": self.start_ms,
-            "end_ms": self.end_ms,
-            "partitions": self.rows,
-            "refreshed": self.refreshed,
-            "problems": self.problems,
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-        }
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        header = ("partition", "first minute", "first offset", "minutes with data", "segments", "timestamps")
-        rows = [
-            (
-                f"{r['topic']}-{r['partition']}",
-                moment(r["first_minute_ms"], f"{TO_THE_MINUTE}Z"),
-                str(r["first_offset"]),
-                count(r["minutes"]),
-                count(r["segments"]),
-                r["timestamps"],
-            )
-            for r in self.rows
-        ]
-        window = f"from {moment(self.start_ms)} to {moment(self.end_ms)}"
-        out = [table(header, rows, left=(0, 1)) if rows else f"nothing {window}"]
-        topics = len({r["topic"] for r in self.rows})
-        out.append(f"{window}: {counted(len(self.rows), 'partition')} of {counted(topics, 'topic')}")
-        if self.refreshed:
-            done = self.refreshed
-            out.append(
+    def _lines(self) -> Iterable[str]:
+        if done := self.refreshed:
+            yield (
                 f"time_index: read {counted(done['segments_read'], 'segment')}, {size(done['bytes_read'])}; "
                 f"{done['segments_removed']:,} removed, {done['segments_kept']:,} unchanged"
             )
-        out += labelled("problem", self.problems)
-        out += labelled("note", self.notes)
-        out.append(self.last_lines())
-        return "\n".join(out)
 
 
 def run_at(options: LookupOptions, progress: Progress) -> AtReport:

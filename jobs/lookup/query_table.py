@@ -21,7 +21,7 @@ from pyspark.sql.types import IntegralType, StringType, StructType, TimestampNTZ
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.read_options import LookupOptions
-from lastkey.jobs.command.reporting import JobReport, count, labelled, table
+from lastkey.jobs.command.reporting import JobReport, TextTable
 from lastkey.jobs.errors import NOT_EMPTY, MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
@@ -42,36 +42,20 @@ class TableReport(JobReport):
     cannot be listed is one.
     """
 
-    uri: str
-    side: str
+    job = "lookup"
+    done = "queries of {queries} answered in {output}"
+    facts = "archive store queries output answers=by_status"
+    text_tables = (TextTable("_statuses", "status queries"),)
+
     queries: str
     output: str
+    archive: str | None = None
+    store: str | None = None
     by_status: dict[str, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {
-            "job": "lookup",
-            self.side: self.uri,
-            "exit_code": self.exit_code,
-            "queries": self.queries,
-            "output": self.output,
-            "answers": self.by_status,
-            "problems": [str(p) for p in self.problems],
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-        }
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        rows = [(status, count(n)) for status, n in sorted(self.by_status.items())]
-        out = [table(("status", "queries"), rows, left=(0,)) if rows else "no queries"]
-        out.append(f"{sum(self.by_status.values()):,} queries answered in {self.output}")
-        out += labelled("problem", self.problems)
-        out += labelled("note", self.notes)
-        out.append(self.last_lines())
-        return "\n".join(out)
+    @property
+    def _statuses(self) -> list[dict[str, Any]]:
+        return [{"status": status, "queries": n} for status, n in sorted(self.by_status.items())]
 
 
 def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport, progress: Progress) -> TableReport:
@@ -87,8 +71,9 @@ def run_table(options: LookupOptions, plans: list[LookupPlan], listed: JobReport
     check_not_inside("--output", open_root(target))
     if exists(open_root(target), "") or is_link(open_root(target), ""):
         raise NOT_EMPTY(path=target, found="something")
-    place, side = (options.archive, "archive") if options.archive is not None else (options.store or "", "store")
-    report = TableReport(place, side, source, target, notes=listed.notes, other_problems=listed.other_problems)
+    store = options.store if options.archive is None else None
+    report = TableReport(source, target, options.archive, store)
+    report.notes, report.other_problems = listed.notes, listed.other_problems
     name, tables = "lookup --queries", (as_hadoop_names_it(source), as_hadoop_names_it(target))
     with spark_workers(name, options, report, progress, brief=False, tables=tables) as made, made.spark(name) as spark:
         _answer_all(spark, (source, target), kinds, plans, report, progress)

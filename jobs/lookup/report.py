@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from lastkey.jobs.command.reporting import JobReport, labelled, moment, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, moment
 from lastkey.udfs.lookup.queries import Lookup
 
 
@@ -22,11 +23,16 @@ class Query:
 class Looked:
     """Answers of one partition; a row of `found.answers` for each query."""
 
+    facts: ClassVar[str] = (
+        "topic=found.topic partition=found.partition log_start_offset=found.log_start_offset "
+        "log_end_offset=found.log_end_offset answers problem=found.problem"
+    )
     found: Lookup
     queries: list[Query]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return plain dicts: the query, then the answer."""
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """Plain dicts: the query, then the answer."""
         out = []
         for query, answer in zip(self.queries, self.found.answers.to_pylist(), strict=True):
             asked: dict[str, Any] = {"topic": self.found.topic, "partition": self.found.partition}
@@ -39,69 +45,44 @@ class Looked:
 class LookupReport(JobReport):
     """Report of all answers."""
 
-    uri: str
-    side: str  # archive or store
+    job = "lookup"
+    done = "{rows:answer} of {partitions:partition}"
+    facts = "archive store partitions"
+    text_tables = (
+        TextTable(
+            "rows",
+            "partition query status answer_offset:offset timestamp segment position batch",
+            {
+                "query": lambda row: f"offset {row['offset']}" if "offset" in row else row["time"],
+                "status": lambda row: row["status"].replace("_", " "),
+                "timestamp": lambda row: moment(row["answer_timestamp"]),
+                "segment": lambda row: row["segment"] or "",
+                "position": lambda row: "" if row["position"] is None else str(row["position"]),
+                "batch": lambda row: _batch(row["batch_base_offset"], row["batch_last_offset"]),
+            },
+        ),
+    )
+
+    archive: str | None = None
+    store: str | None = None
     partitions: list[Looked] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Answers of all partitions."""
+        return [row for p in self.partitions for row in p.answers]
 
     @property
     def problems(self) -> list[Any]:
         """Folders that cannot be listed, and partitions whose files are bad; an offset out of range is an answer."""
         return self.other_problems + [p.found.problem for p in self.partitions if p.found.problem is not None]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return {
-            "job": "lookup",
-            self.side: self.uri,
-            "exit_code": self.exit_code,
-            "partitions": [
-                {
-                    "topic": p.found.topic,
-                    "partition": p.found.partition,
-                    "log_start_offset": p.found.log_start_offset,
-                    "log_end_offset": p.found.log_end_offset,
-                    "answers": p.rows(),
-                    "problem": str(p.found.problem) if p.found.problem else None,
-                }
-                for p in self.partitions
-            ],
-            "problems": [str(p) for p in self.problems],
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-        }
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        header = ("partition", "query", "status", "offset", "timestamp", "segment", "position", "batch")
-        rows = [_row(p, row) for p in self.partitions for row in p.rows()]
-        out = [table(header, rows, left=(0, 1, 2, 5))] if rows else ["nothing was asked"]
-        out += labelled("problem", self.problems)
-        out += labelled("note", self.notes)
-        out.append(self.last_lines())
-        return "\n".join(out)
+    def _lines(self) -> Iterable[str]:
+        for p in self.partitions:
+            if any(row["status"] == "out_of_range" for row in p.answers):
+                offsets = f"{p.found.log_start_offset:,} to {p.found.log_end_offset:,}"
+                yield f"out of range: {p.found.topic}-{p.found.partition} has {offsets}"
 
 
-def _row(p: Looked, row: dict[str, Any]) -> tuple[str, ...]:
-    status = row["status"]
-    if status == "out_of_range":
-        status = f"out of range: {p.found.log_start_offset:,} to {p.found.log_end_offset:,}"
-    query = f"offset {row['offset']}" if "offset" in row else row["time"]
-    batch = ""
-    if row["batch_last_offset"] is not None:
-        first = row["batch_base_offset"]
-        batch = f"{'?' if first is None else first} to {row['batch_last_offset']}"
-    return (
-        f"{p.found.topic}-{p.found.partition}",
-        query,
-        status,
-        _text(row["answer_offset"]),
-        moment(row["answer_timestamp"]),
-        row["segment"] or "",
-        _text(row["position"]),
-        batch,
-    )
-
-
-def _text(value: int | None) -> str:
-    return "" if value is None else str(value)
+def _batch(first: int | None, last: int | None) -> str:
+    return "" if last is None else f"{'?' if first is None else first} to {last}"

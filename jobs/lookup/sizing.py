@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lastkey.jobs.command.progress import BYTES, Progress
 from lastkey.jobs.command.read_options import LookupOptions
-from lastkey.jobs.command.reporting import JobReport, count, labelled, size, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, pick, size
 from lastkey.jobs.spark.engine import each
 from lastkey.udfs.lookup.index_sizes import (
     IndexSizes,
@@ -20,18 +21,30 @@ from lastkey.udfs.lookup.index_sizes import (
 from lastkey.udfs.lookup.queries import LookupPlan
 
 _HEADERS_ONLY = 16  # a pass over headers alone is at least this many times as fast
-_FIELDS = (
-    "partitions", "segments", "log_bytes", "batches", "now_bytes", "interval_bytes", "batch_bytes", "minute_bytes",
-    "second_bytes",
-)  # fmt: skip
+_COUNTS = (
+    "partitions segments log_bytes batches now_bytes interval_bytes batch_bytes minute_bytes second_bytes days "
+    "bytes_read"
+)
 
 
 @dataclass
 class SizingReport(JobReport):
     """Report of counts by topic and in total."""
 
-    uri: str
-    side: str
+    job = "lookup"
+    done = "read {total.bytes_read:size} of {total.log_bytes:size}"
+    facts = "archive store topics=_by_topic total=_total estimates=_estimates"
+    text_tables = (
+        TextTable(
+            "topics",
+            "topic partitions segments log_bytes:log batches now_bytes:indexes_now interval_bytes:each_interval "
+            "batch_bytes:each_batch minute_bytes:by_minute second_bytes:by_second",
+            total="topic",
+        ),
+    )
+
+    archive: str | None = None
+    store: str | None = None
     topics: list[IndexSizes] = field(default_factory=list)
 
     @property
@@ -39,52 +52,26 @@ class SizingReport(JobReport):
         """Sum over all topics."""
         return sum(self.topics, IndexSizes(partitions=0))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs; sizes in bytes."""
-        return {
-            "job": "lookup",
-            self.side: self.uri,
-            "exit_code": self.exit_code,
-            "topics": [{"topic": t.topic, **_counts(t)} for t in self.topics],
-            "total": _counts(self.total),
-            "estimates": {name: value for name, _, value in ESTIMATES},
-            "problems": [str(p) for p in self.problems],
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-        }
+    @property
+    def _total(self) -> dict[str, int]:
+        return pick(self.total, _COUNTS)
 
-    def to_text(self) -> str:
-        """Return the report for people."""
-        header = (
-            "topic",
-            "partitions",
-            "segments",
-            "log",
-            "batches",
-            "indexes now",
-            "each interval",
-            "each batch",
-            "time: minute",
-            "time: second",
-        )
-        rows = [_row(t.topic, t) for t in self.topics]
-        if len(rows) > 1:
-            rows.append(_row(f"{len(rows)} topics", self.total))
-        out = [table(header, rows, left=(0,), rule_before_last=len(rows) > 1)]
-        total = self.total
-        if total.days:
-            out.append(
-                f"time index for each partition and day with data ({total.days:,}): minute "
-                f"{size(total.minute_bytes // total.days)}, second {size(total.second_bytes // total.days)}; at most "
+    @property
+    def _by_topic(self) -> list[dict[str, Any]]:
+        return [pick(sizes, f"topic {_COUNTS}") for sizes in self.topics]
+
+    @property
+    def _estimates(self) -> dict[str, int]:
+        return {name: value for name, _, value in ESTIMATES}
+
+    def _lines(self) -> Iterable[str]:
+        if days := self.total.days:
+            yield (
+                f"time index for each partition and day with data ({days:,}): minute "
+                f"{size(self.total.minute_bytes // days)}, second {size(self.total.second_bytes // days)}; at most "
                 f"{size(time_index_bytes_per_day(60))} and {size(time_index_bytes_per_day(1))}"
             )
-        out.append("the same by estimate: " + "; ".join(f"{text} {size(value)}" for _, text, value in ESTIMATES))
-        out += labelled("problem", self.problems)
-        out += labelled("note", self.notes)
-        out.append(f"read {size(total.bytes_read)} of {size(total.log_bytes)}")
-        out.append(self.last_lines())
-        return "\n".join(out)
+        yield "the same by estimate: " + "; ".join(f"{text} {size(value)}" for _, text, value in ESTIMATES)
 
 
 # name, text, bytes: the tables of the proposals for these indexes
@@ -94,25 +81,6 @@ ESTIMATES = (
     ("offset_512_mib_segment", "a segment of 512 MiB, an offset entry each 4 KiB", offset_index_bytes(512 << 20)),
     ("offset_1000_partitions", "1,000 of them", offset_index_bytes(512 << 20, partitions=1000)),
 )
-
-
-def _counts(sizes: IndexSizes) -> dict[str, int]:
-    return {name: getattr(sizes, name) for name in (*_FIELDS, "days", "bytes_read")}
-
-
-def _row(name: str, s: IndexSizes) -> tuple[str, ...]:
-    return (
-        name,
-        count(s.partitions),
-        count(s.segments),
-        size(s.log_bytes),
-        count(s.batches),
-        size(s.now_bytes),
-        size(s.interval_bytes),
-        size(s.batch_bytes),
-        size(s.minute_bytes),
-        size(s.second_bytes),
-    )
 
 
 def run_sizing(options: LookupOptions, plans: list[LookupPlan], report: SizingReport, progress: Progress) -> None:

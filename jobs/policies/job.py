@@ -21,7 +21,7 @@ from lastkey.jobs.command.options import PoliciesOptions
 from lastkey.jobs.command.parse import check_topics, read_given
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.properties import parse_properties
-from lastkey.jobs.command.reporting import JobReport, counted, labelled
+from lastkey.jobs.command.reporting import JobReport
 from lastkey.jobs.command.whole_file import POLICIES, check_file, whole_file
 from lastkey.jobs.errors import (
     CONFIG_FILE,
@@ -53,31 +53,28 @@ _EXPECTED: Final = (
 class PoliciesReport(JobReport):
     """Report of `policies`: the TOML itself, unless it went to a file."""
 
+    job = "policies"
+    done = "{policies:topic} in {output}"
+    facts = "output sources made_ms=_made.time_ms made_offset=_made.offset topics=_topics"
+
     made: ClusterState = field(default_factory=ClusterState)
     sources: tuple[str, ...] = ()
     policies: Mapping[str, TopicTable] = field(default_factory=dict)
     output: str | None = None
     text: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        return self.json_of(
-            "policies",
-            output=self.output,
-            sources=list(self.sources),
-            made_ms=None if self.made.time_ms < 0 else self.made.time_ms,
-            made_offset=None if self.made.offset < 0 else self.made.offset,
-            topics=[
-                {"topic": topic, "settings": of.settings, "left_out": list(of.left_out)}
-                for topic, of in sorted(self.policies.items())
-            ],
-        )
+    @property
+    def _made(self) -> dict[str, int | None]:
+        return {name: None if value < 0 else value for name, value in vars(self.made).items()}
 
-    def to_text(self) -> str:
-        """Return the TOML, or where it went."""
-        if self.output is None:
-            return self.text.rstrip("\n")
-        return "\n".join([*labelled("note", self.notes), f"{counted(len(self.policies), 'topic')} in {self.output}"])
+    @property
+    def _topics(self) -> list[dict[str, Any]]:
+        return [{"topic": topic} | vars(of) for topic, of in sorted(self.policies.items())]
+
+    @property
+    def raw(self) -> str | None:
+        """The TOML, unless it went to a file. It has the notes as comments."""
+        return self.text.rstrip("\n") if self.output is None else None
 
 
 def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:

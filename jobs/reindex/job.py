@@ -60,7 +60,7 @@ def run(options: ReindexOptions, progress: Progress) -> ReindexReport:
     if target.mode == "output":
         check_outside(Place("--output", target.output_uri), archive)
     report.notes += archive.notes
-    report.unreadable += archive.unreadable
+    report.other_problems += archive.unreadable
     wanted = [
         archived
         for _, archived in sorted(archive.partitions.items())

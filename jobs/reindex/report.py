@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
-from lastkey.jobs.command.reporting import JobReport, count, counted, counts, labelled, size, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted, counts, some
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.reindex.write import FileReport
+from lastkey.udfs.reindex.write import FileReport, Status
 
+STATUSES: tuple[Status, ...] = ("same", "differs", "rebuilt", "impossible")
 HARMLESS = "other_entries"  # the only reason that misleads no reader
-_TEXT_FILES = 200  # listed in text; JSON has all
 
 
 @dataclass
 class ReindexedPartition:
     """Files of one partition, and sums of the work on it."""
+
+    facts: ClassVar[str] = "topic partition path files notes segments log_bytes bytes_read bytes_written"
 
     topic: str
     partition: int
@@ -30,30 +33,42 @@ class ReindexedPartition:
     bytes_written: int = 0
     task_seconds: float = 0.0  # of one core, in the pass over the logs
 
-    def counts(self) -> Counter[str]:
-        """Count the files by status."""
-        return Counter(file.status for file in self.files)
+    @property
+    def problems(self) -> list[Problem]:
+        """Problems: files that mislead a reader, and files that are impossible to rebuild or cannot be read."""
+        return [_problem(f) for f in self.files if _is_wrong(f)]
+
+
+def _n_files(status: str, p: ReindexedPartition) -> int:
+    return sum(file.status == status for file in p.files)
 
 
 @dataclass
 class ReindexReport(JobReport):
     """Report of all partitions."""
 
+    job = "reindex"
+    results_at = "partitions"
+    facts = "archive mode output partitions totals"
+    text_tables = (
+        TextTable(
+            "partitions",
+            "partition segments log_bytes:log same differs rebuilt impossible bytes_read:read bytes_written:written",
+            {status: partial(_n_files, status) for status in STATUSES},
+            total="partition",
+            tells=lambda p: any(map(_tells, p.files)),
+        ),
+    )
+
     archive: str
     mode: str  # check, output, in_place
     output: str | None = None
     partitions: list[ReindexedPartition] = field(default_factory=list)
-    unreadable: list[Problem] = field(default_factory=list)  # folders of the archive whose contents are not known
 
     @property
     def files(self) -> Iterable[FileReport]:
         """Files of every partition."""
         return (file for partition in self.partitions for file in partition.files)
-
-    @property
-    def problems(self) -> list[Problem]:
-        """Problems: files that mislead a reader, and files that are impossible to rebuild or cannot be read."""
-        return [*self.unreadable, *(_problem(f) for f in self.files if _is_wrong(f))]
 
     def figures(self) -> dict[str, Any]:
         """Return what monitoring is told of the run."""
@@ -71,7 +86,7 @@ class ReindexReport(JobReport):
             "partitions": len(self.partitions),
             "segments": sum(p.segments for p in self.partitions),
             "files": sum(statuses.values()),
-            **{name: statuses[name] for name in ("same", "differs", "rebuilt", "impossible")},
+            **{name: statuses[name] for name in STATUSES},
             "reasons": dict(sorted(reasons.items())),
             "log_bytes": log_bytes,
             "bytes_read": sum(p.bytes_read for p in self.partitions),
@@ -79,75 +94,17 @@ class ReindexReport(JobReport):
             "megabytes_per_second_per_core": round(log_bytes / 1e6 / busy, 1) if busy else None,
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs, with every file."""
-        return {
-            "job": "reindex",
-            "archive": self.archive,
-            "mode": self.mode,
-            "output": self.output,
-            "exit_code": self.exit_code,
-            "partitions": [
-                {
-                    "topic": p.topic,
-                    "partition": p.partition,
-                    "path": p.path,
-                    "files": [asdict(file) for file in p.files],
-                    "notes": p.notes,
-                    "segments": p.segments,
-                    "log_bytes": p.log_bytes,
-                    "bytes_read": p.bytes_read,
-                    "bytes_written": p.bytes_written,
-                }
-                for p in self.partitions
-            ],
-            "totals": self.totals(),
-            "problems": self.problems_json(),
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-            **self.io_json(),
-        }
+    def _problem_texts(self) -> Sequence[object]:
+        return self.other_problems  # the rest is in `_lines`
 
-    def to_text(self) -> str:
-        """Return the report for people: counts of each partition, then every file that is not as it should be."""
-        done = "differs" if self.mode == "check" else "rebuilt"
-        header = ("partition", "segments", "log", "same", done, "impossible", "read", "written")
-        rows = [
-            (
-                f"{p.topic}-{p.partition}",
-                count(p.segments),
-                size(p.log_bytes),
-                *(str(p.counts()[status] or "") for status in ("same", done, "impossible")),
-                size(p.bytes_read),
-                size(p.bytes_written) if p.bytes_written else "",
-            )
-            for p in self.shown(self.partitions, lambda p: any(map(_tells, p.files)))
-        ]
-        out = [table(header, rows, left=(0,))] if rows or self.partitions else ["no partition to reindex"]
-        if len(rows) < len(self.partitions):
-            same = counted(len(self.partitions) - len(rows), "partition")
-            out.append(f"and {same} in which every file is the same: --all lists them")
-        listed = [f for f in self.files if _tells(f)]
-        out += [_line(f) for f in listed[:_TEXT_FILES]]
-        if len(listed) > _TEXT_FILES:
-            out.append(f"and {counted(len(listed) - _TEXT_FILES, 'more file')}: --json lists all")
-        out += labelled("note", [*self.notes, *(n for p in self.partitions for n in p.notes)])
-        totals = self.totals()
-        reasons = ", ".join(f"{n} {reason}" for reason, n in totals["reasons"].items())
-        out.append(
-            f"{counted(totals['files'], 'file')} of {counted(totals['segments'], 'segment')} in "
-            f"{counted(len(self.partitions), 'partition')}: {totals['same']} same, "
-            f"{counted(totals[done], done, 'differ' if done == 'differs' else done)}, {totals['impossible']} impossible"
-            + (f" ({reasons})" if reasons else "")
-        )
-        rate = totals["megabytes_per_second_per_core"]
-        out.append(
-            f"logs {size(totals['log_bytes'])}, read {size(totals['bytes_read'])}, written "
-            f"{size(totals['bytes_written'])}" + (f", {rate:,.0f} MB/s per core" if rate and rate >= 1 else "")
-        )
-        out.append(self.last_lines())
-        return "\n".join(out)
+    def _lines(self) -> Iterable[str]:
+        return some(map(_line, filter(_tells, self.files)))
+
+    def _outcome(self) -> str:
+        totals, wrong = self.totals(), ", ".join(f"{n} {reason}" for reason, n in self.totals()["reasons"].items())
+        states = ", ".join(f"{totals[status]:,} {status}" for status in STATUSES if totals[status])
+        files = f"{counted(totals['files'], 'file')} of {counted(totals['segments'], 'segment')}"
+        return f"{files}: {states or 'none'}" + (f" ({wrong})" if wrong else "")
 
 
 def _is_wrong(file: FileReport) -> bool:

@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lastkey.jobs.command.reporting import JobReport, by_rule, count, counted, labelled, size, table
-from lastkey.jobs.report.format_table import FORMAT_HEADER, format_rows
-from lastkey.jobs.report.yields import HEADER, Yields
+from lastkey.jobs.command.reporting import JobReport, TextTable, by_rule, counted, labelled, size
+from lastkey.jobs.report.format_table import FORMATS
+from lastkey.jobs.report.yields import RUNS_BY_YIELD, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import PartitionProfile
 
 
+def _if_compacted(show: Callable[[PartitionProfile, int], str]) -> Callable[[PartitionProfile], str]:
+    """Return a function of what a compaction leaves of a topic that is not compacted."""
+    return lambda p: "" if p.compacted or p.bytes_if_compacted is None else show(p, p.bytes_if_compacted)
+
+
+def _shown(p: PartitionProfile, after: int) -> str:
+    return ("~" if p.bytes_after_is_estimate else "") + size(after)
+
+
+def _saved(p: PartitionProfile, after: int) -> str:
+    return ("~" if p.bytes_after_is_estimate else "") + saved(p.size_bytes, after)
+
+
+PARTITIONS: Final = TextTable(
+    "good",
+    "partition policy records distinct_keys:keys dead tombstones dirty size_bytes:size would_be saved "
+    "other:if_compacted other_saved:saved",
+    {
+        "policy": lambda p: "compact" if p.compacted else "delete",
+        "records": lambda p: p.total("records"),
+        "dead": lambda p: p.total("dead_records"),
+        "tombstones": lambda p: p.total("tombstones"),
+        "dirty": lambda p: f"{100 * p.dirty_ratio:.0f} %" if p.compacted else "",
+        "would_be": lambda p: _shown(p, p.total("bytes_after")) if p.compacted else "",
+        "saved": lambda p: _saved(p, p.total("bytes_after")) if p.compacted else "",
+        "other": _if_compacted(_shown),
+        "other_saved": _if_compacted(_saved),
+    },
+)
+
+
 @dataclass
 class ArchiveReport(JobReport):
     """Report of an archive, partition by partition."""
+
+    job = "report"
+    facts = "archive store output now_ms savings=_savings partitions=profiles history=_history yields formats"
+    text_tables = (PARTITIONS, RUNS_BY_YIELD, FORMATS)
 
     archive: str
     now_ms: int
@@ -60,33 +96,10 @@ class ArchiveReport(JobReport):
         """Return ~ if the report has estimates, else ""."""
         return "~" if any(p.bytes_after_is_estimate for p in self.good) else ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs, with everything that was found."""
-        return {
-            "job": "report",
-            "archive": self.archive,
-            "store": self.store,
-            "output": self.output,
-            "now_ms": self.now_ms,
-            "exit_code": self.exit_code,
-            "savings": self.savings_json(),
-            "partitions": [asdict(p) for p in self.profiles],
-            "problems": self.problems_json(),
-            "history": [asdict(run) for key in sorted(self.history) for run in self.history[key]],
-            "yields": self.yields.to_json(),
-            "formats": None if self.formats is None else asdict(self.formats),
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-        }
-
-    def savings_json(self) -> dict[str, int]:
-        """Return for programs what a compaction would save."""
-        return {
-            "bytes": self.savings(by_settings=True)[0],
-            "by_settings_bytes": self.savings(by_settings=True)[1],
-            "if_all_compacted_bytes": self.savings(by_settings=False)[1],
-        }
+    @property
+    def _savings(self) -> dict[str, int]:
+        (n, by_settings), (_, all_of_them) = self.savings(by_settings=True), self.savings(by_settings=False)
+        return {"bytes": n, "by_settings_bytes": by_settings, "if_all_compacted_bytes": all_of_them}
 
     def _savings_lines(self) -> list[str]:
         """Say what a compaction would save by the settings; and of every topic, unless they say compact for all."""
@@ -106,49 +119,18 @@ class ArchiveReport(JobReport):
         )
         return out
 
-    def to_text(self) -> str:
-        """Return the report for people, with a row for each partition."""
-        rows = [partition_row(p) for p in self.good]
+    @property
+    def _history(self) -> list[RunRow]:
+        return [run for key in sorted(self.history) for run in self.history[key]]
+
+    def _lines(self) -> Iterable[str]:
+        yield from self._savings_lines() if self.good else ()
+        yield from labelled("would expire", (f"{p.name()}: {by_rule(p.expiring)}" for p in self.profiles if p.expiring))
+
+    def _outcome(self) -> str:
         none = "no partition that could be read" if self.problems else "no partition in the archive"
-        out = [table(PARTITION_HEADER, rows, left=(0, 1))] if rows else [none]
-        out += self._savings_lines() if rows else []
-        out += ["runs by yield:", table(HEADER, self.yields.rows(), left=(0, 1))] if self.yields.generations else []
-        if self.formats:
-            out += ["bytes a record by message format (convert --to v3):"]
-            out += [table(FORMAT_HEADER, format_rows(self.formats.rows), left=(0, 1))]
-        out += labelled("would expire", (f"{p.name()}: {by_rule(p.expiring)}" for p in self.profiles if p.expiring))
-        out += labelled("problem", self.problems)
-        out += labelled("note", self.notes)
-        if self.output:
-            out.append(f"the page: {self.output}")
-        out.append(self.last_lines())
-        return "\n".join(out)
-
-
-PARTITION_HEADER: Final = (
-    "partition", "policy", "records", "keys", "dead", "tombstones", "dirty", "size", "would be", "saved",
-    "if compacted", "saved",
-)  # fmt: skip
-
-
-def partition_row(p: PartitionProfile) -> tuple[str, ...]:
-    """Return a partition's row under PARTITION_HEADER; the last two columns are for topics that are not compacted."""
-    after, about = p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
-    other = None if p.compacted else p.bytes_if_compacted
-    return (
-        p.name(),
-        "compact" if p.compacted else "delete",
-        count(p.total("records")),
-        count(p.distinct_keys),
-        count(p.total("dead_records")),
-        count(p.total("tombstones")),
-        f"{100 * p.dirty_ratio:.0f} %" if p.compacted else "",
-        size(p.size_bytes),
-        about + size(after) if p.compacted else "",
-        about + saved(p.size_bytes, after) if p.compacted else "",
-        "" if other is None else about + size(other),
-        "" if other is None else about + saved(p.size_bytes, other),
-    )
+        read = f"{counted(len(self.good), 'partition')}, {size(sum(p.size_bytes for p in self.good))}"
+        return (read if self.good else none) + (f"; the page: {self.output}" if self.output else "")
 
 
 def most_to_gain(report: ArchiveReport) -> str:

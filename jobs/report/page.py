@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
 from lastkey.jobs.report import plots
-from lastkey.jobs.report.archive_report import PARTITION_HEADER, ArchiveReport, most_to_gain, partition_row, saved
+from lastkey.jobs.report.archive_report import PARTITIONS, ArchiveReport, most_to_gain, saved
 from lastkey.jobs.report.figures import (
     compression,
     dead_by_segment,
@@ -32,9 +32,9 @@ from lastkey.jobs.report.figures import (
     segments_by_age,
     tombstones,
 )
-from lastkey.jobs.report.format_table import FORMAT_HEADER, format_rows
+from lastkey.jobs.report.format_table import FORMATS
 from lastkey.jobs.report.page_rows import (
-    HISTORY_HEADER,
+    HISTORY,
     HOT_HEADER,
     LISTED,
     SEGMENT_HEADER,
@@ -91,12 +91,12 @@ def rendered(template: str, **values: Any) -> str:
 
 def report_fragment(report: ArchiveReport) -> str:
     """Return the report for a notebook."""
-    rows = [partition_row(p) for p in report.profiles if p.problem is None]
+    rows = [PARTITIONS.cells(p) for p in report.good]
     return fragment_of(
         title=report.archive,
         cards=cards(report),
         problems=[str(p) for p in report.problems[:LISTED]],
-        tables=[Table("Partitions", PARTITION_HEADER, rows[:LISTED], (1,))],
+        tables=[Table("Partitions", PARTITIONS.headers(), rows[:LISTED], (1,))],
         plots=overview(report),
     )
 
@@ -113,7 +113,7 @@ def partition_fragment(p: PartitionProfile) -> str:
         title=p.name(),
         cards=[Card(name, value) for name, value in facts_of(p)],
         tables=[
-            Table("Partition", PARTITION_HEADER, [partition_row(p)], (1,)),
+            Table("Partition", PARTITIONS.headers(), [PARTITIONS.cells(p)], (1,)),
             Table("Segments", SEGMENT_HEADER, segment_rows(p.segments, LISTED), (7,)),
         ],
         plots=[*drawn, *more],
@@ -138,20 +138,20 @@ def page_of(report: ArchiveReport) -> str:
         problems=[str(p) for p in report.problems[:LISTED]],
         more_problems=max(len(report.problems) - LISTED, 0),
         plots=[shown(plot) for plot in overview(report)],
-        partition_header=PARTITION_HEADER,
-        partitions=[(_link(p.name(), ids[p.name()]), *partition_row(p)[1:]) for p in good],
+        partition_header=PARTITIONS.headers(),
+        partitions=[(_link(p.name(), ids[p.name()]), *PARTITIONS.cells(p)[1:]) for p in good],
         print_open=len(good) <= _PRINTED_OPEN,
         segment_header=SEGMENT_HEADER,
         topics=[_topic(name, of, i, report, ids) for i, (name, of) in enumerate(topics)],
         plotted=_TOPICS_WITH_PLOTS,
         history=history_rows(report),
-        history_header=HISTORY_HEADER,
+        history_header=HISTORY.headers(),
         notes=report.notes[:LISTED],
         more_notes=max(len(report.notes) - LISTED, 0),
         hot=hot_rows(good),
         hot_header=HOT_HEADER,
-        formats=format_rows(report.formats.rows) if report.formats else [],
-        format_header=FORMAT_HEADER,
+        formats=[FORMATS.cells(row) for row in report.formats.rows] if report.formats else [],
+        format_header=FORMATS.headers(),
         format_plot=shown(drawn) if (drawn := formats(report.formats)) else None,
     )
 

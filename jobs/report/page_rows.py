@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, by_rule, count, counted, moment, size
+from lastkey.jobs.command.reporting import TO_THE_MINUTE, TextTable, by_rule, count, counted, moment, size
 from lastkey.jobs.report.archive_report import ArchiveReport, saved
 from lastkey.jobs.report.figures import hottest, runs_of
+from lastkey.jobs.runs import JobRun
 from lastkey.udfs.report.partition_profile import PartitionProfile, SegmentProfile
 
 LISTED: Final = 200  # problems, notes and runs
-HISTORY_HEADER: Final = ("run (UTC)", "id", "partitions", "records read", "kept", "before", "after", "saved")
 HOT_HEADER: Final = ("partition", "SHA-256, first half", "key", "records", "share")
 SEGMENT_HEADER: Final = (
     "segment", "size", "dead bytes", "records", "dead", "tombstones", "out of order", "codecs", "first record",
 )  # fmt: skip
 
 
+_SUMS: Final = ("records_read", "records_left", "bytes_before", "bytes_after")
+HISTORY: Final = TextTable(
+    "runs",
+    "now_ms:run_(UTC) id partitions records_read records_left:kept bytes_before:before bytes_after:after saved",
+    {"id": lambda run: run.run_id[:8], "partitions": lambda run: len(run.rows)}
+    | {name: partial(JobRun.total, column=name) for name in _SUMS}
+    | {"saved": lambda run: saved(run.total("bytes_before"), run.total("bytes_after"))},
+)
+
+
 def history_rows(report: ArchiveReport) -> list[tuple[str, ...]]:
-    """Return rows under HISTORY_HEADER, newest first."""
-    return [
-        (
-            moment(run.now_ms, TO_THE_MINUTE),
-            run.run_id[:8],
-            count(len(run.rows)),
-            count(run.total("records_read")),
-            count(run.total("records_left")),
-            size(run.total("bytes_before")),
-            size(run.total("bytes_after")),
-            saved(run.total("bytes_before"), run.total("bytes_after")),
-        )
-        for run in reversed(runs_of(report)[-LISTED:])
-    ]
+    """Return rows of HISTORY, newest first."""
+    return [HISTORY.cells(run) for run in reversed(runs_of(report)[-LISTED:])]
 
 
 def hot_rows(profiles: Sequence[PartitionProfile]) -> list[tuple[str, ...]]:
     """Return rows under HOT_HEADER, most records first."""
     return [
-        (
-            p.name(),
-            key.sha256,
-            "" if key.text is None else key.text,
-            count(key.records),
-            f"{100 * key.records / max(p.total('records'), 1):.2f} %",
-        )
-        for p, key in hottest(profiles)
+        (p.name(), k.sha256, k.text or "", count(k.records), f"{100 * k.records / max(p.total('records'), 1):.2f} %")
+        for p, k in hottest(profiles)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, takewhile
 from typing import Any
@@ -19,6 +19,8 @@ from lastkey.udfs.report.format_savings import merged
 class SeveralArchives(ArchiveReport):
     """Report of several archives."""
 
+    facts = "archives=_archives output now_ms savings=_savings"
+
     parts: dict[str, ArchiveReport] = field(default_factory=dict)  # by short name
 
     @property
@@ -31,24 +33,13 @@ class SeveralArchives(ArchiveReport):
         """Problems of all archives."""
         return [f"{name}: {problem}" for name, part in self.parts.items() for problem in part.problems]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs: of each archive what a report of it alone has."""
-        return {
-            "job": "report",
-            "archives": [{"name": name, **part.to_json()} for name, part in self.parts.items()],
-            "output": self.output,
-            "now_ms": self.now_ms,
-            "exit_code": self.exit_code,
-            "savings": self.savings_json(),
-            "notes": self.notes,
-            "engine": self.work_json(),
-            "seconds": self.seconds_json(),
-        }
+    def _lines(self) -> Iterable[str]:
+        yield from (f"{name}: {uri}" + (f", with {store}" if store else "") for name, uri, store in self.places)
+        yield from super()._lines()
 
-    def to_text(self) -> str:
-        """Return the report for people: the archives, then a row for each partition."""
-        places = [f"{name}: {uri}" + (f", with {store}" if store else "") for name, uri, store in self.places]
-        return "\n".join([*places, super().to_text()])
+    @property
+    def _archives(self) -> list[dict[str, Any]]:
+        return [{"name": name, **part.to_json()} for name, part in self.parts.items()]
 
     def join(self) -> None:
         """Take in what the reports of the archives hold."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, moment, size
+from lastkey.jobs.command.reporting import TextTable
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.store.tables import State
 from lastkey.jobs.topics import Key
 from lastkey.logformat.listing import Segment
 
-HEADER: Final = ("run (UTC)", "id", "rewritten", "kept", "expected dead", "dead", "read", "written")
+_SUMS: Final = ("rewritten", "kept", "expected_dead", "dead_records", "bytes_read", "bytes_written")
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,6 @@ class Yields:
             for (topic, partition), row in self.segments
         ]
         return {"generations": [vars(one) for one in self.generations], "segments": segments}
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return a row under HEADER for each run, oldest first, all its partitions together."""
-        return [
-            (
-                moment(of[0].now_ms, TO_THE_MINUTE),
-                of[0].run_id[:8],
-                *(count(total(of, name)) for name in ("rewritten", "kept", "expected_dead", "dead_records")),
-                *(size(total(of, name)) for name in ("bytes_read", "bytes_written")),
-            )
-            for of in self.by_run()
-        ]
 
     def by_run(self) -> list[list[GenerationYield]]:
         """Return the generations that each run made, oldest first."""
@@ -103,3 +92,12 @@ def yields_of(
 def total(of: Sequence[GenerationYield], name: str) -> int:
     """Sum a column over generations."""
     return sum(getattr(one, name) for one in of)
+
+
+RUNS_BY_YIELD: Final = TextTable(
+    "yields.by_run",
+    "now_ms:run_(UTC) id rewritten kept expected_dead:expected dead_records:dead bytes_read:read bytes_written:written",
+    {"now_ms": lambda of: of[0].now_ms, "id": lambda of: of[0].run_id[:8]}
+    | {name: partial(total, name=name) for name in _SUMS},
+    title="runs by yield:",
+)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lastkey.jobs.command.parse import some_of
-from lastkey.jobs.command.reporting import JobReport, count, counted, counts, labelled, seconds, size, table
+from lastkey.jobs.command.reporting import JobReport, TextTable, count, counted, counts, labelled, size
 from lastkey.logformat import names
 
 TRANSACTION_STATE: Final = "__transaction_state"
@@ -36,9 +36,30 @@ class RestoredPartition:
     ends_in_empty_batch: bool = False  # of __transaction_state: the last batch of a segment has no record
 
 
+def _last_record(p: RestoredPartition) -> str:
+    """Return the last visible record if it is not at log end - 1."""
+    if p.last_visible_offset is None:
+        return "unknown"
+    if p.last_visible_offset < 0:
+        return "none"
+    return "" if p.last_visible_offset == p.next_offset - 1 else str(p.last_visible_offset)
+
+
 @dataclass
 class RestoreReport(JobReport):
     """Report of `restore`."""
+
+    job = "restore"
+    done = "{partitions:partition} restored to {output}"
+    facts = "output partitions beyond"
+    text_tables = (
+        TextTable(
+            "partitions",
+            "partition generation offsets last_record segments from_archive:archived bytes",
+            {"offsets": lambda p: f"{p.log_start_offset}..{p.next_offset}", "last_record": _last_record},
+            total="partition",
+        ),
+    )
 
     output: str
     partitions: list[RestoredPartition] = field(default_factory=list)
@@ -49,47 +70,17 @@ class RestoreReport(JobReport):
         written = {"written_bytes": sum(p.bytes for p in self.partitions)}
         return super().figures() | written | {"partitions": counts("restored" for _ in self.partitions)}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report for programs."""
-        partitions = [vars(p) for p in self.partitions]
-        problems = self.problems_json()
-        return self.json_of("restore", output=self.output, partitions=partitions, beyond=self.beyond, problems=problems)
-
-    def to_text(self) -> str:
-        """Return the report for people."""
-        header = ("partition", "generation", "offsets", "last record", "segments", "of the archive", "bytes")
-        rows = [
-            (
-                f"{p.topic}-{p.partition}",
-                str(p.generation),
-                f"{p.log_start_offset}..{p.next_offset}",
-                _last_record(p),
-                count(p.segments),
-                count(p.from_archive),
-                size(p.bytes),
-            )
-            for p in self.partitions
-        ]
-        lines = [table(header, rows, left=(0,)), ""]
+    def _lines(self) -> Iterable[str]:
         if any(map(_last_record, self.partitions)):
-            lines += ["last record: the last that a consumer gets (read_uncommitted), if it is not at log end - 1", ""]
-        if self.beyond:
-            lines += ["In the archive, not in the store:", *(f"  {line}" for line in self.beyond), ""]
-        again = [p for p in self.partitions if p.cleaned_again_bytes]
-        if again:
-            lines += ["A broker cleans again (not after --full-clean):", *(f"  {_cleaned_again(p)}" for p in again), ""]
-        lines += [*labelled("left out", self.problems), *labelled("note", self.notes), *self.io_lines()]
-        total = sum(p.bytes for p in self.partitions)
-        reflinked = sum(p.reflinked for p in self.partitions)
-        shared = ", " + counted(reflinked, *_SHARED) if reflinked else ""
-        converted = sum(p.converted for p in self.partitions)
-        shared += f"; {counted(converted, 'segment')} came from magic 3" if converted else ""
-        lines.append(
-            f"{counted(len(self.partitions), 'partition')}, {size(total)} restored to {self.output} "
-            f"in {seconds(self.seconds.get('total', 0.0))}{shared}"
-        )
-        lines.append("format the target with kafka-storage of the version that will run on it")
-        return "\n".join(lines)
+            yield "last record: the last that a consumer gets (read_uncommitted), if it is not at log end - 1"
+        yield from labelled("in the archive, not in the store", self.beyond)
+        again = (_cleaned_again(p) for p in self.partitions if p.cleaned_again_bytes)
+        yield from labelled("a broker cleans again (not after --full-clean)", again)
+        if reflinked := sum(p.reflinked for p in self.partitions):
+            yield counted(reflinked, *_SHARED)
+        if converted := sum(p.converted for p in self.partitions):
+            yield f"{counted(converted, 'segment')} came from magic 3"
+        yield "format the target with kafka-storage of the version that will run on it"
 
 
 def advice(partitions: Sequence[RestoredPartition]) -> Iterator[str]:
@@ -106,15 +97,6 @@ def advice(partitions: Sequence[RestoredPartition]) -> Iterator[str]:
             f"{some_of(stuck)}: a segment ends in a batch without records: brokers before 3.9.2 and 4.0 load such a "
             "partition for ever (KAFKA-17941), and no transaction begins"
         )
-
-
-def _last_record(p: RestoredPartition) -> str:
-    """Return the last visible record if it is not at log end - 1."""
-    if p.last_visible_offset is None:
-        return "unknown"
-    if p.last_visible_offset < 0:
-        return "none"
-    return "" if p.last_visible_offset == p.next_offset - 1 else str(p.last_visible_offset)
 
 
 def _cleaned_again(p: RestoredPartition) -> str:

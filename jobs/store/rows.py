@@ -140,10 +140,8 @@ class PartitionState:
 
 
 @dataclass(frozen=True)
-class RunRow:
-    """Row of `cleaner_runs` about a partition, appended before the switch. Rows off the chain of parents belong to runs
-    that died.
-    """
+class RunOrigin:
+    """Run on a partition: the generation that it made of which one, and the log that it read."""
 
     run_id: str
     topic: str
@@ -164,6 +162,12 @@ class RunRow:
     last_batch_leader_epoch: int
     last_batch_crc: int
     settings: str  # JSON
+
+
+@dataclass(frozen=True)
+class RunWork(RunOrigin):
+    """Work of a run on a partition."""
+
     records_read: int
     records_kept: int
     dropped_superseded: int
@@ -183,6 +187,14 @@ class RunRow:
     seconds: str  # JSON: phase -> seconds
     splits: int
     versions: str  # JSON: versions of the software that ran
+
+
+@dataclass(frozen=True)
+class RunRow(RunWork):
+    """Row of `cleaner_runs` about a partition, appended before the switch. Rows off the chain of parents belong to runs
+    that died.
+    """
+
     anew: bool = False  # --reset: made of the archive alone; the generation before may be the only copy of its records
     expired: str | None = None  # JSON an Expired each: what retention deleted
     compacted: bool = True  # False: retention alone ran

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from lastkey.jobs.archive.listing import Archive, listed
@@ -61,7 +62,7 @@ def run(options: VerifyOptions, progress: Progress) -> VerifyReport:
 
 def _verify_archive(options: VerifyOptions, progress: Progress) -> VerifyReport:
     uri = normal_uri(options.archive or "")
-    report = VerifyReport("archive", uri)
+    report = VerifyReport(archive=uri)
     at = time.perf_counter()
     archive = listed(uri, options.topics)
     check_holds_partitions(archive)
@@ -111,7 +112,7 @@ def _check_each(
 
 
 def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) -> VerifyReport:
-    report = VerifyReport("store", store_uri)
+    report = VerifyReport(store=store_uri)
     at = time.perf_counter()
     tables = open_store(store_uri)
     store = tables.root
@@ -149,6 +150,8 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     at = time.perf_counter()
     sizes = [sum(s.size_bytes for s in p.side.segments) + sum(s.size_bytes for s in p.parent) for p in plans]
     _check_each(check_generation, plans, sizes, options, report, progress)
+    generations = {key: options.generation or row.generation for key, row in checkpoints.items()}
+    report.results = [replace(r, generation=generations[r.topic, r.partition]) for r in report.results]
     report.seconds["check"] = time.perf_counter() - at
     return report
 
@@ -180,8 +183,6 @@ def _commits(
             report.not_checked.append(
                 f"{partition_folder(*key)}: it has no generation {wanted[key]}; there are: {held}"
             )
-        else:
-            report.generations[key] = wanted[key]
     if not any(found.values()) and options.generation is not None:
         raise nobody_has(options.generation)
     return {key: commit for key, commit in found.items() if isinstance(commit, Commit)}

@@ -134,7 +134,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     assert [text for text in outputs if '"output_type": "error"' in text] == []
     whole = "\n".join(outputs)
     for said in (
-        "orders", "Live and dead bytes by segment", "905 keys in 12,818 records", "would clean", "% less",
+        "orders", "Live and dead bytes by segment", "905 keys in 12,818 records", "would be clean", "% less",
         "Keys that have waited longest",
     ):  # fmt: skip
         assert said in whole, said

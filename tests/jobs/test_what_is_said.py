@@ -69,7 +69,7 @@ def test_the_worst_reason_does_not_hide_behind_another_topic(archive, tmp_path, 
         "the archive is still needed: the partition is uncleanable: t-1",
         "the archive is still needed: topics that were not selected: other",
     ]
-    assert "set aside: t-1: null_key: expected a key in every record, found 2 records without one" in out
+    assert "problem: t-1: null_key: expected a key in every record, found 2 records without one" in out
     code, out, _ = run(capsys, *words, "--json")
     report = json.loads(out)
     assert (code, report["exit_code"], report["archive_needed"]) == (PROBLEMS, PROBLEMS, True)
@@ -116,7 +116,7 @@ def test_no_other_report_decides_on_its_exit_code():
         if isinstance(node, ast.ClassDef)
         and any(isinstance(each, ast.FunctionDef) and each.name == "exit_code" for each in node.body)
     }
-    assert own - {"Report", "JobReport"} == {"AuditReport", "CompactReport", "EraseReport", "InspectReport"}
+    assert own - {"JobReport"} == {"AuditReport", "CompactReport", "EraseReport", "InspectReport"}
 
 
 def test_partitions_that_are_not_due_are_counted(many, capsys):
@@ -135,7 +135,6 @@ def test_partitions_that_are_not_due_are_counted(many, capsys):
     write_partition(many / "u-0", "a=1 || a=2 a=3")
     _, out, _ = run(capsys, *words)
     assert [line.split()[0] for line in out.splitlines() if line.startswith(("t-", "u-"))] == ["u-0"]
-    assert f"{MANY + 1} partitions, {MANY} not due" in out
     assert out.splitlines()[-2].startswith("seconds: ")
     summary = f"{MANY + 1} partitions: {MANY} not due, 1 committed; 149 B -> 70 B; archive still needed; exit code 0"
     assert out.splitlines()[-1] == summary
@@ -147,17 +146,16 @@ def test_partitions_that_are_not_due_are_counted(many, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "rest"),
-    [(["verify"], "without a problem"), (["reindex", "--check"], "in which every file is the same")],
+    ("job", "more"),
+    [("verify", []), ("reindex", ["--check"])],
 )
-def test_of_many_partitions_those_with_a_problem_are_listed(many, capsys, words, rest):
-    job, *more = words
+def test_of_many_partitions_those_with_a_problem_are_listed(many, capsys, job, more):
     assert run(capsys, job, many, *more)[0] == DONE
     damage(many, "t-5")
     code, out, _ = run(capsys, job, many, *more)
     assert code == PROBLEMS
     assert [line.split()[0] for line in out.splitlines() if line.startswith("t-")] == ["t-5"]
-    assert f"and {MANY - 1} partitions {rest}: --all lists them" in out
+    assert f"and {MANY - 1} more, which need no attention: --all lists them" in out
     _, out, _ = run(capsys, job, many, *more, "--all")
     assert sum(line.startswith("t-") for line in out.splitlines()) == MANY
     (many / "t-0").rename(many.parent / "t-0")

@@ -84,6 +84,7 @@ class CheckResult:
     bytes: int = 0
     compared_records: int = 0  # with the generation before
     seconds: float = 0.0
+    generation: int | None = None  # of a store
 
 
 @dataclass

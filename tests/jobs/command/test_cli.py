@@ -22,7 +22,7 @@ from lastkey.jobs import errors
 from lastkey.jobs.command import cli, job_modules
 from lastkey.jobs.command.options import CompactOptions, VerifyOptions
 from lastkey.jobs.command.progress import LogAboveTheBar
-from lastkey.jobs.command.reporting import PartitionLine, Work, before_after_table, size
+from lastkey.jobs.command.reporting import TextTable, Work, size, table
 from lastkey.jobs.command.stopping import InterruptedRunError, TerminatedError
 from lastkey.jobs.command.store_options import RestoreOptions, VacuumOptions
 from lastkey.jobs.errors import MISSING_FILE, ConflictError
@@ -42,7 +42,7 @@ class _Report:
     def to_json(self):
         return {"kept": 3}
 
-    def to_text(self):
+    def to_text(self, width=0):
         return "kept 3"
 
     def aside(self):
@@ -497,14 +497,24 @@ def test_properties_are_read_as_spark_reads_them(tmp_path, given):
 
 
 def test_table_of_a_report():
-    lines = [
-        PartitionLine("b", 1, "clean", 1000, 10, 1 << 20, 1 << 10, 4, 1, estimate=True),
-        PartitionLine("a", 0, "uncleanable", note="crc"),
+    columns = TextTable("rows", "partition state records:kept of.n_bytes:size at_ms share none", total="partition")
+    rows = [
+        {"topic": "a", "partition": 0, "state": "uncleanable", "of": None, "none": 0},
+        {
+            "topic": "b",
+            "partition": 1,
+            "state": "clean",
+            "records": 1000,
+            "of": {"n_bytes": 1024},
+            "at_ms": 0,
+            "share": 0.5,
+        },
     ]
-    text = before_after_table(lines).splitlines()
+    text = table(columns.headers(), [*map(columns.cells, rows), columns.sums(rows)], total=True).splitlines()
+    assert text[0].split() == ["partition", "state", "kept", "size", "at", "ms", "share"]
     assert [line.split()[0] for line in text] == ["partition", text[1], "a-0", "b-1", text[4], "2"]
-    assert "1,000  ->  10  1.0 MiB  ->  ~1.0 KiB  ~99.9 %    4 -> 1" in text[3]
-    assert before_after_table([]).startswith("partition")
+    assert text[3].endswith("clean        1,000  1.0 KiB  1970-01-01 00:00  50.0 %")
+    assert text[5].split() == ["2", "partitions", "1,000", "1.0", "KiB"]
     assert [size(n) for n in (None, 0, 1023, 1024, 5 << 30)] == ["-", "0 B", "1023 B", "1.0 KiB", "5.0 GiB"]
 
 

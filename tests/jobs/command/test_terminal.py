@@ -189,7 +189,7 @@ def test_the_page_and_a_notebook_hold_none(folder, in_pipes):
     assert active(text) == set()
 
     class Shown(JobReport):
-        def to_text(self):
+        def to_text(self, width=0):
             return HOSTILE + "<"
 
     assert Shown()._repr_html_() == f"<pre>{SHOWN}&lt;</pre>"

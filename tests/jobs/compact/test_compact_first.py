@@ -170,7 +170,7 @@ def test_reports_text_and_json(first):
     text = report.to_text()
     assert "policy compact,delete without retention.ms or retention.bytes: compacted only: both" in text
     assert "not compacted, because cleanup.policy is not compact: other" in text
-    assert "set aside: nulls-0: null_key: expected" in text
+    assert "problem: nulls-0: null_key: expected" in text
     aside = [r.name() for r in report.results if r.status == "set_aside"]
     reasons = {reason["kind"]: reason["names"] for reason in told["archive_needed_because"]}
     assert next(iter(reasons)) == "set_aside" and reasons["set_aside"] == aside

@@ -257,8 +257,8 @@ def test_restore_names_each_partition_of_its_topics_that_it_leaves_out(place: Pl
     assert left_out(place, "--topics", "t") == []
     output = str(place.root / "restored")
     code, said = place.run("restore", "--store", str(place.store), "--output", output)
-    assert (code, "left out: u-1: no_generation: expected a generation to restore, found none" in said) == (3, True)
-    assert "\n  v-0: 3 segments, 228 B\n" in said
+    assert (code, "problem: u-1: no_generation: expected a generation to restore, found none" in said) == (3, True)
+    assert "in the archive, not in the store: v-0: 3 segments, 228 B\n" in said
     assert "u-1: 1 segment" not in said
 
 

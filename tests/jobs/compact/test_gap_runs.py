@@ -64,7 +64,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
 
     aside = lab.run(now_ms, sealed=True)
     assert aside.exit_code == 3 and aside.archive_needed
-    assert f"set aside: t-0/{missing} at byte 0: gap:" in aside.to_text()
+    assert f"problem: t-0/{missing} at byte 0: gap:" in aside.to_text()
     assert "no longer needed" not in aside.to_text()
     assert aside.to_json()["partitions"][0]["problem"]["state"] == "gap"
     assert lab.state().states()["t", 0].state == "gap"

@@ -76,7 +76,7 @@ def test_a_log_that_could_not_be_read_is_read_again_by_the_rerun(archive: Path, 
     with pytest.raises(KeyboardInterrupt), at_step("archive converted", interrupt):
         run(archive, output)
     again = run(archive, output)
-    assert [p.path for p in again.found] == [str(log.relative_to(archive))]
+    assert [p.path for p in again.problems] == [str(log.relative_to(archive))]
     assert sum(p.kept for p in again.partitions) == len(files_in(output, "**/*.log"))
     assert not any(path.endswith(".part") for path in files_of(output))
     assert "kept of a run that was cut off" in again.to_text()

@@ -150,5 +150,5 @@ def test_a_batch_that_cannot_be_magic_2_is_no_log_for_a_broker(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
     report = convert.run(ConvertOptions(str(newer), output=str(tmp_path / "v2"), to="v2", config=small), Silent())
     assert report.exit_code == 3
-    assert [problem.kind for problem in report.found] == ["bomb"]
+    assert [problem.kind for problem in report.problems] == ["bomb"]
     assert [path.stem for path in files_in(tmp_path / "v2", "t-0/*.log")] == [f"{0:020d}"]

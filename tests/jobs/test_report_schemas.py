@@ -1,0 +1,121 @@
+"""Reports in JSON have the schema of their command in schemas/; texts fit a terminal, and end with what was done."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from docs import report_schemas
+from lastkey.jobs.command import cli
+from lastkey.jobs.command.job_modules import JOBS
+from lastkey.jobs.replay import ReplayReport
+from lastkey.udfs.problem import Problem
+from lastkey.udfs.replay import Replayed
+from tests.builders.logs import write_partition
+
+ROOT = Path(__file__).resolve().parents[2]
+THREADS = ("--engine", "threads")  # of the commands that would start Spark
+SETTINGS = ("--topics", "*", "--cleanup-policy", "compact", "--sealed", *THREADS)
+# in order: a later one works on what the earlier ones made; PLACE in capitals is a path
+COMMANDS = (
+    "compact ARCHIVE --store STORE --dry-run",
+    "compact ARCHIVE --store STORE",
+    "compact ARCHIVE --store STORE --force",
+    "compact ARCHIVE --store STORE",
+    "verify ARCHIVE",
+    "verify --store STORE",
+    "archive-needed ARCHIVE --store STORE",
+    "reindex ARCHIVE --check",
+    "convert ARCHIVE --to v3 --output CONVERTED",
+    "lookup ARCHIVE --offset 0 --offset 100 --time earliest",
+    "lookup ARCHIVE --sizing",
+    "report ARCHIVE --output PAGE",
+    "report ARCHIVE OTHER --output PAGES",
+    "inspect ARCHIVE --output TEXTS",
+    "restore --store STORE --output RESTORED",
+    "rollback --store STORE --generation 1 --dry-run",
+    "rebuild-state --store STORE --dry-run",
+    "runs --store STORE",
+    "erase --store STORE --hmac-key KEY --key a",
+    "vacuum --store STORE --grace-hours 1 --dry-run",
+    f"policies {ROOT}/examples/topics-described.txt --output POLICIES",
+)
+OF_SPARK = (
+    "export ARCHIVE --format ndjson --output LINES",
+    "lookup ARCHIVE --store STORE --at 2020-01-01",
+    "lookup ARCHIVE --queries QUERIES.csv --output ANSWERS.csv",
+    "audit keys ARCHIVE --audits AUDITS",
+)
+
+
+def words(command: str, folder: Path) -> list[str]:
+    """Return the arguments of a command, with the places in a folder."""
+    job = next(name for name in JOBS if f"{command} ".startswith(f"{name} "))
+    given = [str(folder / word) if word.partition(".")[0].isupper() else word for word in command.split()]
+    return given + list(SETTINGS if job == "compact" else THREADS if job in ("reindex", "convert", "erase") else ())
+
+
+def check(told: object, command: str) -> None:
+    """Check a report with the schema of its command."""
+    job = next(name for name in JOBS if f"{command} ".startswith(f"{name} "))
+    schema = json.loads((report_schemas.FOLDER / f"{job.partition(' ')[0]}.json").read_text())
+    jsonschema.validate(told, schema, jsonschema.Draft202012Validator)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for archive, topic in (("ARCHIVE", "t"), ("OTHER", "u")):
+        write_partition(tmp_path / archive / f"{topic}-0", "a=1 b=1 || a=2 c=1")
+        write_partition(tmp_path / archive / f"{topic}-1", "a=1 || b=2")
+    (tmp_path / "KEY").write_bytes(bytes(range(32)))
+    (tmp_path / "KEY").chmod(0o600)
+    (tmp_path / "QUERIES.csv").write_text("topic,partition,offset\nt,0,1\n")
+    return tmp_path
+
+
+def test_the_schemas_are_those_of_the_reports():
+    made = {f"{job}.json": report_schemas.text(schema) for job, schema in report_schemas.schemas().items()}
+    there = {path.name: path.read_text() for path in report_schemas.FOLDER.iterdir()}
+    assert made == there, "python -m docs.report_schemas writes them"
+    assert {name.partition(" ")[0] for name in JOBS} == {name.removesuffix(".json") for name in made}
+    for text in made.values():
+        jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
+def test_json_of_each_command_has_its_schema(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in COMMANDS:
+        code = cli.main([*words(command, folder), "--json"])
+        out, err = capsys.readouterr()
+        assert code in (0, 3), (command, out, err)
+        check(json.loads(out), command)
+    replayed = Replayed("t", 0, "u", 0, 1, 1, 1, problem=Problem("crc", "t-0", -1, "a", "b"))
+    check(ReplayReport("c", "g", [replayed]).to_json(), "replay")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_json_of_each_command_of_spark_has_its_schema(
+    spark: object, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("compact ARCHIVE --store STORE", *OF_SPARK):
+        code = cli.main([*words(command, folder), "--json"])
+        out, err = capsys.readouterr()
+        assert code in (0, 3), (command, out, err)
+        check(json.loads(out), command)
+
+
+def test_texts_fit_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for words that are longer, such as paths. No text has a colour."""
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    for command in COMMANDS:
+        assert cli.main([*words(command, folder), "--no-progress"]) in (0, 3), command
+        lines = capsys.readouterr().out.splitlines()
+        long = [line for line in lines if len(line) > 80 and max(map(len, line.split())) <= 40]
+        assert long == [], command
+        assert " ".join(lines[-3:]).endswith(("exit code 0", "exit code 3")) and "\x1b" not in "".join(lines), command
