@@ -256,7 +256,7 @@ def test_a_report_without_settings_says_what_compaction_would_save(archive, tmp_
     assert "a compaction would save, by the settings: 0 B of " in text
     assert f"a compaction would save, if every topic were compacted: {possible} B of " in text
     assert "give --config FILE, or --topics GLOB with --cleanup-policy compact" in text
-    assert "note: keyless-0: 2 records without a key count as kept; compact needs --null-keys" in text
+    assert "note: keyless-0: 2 records without a key count as kept; compact needs --set null.keys=keep" in text
     assert "if every topic were compacted" in page and f"<b>{possible} B</b>" in page
     assert "if cleanup.policy of its topic were compact." in page  # the most to gain
 
