@@ -97,7 +97,7 @@ def _jobs_of_readme() -> list[tuple[str, str]]:
 
 
 def test_readme_is_one_page():
-    assert len(README.splitlines()) <= 180
+    assert len(README.split()) <= 2000
 
 
 def test_version_is_said_once_more_and_the_same():
@@ -226,7 +226,7 @@ def test_json_fields_of_the_other_jobs(job):
 
 
 def test_fields_of_an_error():
-    said = re.search(r'\{"error": \{(.*?)\}\}', _section(COMMANDS_PAGE, "## JSON"))[1]
+    said = re.search(r'\{"error": \{(.*?)\}\}', " ".join(_section(COMMANDS_PAGE, "## JSON").split()))[1]
     assert re.findall(r'"(\w+)"', said) == list(errors.UsageError(message="x").to_json())
 
 
