@@ -26,21 +26,18 @@ from lastkey.jobs.errors import DONE, PROBLEMS, MissingPathError, UsageError
 from lastkey.jobs.spark.engine import chosen_engine, each, local_cores
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat import names
-from lastkey.logformat.dump.files import DumpFile, list_files
+from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files, list_files
 from lastkey.logformat.dump.findings import DumpFindings
+from lastkey.logformat.dump.log import LogOptions, RecordLimits
 from lastkey.udfs.dump_files import (
     Dumped,
-    DumpSpec,
-    dump,
-    dump_options,
     dump_tasks,
     dump_to_file,
-    files_of_spec,
     gaps_of_folder,
+    record_decoder,
     search_files,
     search_tasks,
     topic_of,
-    wanted_of,
 )
 from lastkey.udfs.problem import Problem, timed
 from lastkey.udfs.storage import exists, holds_segments, normal_uri, open_root
@@ -99,7 +96,7 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
         check_empty(open_root(report.output))
     ignored: list[str] = []
     listed = _listed(options, ignored)
-    files, gaps = files_of_spec(listed, spec), _gaps(listed, options, spec)
+    files, gaps = asked_for(listed, spec), _gaps(listed, options, spec)
     report.said = unseen = [f"Ignoring {what}\n" for what in ignored] + [f"problem: {gap}\n" for gap in gaps]
     if report.output is not None:
         _into_files(files, spec, options, report, progress)
@@ -110,23 +107,23 @@ def run(options: InspectOptions, progress: Progress, write: Callable[[Any], obje
         findings = _search(files, spec, options, report, progress, write)
     else:
         with timed(counted(len(files), "file")):
-            findings = dump(files, spec, write)
+            findings = dump_files(files, spec, write)
     unknown = (f"Ignoring unknown file {path}\n" for path in findings.unknown)
     report.said = itertools.chain(unseen, unknown, findings.text())
     report.n_problems, report.n_mismatches = len(findings.all_problems) + len(gaps), findings.n_mismatches
     return report
 
 
-def _gaps(files: Sequence[DumpFile], options: InspectOptions, spec: DumpSpec) -> list[Problem]:
+def _gaps(files: Sequence[DumpFile], options: InspectOptions, spec: DumpOptions) -> list[Problem]:
     """Return the gaps in the wanted offsets, if records are searched for in partitions' folders."""
     out: list[Problem] = []
-    if spec.wanted.everything:
+    if spec.log.wanted.everything:
         return out
     for uri in dict.fromkeys(normal_uri(file.shown).rpartition("/")[0] for file in files if not file.named):
         parent, _, folder = uri.rpartition("/")
         for archived in list_folder(open_root(parent or "/"), folder).partitions.values():
             if options.config.topic_settings(archived.topic).gaps != "accept":
-                out += gaps_of_folder(archived.segments, archived.traces, spec.wanted)
+                out += gaps_of_folder(archived.segments, archived.traces, spec.log.wanted)
     return out
 
 
@@ -166,9 +163,9 @@ def _listed(options: InspectOptions, ignored: list[str]) -> list[DumpFile]:
     ]
 
 
-def _is_search(files: Sequence[DumpFile], spec: DumpSpec, options: InspectOptions) -> bool:
+def _is_search(files: Sequence[DumpFile], spec: DumpOptions, options: InspectOptions) -> bool:
     """Return whether much is read for few lines, or little by Spark because the user wants it."""
-    if spec.wanted.everything:
+    if spec.log.wanted.everything:
         return False
     wants_spark = chosen_engine(options, writes=False) == "spark" or local_cores() is None
     return wants_spark or sum(file.size for file in files) > _SEARCH_BYTES
@@ -176,7 +173,7 @@ def _is_search(files: Sequence[DumpFile], spec: DumpSpec, options: InspectOption
 
 def _search(
     files: Sequence[DumpFile],
-    spec: DumpSpec,
+    spec: DumpOptions,
     options: InspectOptions,
     report: InspectReport,
     progress: Progress,
@@ -192,7 +189,7 @@ def _search(
     for task, searched in zip(tasks, results, strict=True):
         for file, found in zip(task.files, searched, strict=True):
             if found.text is None:
-                findings.add(dump([file], spec, write))
+                findings.add(dump_files([file], spec, write))
             else:
                 write(found.text)
                 findings.add(found.findings)
@@ -201,7 +198,7 @@ def _search(
 
 
 def _into_files(
-    files: Sequence[DumpFile], spec: DumpSpec, options: InspectOptions, report: InspectReport, progress: Progress
+    files: Sequence[DumpFile], spec: DumpOptions, options: InspectOptions, report: InspectReport, progress: Progress
 ) -> None:
     try:
         tasks = dump_tasks(files, spec, report.output or "")
@@ -215,28 +212,18 @@ def _into_files(
     report.n_mismatches = sum(f.n_mismatches for f in report.dumped)
 
 
-def _spec(options: InspectOptions) -> DumpSpec:
-    wanted = wanted_of(*options.offsets, *options.times, options.key)
-    decoders = (options.key_decoder or "string", options.value_decoder or "string")
-    spec = DumpSpec(
-        deep=options.parts == "records",
-        print_data=options.parts in ("data", "values")
-        or options.key_decoder is not None
-        or options.value_decoder is not None
-        or (options.key is not None and options.parts != "records"),
-        metadata=options.parts != "values",
-        verify_index_only=options.parts == "mismatches",
-        as_json=options.as_json,
-        key_decoder=decoders[0],
-        value_decoder=decoders[1],
-        records=options.decoder or "",
-        wanted=wanted,
-    )
-    try:
-        dump_options(spec)
-    except ValueError as error:
-        raise UsageError(message=str(error)) from error
-    return spec
+def _spec(options: InspectOptions) -> DumpOptions:
+    (first, end), decode = options.offsets, None
+    named = options.key_decoder, options.value_decoder
+    by_key = options.key is not None and options.parts != "records"
+    if options.decoder or options.parts in ("data", "values") or named != (None, None) or by_key:
+        try:
+            decode = record_decoder(options.decoder, *(name or "string" for name in named))
+        except ValueError as error:
+            raise UsageError(message=str(error)) from error
+    wanted = RecordLimits(first or 0, RecordLimits.end_offset if end is None else end, *options.times, options.key)
+    log = LogOptions(options.parts == "records" or decode is not None, decode, options.parts != "values", wanted)
+    return DumpOptions(log, options.parts == "mismatches", options.as_json)
 
 
 def _places(paths: Iterable[str]) -> Iterator[Place]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
 import pyarrow.compute as pc
 
 from lastkey.logformat import names
-from lastkey.logformat.dump.files import DumpFile, DumpOptions, asked_for, dump_files
+from lastkey.logformat.dump.files import DumpFile, DumpOptions, dump_files
 from lastkey.logformat.dump.findings import DumpFindings
-from lastkey.logformat.dump.log import Decoder, LogOptions, RecordLimits, as_strings
+from lastkey.logformat.dump.log import Decoder, RecordLimits, as_strings
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.messages import coordinator_records
@@ -31,28 +31,13 @@ _SAID: Final = 20  # findings of a kind that are reported per file: a compacted 
 
 
 @dataclass(frozen=True)
-class DumpSpec:
-    """Options of a dump: kafka-dump-log's, and ours."""
-
-    deep: bool = False
-    print_data: bool = False
-    metadata: bool = True
-    verify_index_only: bool = False
-    as_json: bool = False
-    key_decoder: str = "string"  # a name of udfs.decode.decoders
-    value_decoder: str = "string"
-    records: str = ""  # a name of logformat.messages.coordinator_records, for Kafka's own topics; "": none
-    wanted: RecordLimits = field(default_factory=RecordLimits)
-
-
-@dataclass(frozen=True)
 class DumpTask:
     """One file to dump into another."""
 
     file: DumpFile
     output_uri: str
     name: str  # path of the text below the output
-    spec: DumpSpec
+    options: DumpOptions
 
 
 @dataclass(frozen=True)
@@ -60,7 +45,7 @@ class SearchTask:
     """Files to search for the wanted records."""
 
     files: tuple[DumpFile, ...]
-    spec: DumpSpec
+    options: DumpOptions
 
 
 @dataclass(frozen=True)
@@ -85,19 +70,13 @@ class Dumped:
     n_mismatches: int = 0
 
 
-def dump_options(spec: DumpSpec) -> DumpOptions:
-    """Return a spec as options of `logformat.dump.files`. Raises ValueError, with the closest match, for unknown
-    decoders.
+def record_decoder(records: str | None, key: str, value: str) -> Decoder:
+    """Return the decoder of one of Kafka's own topics (`logformat.messages.coordinator_records`), or of keys and values
+    by the names of `udfs.decode.decoders`. Raises ValueError, with the closest match, for unknown names.
     """
-    decode_records: Decoder | None = None
-    if spec.records:
-        decode_records = partial(coordinator_records.decode_records, spec.records)
-    elif spec.print_data:
-        decode_records = as_strings
-        if (spec.key_decoder, spec.value_decoder) != ("string", "string"):
-            decode_records = _Named(spec.key_decoder, spec.value_decoder)
-    log = LogOptions(spec.deep or decode_records is not None, decode_records, spec.metadata, spec.wanted)
-    return DumpOptions(log, spec.verify_index_only, spec.as_json)
+    if records:
+        return partial(coordinator_records.decode_records, records)
+    return as_strings if key == value == "string" else _Named(key, value)
 
 
 @dataclass(frozen=True)
@@ -124,56 +103,46 @@ def _shown(values: Any, name: str) -> Any:
     return pc.if_else(malformed, said, text)
 
 
-def dump(files: Iterable[DumpFile], spec: DumpSpec, write: Callable[[Any], object]) -> DumpFindings:
-    """Write files as text, one after the other, and return what was found in them."""
-    return dump_files(files, dump_options(spec), write)
-
-
-def files_of_spec(files: Sequence[DumpFile], spec: DumpSpec) -> list[DumpFile]:
-    """Return the files that can hold what is asked for."""
-    return asked_for(files, dump_options(spec))
-
-
 def topic_of(file: DumpFile) -> str | None:
     """Return the topic that the name of a file's folder states; None if the folder is no partition's."""
     folder = names.parse_partition_folder(file.path.rpartition("/")[0].rpartition("/")[2])
     return None if folder is None else folder.topic
 
 
-def dump_tasks(files: Iterable[DumpFile], spec: DumpSpec, output_uri: str) -> list[DumpTask]:
+def dump_tasks(files: Iterable[DumpFile], options: DumpOptions, output_uri: str) -> list[DumpTask]:
     """Return a task for each file; texts lie below the output by folder and name, with the suffix `.txt` or `.jsonl`.
 
     Raises ValueError if two files of one name lie in folders of one name, because both would become one text.
     """
-    suffix = "jsonl" if spec.as_json else "txt"
+    suffix = "jsonl" if options.as_json else "txt"
     tasks: dict[str, DumpTask] = {}
     for file in files:
         folder, _, name = file.path.rpartition("/")
         text = f"{folder.rpartition('/')[2]}/{name}.{suffix}"
         if text in tasks:
             raise ValueError(f"{tasks[text].file.shown} and {file.shown} would both become {text}")
-        tasks[text] = DumpTask(file, output_uri, text, spec)
+        tasks[text] = DumpTask(file, output_uri, text, options)
     return list(tasks.values())
 
 
-def search_tasks(files: Sequence[DumpFile], spec: DumpSpec) -> list[SearchTask]:
+def search_tasks(files: Sequence[DumpFile], options: DumpOptions) -> list[SearchTask]:
     """Return tasks of consecutive files, each of up to 64 MiB or a single file."""
-    return [SearchTask(group, spec) for group in groups(files, lambda file: file.size, _TASK_BYTES)]
+    return [SearchTask(group, options) for group in groups(files, lambda file: file.size, _TASK_BYTES)]
 
 
 def search_files(task: SearchTask) -> list[SearchedFile]:
     """Return what a search finds in each file of a task."""
-    return [_search(file, task.spec) for file in task.files]
+    return [_search(file, task.options) for file in task.files]
 
 
-def _search(file: DumpFile, spec: DumpSpec) -> SearchedFile:
+def _search(file: DumpFile, options: DumpOptions) -> SearchedFile:
     found = io.BytesIO()
 
     def write(text: Any) -> None:
         if found.tell() <= _MOST_FOUND:
             found.write(text)
 
-    findings = dump_files([file], dump_options(spec), write)
+    findings = dump_files([file], options, write)
     return SearchedFile(found.getvalue() if found.tell() <= _MOST_FOUND else None, findings)
 
 
@@ -190,7 +159,7 @@ def _dump_to_file(task: DumpTask) -> Dumped:
     folder = task.name.rpartition("/")[0]
     make_folder(root, folder)
     with open_output(root, task.name) as stream:
-        findings = dump_files([task.file], dump_options(task.spec), stream.write)
+        findings = dump_files([task.file], task.options, stream.write)
         size = int(stream.tell())
     flush_folder(root, folder)
     return Dumped(
@@ -204,13 +173,3 @@ def gaps_of_folder(segments: Sequence[Segment], traces: Traces, wanted: RecordLi
     with suppress(LogFormatError):
         out.extend(gaps_between(segments, traces, wanted.start_offset, wanted.end_offset, GapFinder(ACCEPT_HINT)))
     return out
-
-
-def wanted_of(
-    start_offset: int | None, end_offset: int | None, start_ms: int | None, end_ms: int | None, key: bytes | None
-) -> RecordLimits:
-    """Return the limits of wanted records; None is no limit."""
-    wanted = RecordLimits(start_ms=start_ms, end_ms=end_ms, key=key)
-    if start_offset is not None:
-        wanted = replace(wanted, start_offset=start_offset)
-    return wanted if end_offset is None else replace(wanted, end_offset=end_offset)

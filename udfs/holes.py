@@ -31,7 +31,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index, time_index
 from lastkey.udfs.hole_kernels import last_thinned
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import Behind, Traces
+from lastkey.udfs.segments import Behind, ListedLog, Traces
 from lastkey.udfs.storage import cached_place, cached_root, log_file, read_file
 
 NOT_KNOWN: Final = -2  # end of the batch before the first one read
@@ -58,22 +58,7 @@ _MAYBE_CLEANED: Final = (
 _BUFFER_BYTES: Final = 1 << 20
 
 
-class Log(Protocol):
-    """A `.log` by its listing."""
-
-    @property
-    def root(self) -> str:
-        """URI that `path` is below."""
-
-    @property
-    def path(self) -> str:
-        """Path below the root; its name holds the base offset."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that belong to the log."""
-
-
+Log = Segment | ListedLog
 LogsAbove = Callable[[], Iterable[Log]]
 
 

@@ -27,6 +27,14 @@ class ReadFile:
     checksum: int  # CRC-32C of all its bytes
 
 
+class ListedLog(NamedTuple):
+    """A `.log` by its listing, and no more: tasks carry many."""
+
+    root: str  # URI that `path` is below
+    path: str
+    size_bytes: int  # bytes
+
+
 @dataclass(frozen=True)
 class SideFile:
     """A small file that is read if it exists: a `.snapshot` or `.txnindex`; or an index without its `.log`."""

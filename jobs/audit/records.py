@@ -31,9 +31,10 @@ from lastkey.jobs.store.paths import AUDIT_RECORDS, table_folder
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.audit.rows import FileRead, ReadTask, Secret, Stretch, StretchRead, read_task
-from lastkey.udfs.data_source.pieces import ListedLog, Piece, Range, Wanted, listed_logs
+from lastkey.udfs.data_source.pieces import Piece, Range, Wanted, listed_logs
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import ListedLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -257,7 +257,7 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
         while pending := [future for future in working if not future.done()]:
             wait([*pending, stop.asked], LOOK_SECONDS, FIRST_COMPLETED)
             if stop.is_asked:
-                _drop(large)
+                deque(large, maxlen=0)  # no thread takes another item
                 known = {result.name() for result in partitions.results()}
                 workers.cancel(working)  # and ignore what is set aside from here on: this may be the cause
                 return [r for r in partitions.results() if r.status != "set_aside" or r.name() in known]
@@ -268,14 +268,9 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
             future.result()
         return partitions.results()
     except BaseException:
-        _drop(large)
+        deque(large, maxlen=0)
         workers.cancel(working)
         raise
-
-
-def _drop(items: Iterator[object]) -> None:
-    """Leave none of the items."""
-    deque(items, maxlen=0)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from lastkey.jobs.data_source.read_options import ReadOptions
-from lastkey.udfs.data_source.pieces import ListedLog, listed_logs, logs_behind
+from lastkey.udfs.data_source.pieces import listed_logs, logs_behind
+from lastkey.udfs.segments import ListedLog
 
 
 def read_task(options: ReadOptions, schema: Any, partition: InputPartition) -> Iterator[Any]:

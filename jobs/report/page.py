@@ -80,7 +80,7 @@ def fragment_of(
         cards=cards,
         problems=problems,
         tables=tables,
-        plots=[shown(plot) for plot in plots if plot],
+        plots=[plot for plot in plots if plot],
     )
 
 
@@ -137,7 +137,7 @@ def page_of(report: ArchiveReport) -> str:
         most_to_gain=most_to_gain(report),
         problems=[str(p) for p in report.problems[:LISTED]],
         more_problems=max(len(report.problems) - LISTED, 0),
-        plots=[shown(plot) for plot in overview(report)],
+        plots=overview(report),
         partition_header=PARTITIONS.headers(),
         partitions=[(_link(p.name(), ids[p.name()]), *PARTITIONS.cells(p)[1:]) for p in good],
         print_open=len(good) <= _PRINTED_OPEN,
@@ -152,7 +152,7 @@ def page_of(report: ArchiveReport) -> str:
         hot_header=HOT_HEADER,
         formats=[FORMATS.cells(row) for row in report.formats.rows] if report.formats else [],
         format_header=FORMATS.headers(),
-        format_plot=shown(drawn) if (drawn := formats(report.formats)) else None,
+        format_plot=formats(report.formats),
     )
 
 
@@ -246,7 +246,7 @@ def _topic(
         "saved": saved(before, after),
         "if_compacted": f"would be {size(possible)} if it were" if possible < before else "",
         "records": count(sum(p.total("records") for p in of)),
-        "plots": [shown(plot) for plot in drawn],
+        "plots": drawn,
         "partitions": [
             {
                 "id": ids[p.name()],
@@ -257,16 +257,4 @@ def _topic(
             }
             for p in of
         ],
-    }
-
-
-def shown(plot: Plot) -> dict[str, Any]:
-    """Return a plot for the template. Its SVG is ours and escaped already; the template escapes the rest."""
-    return {
-        "title": plot.title,
-        "says": plot.says,
-        "wide": Markup(plot.wide),
-        "narrow": Markup(plot.narrow),
-        "header": plot.header,
-        "rows": plot.rows,
     }

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
@@ -58,8 +59,8 @@ class Plot:
     name: str  # unique on its page
     title: str
     says: str  # also for people who cannot see it
-    wide: str  # SVG
-    narrow: str
+    wide: Markup  # SVG: ours, and escaped already
+    narrow: Markup
     header: Cells
     rows: Sequence[Cells]
 
@@ -282,7 +283,7 @@ def _plot(
     return Plot(name, title, says, drawings[0], drawings[1], header, rows)
 
 
-def _for_the_page(svg: str, says: str, prefix: str) -> str:
+def _for_the_page(svg: str, says: str, prefix: str) -> Markup:
     """Return the drawing as an element of a page: no prologue, no fixed size, colours by name, the page's font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)
@@ -294,7 +295,7 @@ def _for_the_page(svg: str, says: str, prefix: str) -> str:
         svg = svg.replace(colour, f"var({variable})")
     box = head[0] if (head := re.search(r'viewBox="[^"]*"', svg)) else ""
     body = svg[svg.index(">") + 1 :]
-    return (
+    return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box} role="img"'
         f' aria-label="{escape(says)}" data-plot="{escape(prefix)}">{body}'
     )

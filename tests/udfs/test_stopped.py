@@ -24,7 +24,7 @@ from lastkey.logformat.errors import KINDS, NO_POSITION, LogFormatError, stopped
 from lastkey.logformat.names import segment_file
 from lastkey.udfs.compact.compact_partition import compact_partition
 from lastkey.udfs.compact.output import segment_output
-from lastkey.udfs.dump_files import DumpSpec, dump_tasks, dump_to_file
+from lastkey.udfs.dump_files import dump_tasks, dump_to_file
 from lastkey.udfs.lookup.index_sizes import IndexSizesPlan, index_sizes
 from lastkey.udfs.lookup.minutes import TimedSegment, time_index_rows
 from lastkey.udfs.lookup.queries import Queries, lookup
@@ -253,7 +253,7 @@ def test_inspect_names_an_unreadable_log_and_shows_the_others(part: Partition, t
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None:
     output = tmp_path / "out"
-    tasks = dump_tasks(list_files([str(part.folder)]), DumpSpec(), str(output))
+    tasks = dump_tasks(list_files([str(part.folder)]), DumpOptions(), str(output))
     bad = next(task for task in tasks if task.name == f"t-0/{log_of(part).name}.txt")
     with faults(tmp_path, Fault("write", f"{output}/{bad.name}", error=error)):
         if error == "ENOSPC":

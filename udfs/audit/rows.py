@@ -28,10 +28,11 @@ from lastkey.logformat.primitives.binary_arrays import spans_of
 from lastkey.logformat.primitives.siphash_kernels import hash_values
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.udfs.audit.hash_kernels import digest_spans
-from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, Wanted, logs_behind
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64

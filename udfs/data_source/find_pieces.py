@@ -32,11 +32,11 @@ from lastkey.logformat.search.segment_search import SearchableSegment
 from lastkey.logformat.side_files import offset_index
 from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.udfs.data_source.log_end import OpenedLog, open_log
-from lastkey.udfs.data_source.pieces import Bound, ListedLog, Piece, Range, SourcePartition, Wanted
+from lastkey.udfs.data_source.pieces import Bound, Piece, Range, SourcePartition, Wanted
 from lastkey.udfs.data_source.read_piece import GAP_HINT
 from lastkey.udfs.holes import GapFinder, offsets_behind
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import Behind
+from lastkey.udfs.segments import Behind, ListedLog
 from lastkey.udfs.storage import Root, cached_place, cached_root, opened, read_file
 
 _FIRST_BYTES: Final = 64 << 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from lastkey.logformat.layout import CONTROL_MASK, TIMESTAMP_TYPE_MASK
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.segments import Behind, Traces
+from lastkey.udfs.segments import Behind, ListedLog, Traces
 
 SPLIT_BYTES: Final = 128 << 20
 OPEN_BYTES: Final = 128 << 10  # cost of opening a file: a thousand tiny files are still one task
@@ -57,14 +57,6 @@ class SourcePartition:
     def name(self) -> str:
         """`<topic>-<partition>`."""
         return f"{self.topic}-{self.partition}"
-
-
-class ListedLog(NamedTuple):
-    """A `.log` by its listing, and no more: tasks carry many."""
-
-    root: str  # URI that `path` is below
-    path: str
-    size_bytes: int  # bytes
 
 
 def logs_behind(partitions: Iterable[Sequence[ListedLog]], log: ListedLog) -> Sequence[ListedLog]:

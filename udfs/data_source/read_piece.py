@@ -21,9 +21,10 @@ from lastkey.logformat.layout import BATCH_HEADER, LOG_OVERHEAD, MAX_MAGIC, MIN_
 from lastkey.logformat.schemas import PATH, PROBLEM
 from lastkey.logformat.side_files import offset_index
 from lastkey.logformat.storage.regular_files import LogFile
-from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, is_past
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec, is_past
 from lastkey.udfs.holes import GapFinder
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import Root, cached_root, log_file, opened, read_file
 
 

@@ -41,9 +41,10 @@ from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_COMMIT, CONTROL_MASK, TRANSACTIONAL_MASK
 from lastkey.logformat.schemas import BATCHES, RECORDS, select
 from lastkey.logformat.storage.regular_files import LogFile
-from lastkey.udfs.data_source.pieces import ListedLog, Piece, ReadSpec, limited
+from lastkey.udfs.data_source.pieces import Piece, ReadSpec, limited
 from lastkey.udfs.data_source.read_piece import Gaps, Stretch, aligned, problem_row, read_piece
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import cached_root, log_file
 
 _BUFFER_BYTES: Final = 1 << 20

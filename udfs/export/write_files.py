@@ -25,11 +25,12 @@ import pyarrow.parquet as pq
 
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
 from lastkey.logformat.storage.io_counts import WRITTEN, spend
-from lastkey.udfs.data_source.pieces import ListedLog, ReadSpec, Task, Wanted, logs_behind
+from lastkey.udfs.data_source.pieces import ReadSpec, Task, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.decoders import as_binary, decoder
 from lastkey.udfs.export.json_lines import json_lines
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.segments import ListedLog
 from lastkey.udfs.storage import Root, cached_root, flush, make_folder, read_file
 
 Format = Literal["parquet", "ndjson", "delta"]

@@ -449,8 +449,8 @@ def test_in_a_bucket(tmp_path: Path) -> None:
 def spared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erasures:
     """Return a store in which an erasure spared one of the key's records."""
 
-    def spare(batches: Any, bodies: Any, spans: Any, table: Any, stays: Any) -> None:
-        mark_others(batches, bodies, spans, table, stays)
+    def spare(run: Any, table: Any, stays: Any) -> None:
+        mark_others(run, table, stays)
         stays[0] = True
 
     world = made(tmp_path, "bob=1 cem=1", "ann=1 | ann=2 dan=1")

@@ -283,7 +283,7 @@ def test_a_job_with_nothing_to_do_succeeds_in_cluster_mode(yarn, pack, here):
     none = ("--conf=spark.dynamicAllocation.enabled=true", "--conf=spark.executor.instances=0")
     code, said = submit_to_cluster(yarn, pack, "runs", "--store", here, options=none)
     assert code == 0, said
-    assert said_by_driver(yarn).endswith(f"1 run in {here}\n")
+    assert said_by_driver(yarn).endswith(f"1 run in {here}; exit code 0\n")
 
 
 def test_a_job_that_finds_problems_fails_in_cluster_mode(yarn, pack, tmp_path):
