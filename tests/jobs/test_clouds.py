@@ -44,7 +44,6 @@ VARIES = (
     "seconds", "io", "bytes_read", "megabytes_per_second_per_core", "run_id", "archive", "store", "finished", "started",
     "application", "peak_memory_bytes", "now_ms", "bytes_searched",  # tables hold paths and ids of runs, compressed
     "tables without keys, leases, locks", "files_without_keys",  # and their sum: only a disk has a lock's file
-    "tasks",  # of Spark's own reads, as its status says at that moment
 )  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.clouds]

@@ -247,9 +247,10 @@ def bin_ranges(runs: Runs, cores: int, most_bytes: int) -> list[tuple[int, int]]
     """
     for_cores = min(cores, runs.size // _FEW_BYTES + 1)
     wanted, total = max(-(-runs.size // most_bytes), for_cores), max(int(runs.bins.sum()), 1)
-    of_range = (np.cumsum(runs.bins) - runs.bins) * wanted // total
-    starts = np.flatnonzero(np.append(True, of_range[1:] != of_range[:-1])).tolist()
-    return list(itertools.pairwise([*starts, BINS]))
+    filled = np.flatnonzero(runs.bins)  # a range of empty bins would be a task for an empty file
+    of_range = ((np.cumsum(runs.bins) - runs.bins) * wanted // total)[filled]
+    starts = filled[1:][of_range[1:] != of_range[:-1]].tolist()
+    return list(itertools.pairwise([0, *starts, BINS]))
 
 
 def write_keys(task: KeysTask) -> Keys:

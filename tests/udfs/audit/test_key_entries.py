@@ -104,6 +104,18 @@ def test_drawn_records(tmp_path: Path, seed: int, most_bytes: int) -> None:
         assert first_keys(merged, which, 5) == whole and len(whole) == 5
 
 
+@pytest.mark.parametrize("size", [1, 1 << 30], ids=["of few bytes", "for many tasks"])
+@pytest.mark.parametrize("filled", [[0], [7], [4095], [3, 2000, 2001], [*range(50, 90)]])
+def test_each_range_has_entries_and_all_are_covered(filled: list[int], size: int) -> None:
+    runs = Runs(size=size)
+    runs.bins[filled] = 3
+    ranges = bin_ranges(runs, 2, 1 << 20)
+    assert len(ranges) == (1 if size == 1 else len(filled))
+    assert [stop for _, stop in ranges[:-1]] == [first for first, _ in ranges[1:]]
+    assert (ranges[0][0], ranges[-1][1]) == (0, len(runs.bins))
+    assert all(runs.bins[first:stop].any() for first, stop in ranges)
+
+
 def test_a_topic_without_keys_has_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     made = [
