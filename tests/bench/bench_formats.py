@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--table", action="store_true", help="bytes a record, as FORMAT.md shows them")
+    parser.add_argument("--table", action="store_true", help="bytes a record, as BENCHMARKS.md shows them")
     parser.add_argument("--against", type=Path, help="a checkout to compare the readers of magic 2 with")
     given = parser.parse_args()
     if given.table:

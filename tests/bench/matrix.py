@@ -39,9 +39,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "BENCHMARKS.md"
 BEGIN, END = "<!-- made by python -m tests.bench.bench_compact --page -->\n", "<!-- until here -->\n"
 COLUMNS = (
-    "codec", "value", "stay", "partitions", "batches", "log", "Kafka", "work", "**ratio**", "library", "floor",
-    "threads", "Spark", "memory",
+    "codec", "log, MB", "Kafka, s", "work, s", "ratio", "library, s", "floor, s", "threads, s", "Spark, s",
+    "memory, MB",
 )  # fmt: skip
+WHOLE = (1000, 0.5, 1, False)  # value_bytes, survivors, partitions, one_record of the cells with all columns
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORES = os.cpu_count() or 1
 _RECORD_BYTES = 28  # of a record beside its value, about
@@ -256,21 +257,30 @@ def write_page(file: Path) -> None:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Return the table of all cells, and what they were measured on."""
+    """Return two tables, ratios of all cells by codec and all columns of the cells of WHOLE, and the machine."""
+    archives: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in rows:
+        archive = row["value_bytes"], row["survivors"], row["partitions"], row["one_record"], row["megabytes"]
+        cell = f"{ratio(row):.2f} ({row['kafka']:.2f}/{row['work']:.2f})"
+        archives.setdefault(archive, {})[row["codec"]] = cell
     lines = [
         "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|---" * len(COLUMNS) + "|",
+        f"| value, B | survive | partitions | batches | MB | {' | '.join(CODECS)} |",
+        "|---" * (5 + len(CODECS)) + "|",
     ]
+    for (value, survivors, partitions, one_record, megabytes), cells in archives.items():
+        batches = "1 record" if one_record else "full"
+        each = " | ".join(cells.get(codec, "") for codec in CODECS)
+        lines.append(f"| {value} | {survivors:.0%} | {partitions} | {batches} | {megabytes:,} | {each} |")
+    lines += ["", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for row in rows:
-        batches = "1 record" if row["one_record"] else "full"
-        library = f"{row['library']:.2f} s" if row["library"] else ""
-        lines.append(
-            f"| {row['codec']} | {row['value_bytes']} B | {row['survivors']:.0%} | {row['partitions']} | {batches} "
-            f"| {row['log_bytes'] / 1e6:,.0f} MB | {row['kafka']:.2f} s | {row['work']:.2f} s "
-            f"| **{ratio(row):.2f}** | {library} | {row['floor']:.2f} s "
-            f"| {row['threads']:.2f} s | {row['spark']:.2f} s | {row['peaks']['spark'] / 1e6:,.0f} MB |"
-        )
+        if (row["value_bytes"], row["survivors"], row["partitions"], row["one_record"]) == WHOLE:
+            library = f"{row['library']:.2f}" if row["library"] else ""
+            lines.append(
+                f"| {row['codec']} | {row['log_bytes'] / 1e6:,.0f} | {row['kafka']:.2f} | {row['work']:.2f} "
+                f"| {ratio(row):.2f} | {library} | {row['floor']:.2f} | {row['threads']:.2f} | {row['spark']:.2f} "
+                f"| {row['peaks']['spark'] / 1e6:,.0f} |"
+            )
     for cores, machine in sorted({(row["cores"], row["machine"]) for row in rows}):
         mine = [row for row in rows if (row["cores"], row["machine"]) == (cores, machine)]
         loads = [row["load"] for row in mine]

@@ -2,7 +2,7 @@
 
 When a partition is due is decided elsewhere, by `min.cleanable.dirty.ratio` as for every run. Of one that is due, a
 segment is rewritten when the share of its records that newer ones have superseded reaches `min_yield`, the largest
-share first, while the budget lasts. Small neighbours become one. SCHEDULE.md has the measurements.
+share first, while the budget lasts. Small neighbours become one. BENCHMARKS.md ("Runs by yield") has the measurements.
 
 Nothing here reads a file. Segments are arrays, one element a segment, oldest first.
 """

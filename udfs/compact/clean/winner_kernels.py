@@ -1,5 +1,7 @@
-"""The winning record of each key by version, not by offset (COMPACTION.md, "Another order"): the highest version wins,
-and among equal versions the last record. A version is a timestamp, or the number in a header; -1: none.
+"""The winning record of each key by version, not by offset (COMPACTION.md, "Version-based compaction").
+
+The highest version wins, and among equal versions the last record. A version is a timestamp, or the number in a header;
+-1: none.
 """
 
 from __future__ import annotations
