@@ -6,7 +6,7 @@ The prose is in FORMAT.md.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,20 @@ CODEC_SNAPPY: Final = 2
 CODEC_LZ4: Final = 3
 CODEC_ZSTD: Final = 4  # magic 2 and 3 only
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+class Levels(NamedTuple):
+    """Compression levels, in the ranges of Kafka's compression.*.level (GzipCompression, Lz4Compression and
+    ZstdCompression of 4.3.0).
+    """
+
+    gzip: int = -1  # 1 to 9; -1: zlib's default, 6
+    lz4: int = 9  # 1 to 17: levels of the high compressor, except 9: the fast compressor
+    zstd: int = 3  # -131072 to 22
+
+
+DEFAULT_LEVELS: Final = Levels()
+
 
 # Legacy message, after the 12-byte prefix; then i32 key length (-1 null), key, i32 value length, value.
 MESSAGE_V0 = np.dtype([("crc", ">u4"), ("magic", "i1"), ("attributes", "i1")])

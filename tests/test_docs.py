@@ -50,10 +50,11 @@ COMMANDS = {
 }
 SETTINGS = {value.flag for declaration in option_tables.SETTINGS.values() for value in values_of(declaration)}
 # Kafka's, named where a page tells what a broker does; no settings of ours
-KAFKAS_OWN = {
+KAFKAS_OWN = {  # and other programs'
     "internal.segment.bytes", "log.segment.bytes", "segment.ms", "message.format.version", "log.retention.ms",
     "log.retention.minutes", "offsets.retention.minutes", "delivery.timeout.ms", "linger.ms", "transaction.timeout.ms",
-    "max.decompressed.message.bytes",
+    "max.decompressed.message.bytes", "message.timestamp.type", "isolation.level", "kafka.isolation.level",
+    "fs.gs.auth.type",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ Gaps = Literal["fail", "accept"]
 Strategy = Literal["offset", "timestamp", "header"]
 Schedule = Literal["full", "yield"]
 SplitBy = Literal["auto", "none", "always"]
+CompressionType = Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"]
 POLICIES: Final = ("compact", "delete")
 LEAST_INDEX_BYTES: Final = 12  # Kafka allows 4, less than the entry that our time indexes always have
 _CLOCK: Final = "epoch milliseconds"
@@ -49,6 +50,17 @@ def _policy(setting: Value[Any, Any], value: object) -> tuple[str, ...]:
 
 _POLICY: Final = 'a list of "compact" and "delete", such as "compact,delete"'
 POLICY: Final[ValueKind[str | Iterable[str], tuple[str, ...]]] = ValueKind(_policy, allowed=_POLICY)
+
+
+def _gzip_level(setting: Value[Any, Any], value: object) -> int:
+    level = _LEVEL.check(setting, value)
+    if level == 0:
+        raise setting.wrong(GZIP_LEVEL.allowed, level)
+    return level
+
+
+_LEVEL: Final = number(-1, 9, "level")
+GZIP_LEVEL: Final = replace(_LEVEL, check=_gzip_level, allowed="a whole number from 1 to 9, or -1")
 
 
 def _ms(least: int, most: int = MAX_LONG) -> ValueKind[int, int]:
@@ -177,6 +189,30 @@ class TopicSettings:
         default="fail",
         note="A file is missing or short, and no cleaner removed the offsets. accept continues without them; after "
         "--set gaps=accept of a single run, the report still says that the archive is needed.",
+    )
+    compression_type: Value[CompressionType, CompressionType] = setting(
+        one_of(get_args(CompressionType)),
+        "Codec of the batches that a run rewrites; producer: each keeps its own, as a broker's cleaner does.",
+        default="producer",
+        note="Control batches keep theirs. policies does not take it from a cluster, where it decides about appends.",
+    )
+    compression_gzip_level: Whole = setting(
+        GZIP_LEVEL, "With compression.type gzip: level from 1 to 9; -1: zlib's default, 6.", default=-1
+    )
+    compression_lz4_level: Whole = setting(
+        number(1, 17, "level"),
+        "With compression.type lz4: level of the high compressor; 9: the fast compressor.",
+        default=9,
+    )
+    compression_zstd_level: Whole = setting(
+        number(-131_072, 22, "level"), "With compression.type zstd: level; higher is smaller and slower.", default=3
+    )
+    recompress: Value[bool, bool] = setting(
+        FLAG,
+        "Ours: a compaction also rewrites all batches of other codecs in the segments that it cleans.",
+        default=False,
+        note="A batch that has the codec of compression.type keeps its bytes, whatever its level, as in a broker. A "
+        "partition is not due because of this setting: --force cleans it, and retention and erasures ignore it.",
     )
     max_decompressed_batch_bytes: Whole = setting(
         _bytes(1 << 20, MAX_INT),
@@ -312,6 +348,8 @@ class Config:
             why = f"min.compaction.lag.ms of at most retention.ms ({retention_ms})"
             found = f"true, with min.compaction.lag.ms {lag}"
             yield "retention.exact", f"{why}, because records within the lag are kept", found
+        if settings.recompress and settings.compression_type == "producer":
+            yield "recompress", "a codec as compression.type", "true, with compression.type producer"
         if settings.expires:
             return
         policy = ",".join(settings.cleanup_policy)

@@ -9,8 +9,8 @@ have any descriptor checksum (KAFKA-3160), gzip may have several members and zst
 gzip header that mean nothing are ignored.
 
 Difference from Kafka's writer: zstd is written in one call, so that its window fits the body (one header byte); this is
-a tenth faster for small bodies, and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's. Levels are the
-defaults of Kafka's compression.*.level.
+a tenth faster for small bodies, and up to 1 % smaller. gzip and lz4 come out byte for byte as Kafka's. Levels have the
+ranges and defaults of Kafka's compression.*.level (`Levels`).
 
 Libraries chosen by time for a body of 1 and of 64 KiB, in microseconds: zstd by a reused context of zstandard 4.9 and
 78 (cramjam 13.2, 86; `zstd_kernels` takes the library of backports.zstd without its bytes objects: the same version,
@@ -34,7 +34,16 @@ from isal import isal_zlib
 from numpy.typing import NDArray
 
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.layout import (
+    CODEC_GZIP,
+    CODEC_LZ4,
+    CODEC_NAMES,
+    CODEC_NONE,
+    CODEC_SNAPPY,
+    CODEC_ZSTD,
+    DEFAULT_LEVELS,
+    Levels,
+)
 from lastkey.logformat.primitives import lz4_kernels as lz4
 from lastkey.logformat.primitives import small_body_kernels as small
 from lastkey.logformat.primitives import zstd_kernels as zstd
@@ -264,23 +273,36 @@ class _Kept(threading.local):
         self.reader = zstd.Context("D")
         self.writer = zstd.Context("C")
         self.scratch = Scratch()
+        self._level = zstd.LEVEL  # of the writer
+
+    def zstd_writer(self, level: int) -> int:
+        """Return the address of the context that compresses at a level."""
+        if level != self._level:
+            self.writer.set_level(level)
+            self._level = level
+        return self.writer.address
 
 
 _KEPT: Final = _Kept()
 
 
-def compress(codec: int, source: Source) -> bytes:
-    """Compress a batch's records as Kafka's writer does at its default level, for magic 2. Codec 0 returns a copy.
+def compress(codec: int, source: Source, levels: Levels = DEFAULT_LEVELS) -> bytes:
+    """Compress a batch's records as Kafka's writer does, for magic 2. Codec 0 returns a copy.
 
     Raises ValueError for an unknown codec, because the caller chose it.
     """
     body = np.asarray(_view(source))
-    (end,) = pack_bodies(np.array([codec]), body, np.array([0, len(body)]), _KEPT.scratch, 0)
+    (end,) = pack_bodies(np.array([codec]), body, np.array([0, len(body)]), _KEPT.scratch, 0, levels)
     return _KEPT.scratch.array[:end].tobytes()
 
 
 def pack_bodies(
-    codecs: NDArray[np.integer[Any]], source: NDArray[np.uint8], borders: NDArray[np.int64], out: Scratch, at: int
+    codecs: NDArray[np.integer[Any]],
+    source: NDArray[np.uint8],
+    borders: NDArray[np.int64],
+    out: Scratch,
+    at: int,
+    levels: Levels = DEFAULT_LEVELS,
 ) -> NDArray[np.int64]:
     """Compress the bodies source[borders[i]:borders[i + 1]] as compress() does, one behind the other, into `out` from
     byte `at` on. Return int64[n]: where each ends in `out`. codecs: one a body.
@@ -295,8 +317,8 @@ def pack_bodies(
             out.reserve(at + (zstd if codec == CODEC_ZSTD else lz4).most_compressed(end - begin))
             places = source, begin, end, out.array, at, ends[first:last]
             if codec == CODEC_LZ4:
-                lz4.compress_bodies(*places)
-            elif zstd.compress_bodies(_KEPT.writer.address, *places) < last - first:
+                lz4.compress_bodies(*places, levels.lz4)
+            elif zstd.compress_bodies(_KEPT.zstd_writer(levels.zstd), *places) < last - first:
                 raise MemoryError("zstd could not compress a batch")
             at = int(ends[last - 1])
             continue
@@ -304,23 +326,23 @@ def pack_bodies(
             raise ValueError(f"no such codec: {codec}")
         places = borders[first : last + 1].tolist()
         for i in range(last - first):
-            at = _WRITERS[codec](source.data[places[i] : places[i + 1]], out, at)
+            at = _WRITERS[codec](source.data[places[i] : places[i + 1]], out, at, levels)
             ends[first + i] = at
     return ends
 
 
-def _write_gzip(view: memoryview, out: Scratch, at: int) -> int:
-    member = zlib.compressobj(wbits=-15)  # the header and trailer here are written instead of zlib's
+def _write_gzip(view: memoryview, out: Scratch, at: int, levels: Levels) -> int:
+    member = zlib.compressobj(levels.gzip, wbits=-15)  # the header and trailer here are written instead of zlib's
     trailer = _GZIP_TRAILER.pack(isal_zlib.crc32(view), len(view) & 0xFFFFFFFF)
     packed = b"".join((GZIP_HEADER, member.compress(view), member.flush(), trailer))
     return at + _append(packed, out, at, 0, len(packed))
 
 
-def _write_plain(view: memoryview, out: Scratch, at: int) -> int:
+def _write_plain(view: memoryview, out: Scratch, at: int, _levels: Levels) -> int:
     return at + _append(view, out, at, 0, len(view))
 
 
-def _write_snappy(view: memoryview, scratch: Scratch, at: int) -> int:
+def _write_snappy(view: memoryview, scratch: Scratch, at: int, _levels: Levels) -> int:
     pos = at + XERIAL_HEADER.size
     scratch.reserve(pos + len(view) * 7 // 6 + (len(view) // XERIAL_BLOCK + 1) * 64)  # 32 + n + n/6 a block, at worst
     out = scratch.view
@@ -332,7 +354,7 @@ def _write_snappy(view: memoryview, scratch: Scratch, at: int) -> int:
     return pos
 
 
-_WRITERS: Final[dict[int, Callable[[memoryview, Scratch, int], int]]] = {
+_WRITERS: Final[dict[int, Callable[[memoryview, Scratch, int, Levels], int]]] = {
     CODEC_NONE: _write_plain,
     CODEC_GZIP: _write_gzip,
     CODEC_SNAPPY: _write_snappy,

@@ -14,12 +14,14 @@ from numba import types
 from numpy.typing import NDArray
 
 from lastkey.logformat.jit import CHECKED, inline, kernel
+from lastkey.logformat.layout import DEFAULT_LEVELS
 from lastkey.logformat.primitives import c_library
 from lastkey.logformat.primitives.memory_kernels import copy_bytes, load_u32_le, store_u32_le
 from lastkey.logformat.primitives.zstd_kernels import BROKEN, DONE, MORE_ROOM, TOO_LARGE
 
 HEADER: Final = bytes.fromhex("04224d18 60 40 82")  # version 1, independent blocks, no checksums; 64 KiB; checksum
 BLOCK: Final = 1 << 16
+FAST: Final = DEFAULT_LEVELS.lz4  # stands for the fast compressor, as in Kafka's Lz4BlockOutputStream
 
 _MAGIC: Final = 0x184D2204
 _INDEPENDENT: Final = 0x60  # flags: version 1, and blocks that do not refer to those before
@@ -50,6 +52,11 @@ _SYMBOLS: Final = ("LZ4_decompress_safe", "LZ4_compress_default")
 _LIBRARY: Final = c_library.load("lz4", "_version", "lz4", _SYMBOLS)
 _decompress: Any = types.ExternalFunction(_SYMBOLS[0], types.int32(types.uintp, types.uintp, types.int32, types.int32))
 _compress: Any = types.ExternalFunction(_SYMBOLS[1], types.int32(types.uintp, types.uintp, types.int32, types.int32))
+
+_HIGH: Final = c_library.load("lz4.block", "_block", "lz4", ("LZ4_compress_HC",))  # the same version of the library
+_compress_high: Any = types.ExternalFunction(
+    "LZ4_compress_HC", types.int32(types.uintp, types.uintp, types.int32, types.int32, types.int32)
+)
 
 
 # For the checksums of a frame: every frame holds one byte of its descriptor's. Kafka writes no block checksums, but
@@ -209,11 +216,12 @@ def compress_bodies(
     out: NDArray[np.uint8],
     at: int,
     out_ends: NDArray[np.int64],
+    level: int,
 ) -> None:
     """Compress each source[starts[i]:ends[i]] as a frame, one behind the other, into `out` from byte `at` on.
 
-    out: has room for most_compressed(ends - starts); out_ends: int64[n], written: where each frame ends. A block that
-    would not get smaller is stored.
+    out: has room for most_compressed(ends - starts); out_ends: int64[n], written: where each frame ends; level:
+    FAST, or of the high compressor. A block that would not get smaller is stored.
     """
     for i in range(starts.shape[0]):
         if CHECKED and not (0 <= starts[i] <= ends[i] <= source.shape[0] and 0 <= at <= out.shape[0]):
@@ -223,12 +231,14 @@ def compress_bodies(
         at += len(HEADER)
         for pos in range(starts[i], ends[i], BLOCK):
             size = min(BLOCK, ends[i] - pos)
-            written: int = _compress(
-                np.uintp(source.ctypes.data) + np.uintp(pos),
-                np.uintp(out.ctypes.data) + np.uintp(at + 4),
-                np.int32(size),
-                np.int32(min(size + size // 255 + 16, out.shape[0] - at - 4)),
-            )
+            block = np.uintp(source.ctypes.data) + np.uintp(pos)
+            place = np.uintp(out.ctypes.data) + np.uintp(at + 4)
+            room = np.int32(min(size + size // 255 + 16, out.shape[0] - at - 4))
+            written: int
+            if level == FAST:
+                written = _compress(block, place, np.int32(size), room)
+            else:
+                written = _compress_high(block, place, np.int32(size), room, np.int32(level))
             word = written
             if not 0 < written < size:
                 copy_bytes(out, at + 4, source, pos, size)

@@ -14,9 +14,10 @@ from numba import types
 from numpy.typing import NDArray
 
 from lastkey.logformat.jit import CHECKED, kernel
+from lastkey.logformat.layout import DEFAULT_LEVELS
 from lastkey.logformat.primitives import c_library
 
-LEVEL: Final = 3  # the default of Kafka's compression.zstd.level
+LEVEL: Final = DEFAULT_LEVELS.zstd
 _COMPRESSION_LEVEL: Final = 100  # ZSTD_cParameter
 _CONTENT_SIZE_FLAG: Final = 200
 # Results of the library, as signed numbers: errors are negative
@@ -54,10 +55,17 @@ class Context:
         if not self.address:
             raise MemoryError("no memory for a context of zstd")
         if kind == "C":
-            configure = _LIBRARY.ZSTD_CCtx_setParameter
-            configure.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
-            configure(self.address, _COMPRESSION_LEVEL, LEVEL)
-            configure(self.address, _CONTENT_SIZE_FLAG, 0)
+            self._configure(_COMPRESSION_LEVEL, LEVEL)
+            self._configure(_CONTENT_SIZE_FLAG, 0)
+
+    def set_level(self, level: int) -> None:
+        """Compress at another level from the next body on."""
+        self._configure(_COMPRESSION_LEVEL, level)
+
+    def _configure(self, parameter: int, value: int) -> None:
+        configure = _LIBRARY.ZSTD_CCtx_setParameter
+        configure.argtypes, configure.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int], ctypes.c_size_t
+        configure(self.address, parameter, value)
 
     def __del__(self) -> None:
         """Give the memory back."""

@@ -12,10 +12,18 @@ from typing import Final
 
 import numpy as np
 
-from lastkey.logformat.layout import CONTROL_MASK, DELETE_HORIZON_MASK, MAX_RELATIVE_OFFSET
+from lastkey.logformat.layout import (
+    CODEC_MASK,
+    CONTROL_MASK,
+    DEFAULT_LEVELS,
+    DELETE_HORIZON_MASK,
+    MAX_RELATIVE_OFFSET,
+    Levels,
+)
 from lastkey.logformat.names import MAX_OFFSET
 from lastkey.udfs.compact.verdicts import DELETE, DELETE_EMPTY, RETAIN_EMPTY
 
+OWN_CODEC: Final = -1  # a batch keeps its codec
 NO_LEGACY_HORIZON: Final = -(2**63)  # no segment is clean yet, so legacy tombstones stay in files of any age
 
 
@@ -212,6 +220,25 @@ def batch_retention(
 
 
 @dataclass(frozen=True)
+class Compression:
+    """Compression of rewritten batches. Control batches keep their codec; their transaction markers are never
+    compressed by a broker.
+    """
+
+    codec: int = OWN_CODEC
+    levels: Levels = DEFAULT_LEVELS
+    every_batch: bool = False  # rewrite each batch that has another codec, even if it loses no record
+
+    def changes_codec(self, batches: np.ndarray) -> np.ndarray:
+        """Return bool[n] for BATCH[n]: the batches that are rewritten for their codec alone."""
+        if not self.every_batch:
+            return np.zeros(len(batches), np.bool_)
+        attributes: np.ndarray = batches["attributes"]
+        changed: np.ndarray = (attributes & CODEC_MASK != self.codec) & (attributes & CONTROL_MASK == 0)
+        return changed
+
+
+@dataclass(frozen=True)
 class Rules:
     """Inputs of all decisions about batches, except the last offsets; a kind of run may change some for a segment."""
 
@@ -228,6 +255,7 @@ class Rules:
     by_key: bool = True  # False: drop only records before oldest_ms, and those of erased keys
     keep_batches: bool = False  # leave at least the header of every batch
     dry_run: bool = False
+    compression: Compression = Compression()
     tombstones_from: int = MAX_OFFSET  # tombstones from this offset on stay: what they delete may still be there
     # int64[k], ascending: bases of data batches whose marker is lost; their records stay, and supersede nothing
     undecided: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))

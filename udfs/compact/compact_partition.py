@@ -123,8 +123,8 @@ class _Found:
     def mark(self, run: Run, may_stay: np.ndarray) -> None:
         self._of(run.batches).mark(run, may_stay)
 
-    def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
-        return self._of(batches).verdicts(batches, decided)
+    def verdicts(self, batches: np.ndarray, decided: np.ndarray, rewritten: np.ndarray) -> np.ndarray:
+        return self._of(batches).verdicts(batches, decided, rewritten)
 
     def _of(self, batches: np.ndarray) -> Survivors:
         """Return the survivors of the group of these batches; all of a group's are asked for together."""

@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 from lastkey.logformat.batches.bodies import BodyLoader
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES, ChunkBuffer
-from lastkey.logformat.layout import MAX_SEGMENT_BYTES
+from lastkey.logformat.layout import CODEC_NAMES, DEFAULT_LEVELS, MAX_SEGMENT_BYTES, Levels
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.compact.cleaner import CleanableRange
+from lastkey.udfs.compact.cleaner import CleanableRange, Compression
 from lastkey.udfs.compact.retention import Expired, RetentionLimits
 from lastkey.udfs.held_back import HeldBack
 from lastkey.udfs.problem import Problem
@@ -21,6 +21,7 @@ Strategy = Literal["offset", "timestamp", "header"]
 NullKeys = Literal["fail", "keep", "drop"]
 Gaps = Literal["fail", "accept"]
 Schedule = Literal["full", "yield"]
+CompressionType = Literal["producer", "none", "gzip", "snappy", "lz4", "zstd"]
 
 MOST_RANGES: Final = 1_000  # of erased offsets that a run names, of each partition; it counts all
 
@@ -50,11 +51,30 @@ class CleanSettings:
     compaction_schedule: Schedule = "full"
     compaction_min_yield: float = 0.2  # share of dead records from which a segment is rewritten
     compaction_full_ms: int = 30 * 86_400_000  # time from one run that cleans everything to the next
+    compression_type: CompressionType = "producer"  # codec of rewritten batches; producer: the batch's own
+    compression_gzip_level: int = DEFAULT_LEVELS.gzip
+    compression_lz4_level: int = DEFAULT_LEVELS.lz4
+    compression_zstd_level: int = DEFAULT_LEVELS.zstd
+    recompress: bool = False  # rewrite every batch that has another codec than compression_type
 
     @property
     def by_offset(self) -> bool:
         """True if the last record of a key stays, as in Kafka."""
         return self.compaction_strategy == "offset"
+
+    @property
+    def levels(self) -> Levels:
+        """Compression levels by codec."""
+        return Levels(self.compression_gzip_level, self.compression_lz4_level, self.compression_zstd_level)
+
+    @property
+    def compression(self) -> Compression:
+        """Codec and levels of rewritten batches. As in a broker, levels hold only if compression.type names the codec
+        (Kafka's BrokerCompressionType.targetCompression).
+        """
+        if self.compression_type == "producer":
+            return Compression()
+        return Compression(CODEC_NAMES.index(self.compression_type), self.levels, self.recompress)
 
     @property
     def retention(self) -> RetentionLimits:

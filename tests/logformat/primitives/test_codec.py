@@ -15,6 +15,7 @@ import zlib
 from itertools import pairwise
 
 import cramjam
+import lz4.block
 import numpy as np
 import pytest
 import zstandard
@@ -22,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from lastkey.logformat.layout import CODEC_GZIP, CODEC_LZ4, CODEC_NAMES, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, Levels
 from lastkey.logformat.primitives.codec import (
     GZIP_HEADER,
     XERIAL_MAGIC,
@@ -466,6 +467,25 @@ def test_bodies_of_mixed_codecs_are_packed_as_each_alone():
     packed = [out.array[a:b].tobytes() for a, b in zip([3, *ends[:-1]], ends, strict=True)]
     assert packed == [compress(int(codec), content) for codec, content in zip(codecs, contents, strict=True)]
     assert packed[0] == zstandard.ZstdCompressor(level=3, write_content_size=False).compress(contents[0])
+
+
+def test_levels_are_those_of_the_libraries():
+    """Kafka's lz4.level 9, its default, is the fast compressor (Lz4BlockOutputStream); all others are high ones."""
+    content = text(60_000)
+    for level in (-131_072, -5, 0, 1, 19, 22):
+        body = compress(CODEC_ZSTD, content, Levels(zstd=level))
+        assert body == zstandard.ZstdCompressor(level=level, write_content_size=False).compress(content)
+        assert read(CODEC_ZSTD, body) == content
+    for level in (-1, 1, 9):
+        packer = zlib.compressobj(level, wbits=-15)
+        body = compress(CODEC_GZIP, content, Levels(gzip=level))
+        assert body[10:-8] == packer.compress(content) + packer.flush()
+    for level in range(1, 18):
+        body = compress(CODEC_LZ4, content, Levels(lz4=level))
+        high = lz4.block.compress(content, mode="high_compression", compression=level, store_size=False)
+        assert (body[11:-4] == high) == (level != 9)
+        assert read(CODEC_LZ4, body) == content
+    assert compress(CODEC_ZSTD, content) == compress(CODEC_ZSTD, content, Levels()), "the level goes back"
 
 
 # 256 MiB of them

@@ -96,8 +96,9 @@ class Tally:
 
 
 Decider = Callable[[Run, np.ndarray], None]  # a decider: fills bool[len(run.spans)], whether a record may stay
-# (BATCH[n] of a chunk, bool[n]: records that go or stay in any case) -> int8[n], a verdict on each batch (`verdicts`)
-VerdictsOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# (BATCH[n] of a chunk, bool[n]: records that go or stay in any case, bool[n]: rewritten if all records stay)
+# -> int8[n], a verdict on each batch (`verdicts`)
+VerdictsOf = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 Room = Callable[[int], np.ndarray]  # uint8[n] for the bytes of a piece
 # called with a run, what its decider marked and what stays, both bool[len(run.spans)], and CLEANED[n]
 See = Callable[[Run, np.ndarray, np.ndarray, np.ndarray], None]
@@ -131,7 +132,8 @@ def clean_chunk(
     wanted = ~decided.drop_records & (decided.verdicts == UNKNOWN)
     of_records = RecordRules(
         rules.now_ms, rules.new_horizon_ms, rules.oldest_ms, rules.by_key, rules.tombstones_from,
-        keep_legacy_tombstones, rules.keep_null_keys, rules.keeps_end,
+        keep_legacy_tombstones, rules.keep_null_keys, rules.keeps_end, rules.compression.codec,
+        rules.compression.every_batch,
     )  # fmt: skip
     for run in of.loader.runs(chunk, wanted, backwards=backwards):
         here = BatchDecisions(*(column[run.first : run.first + len(run.batches)] for column in decided))
@@ -146,7 +148,7 @@ def clean_chunk(
         if of.see is not None:
             of.see(run, may_stay, kept, cleaned)
         if (cleaned["outcome"] != DROPPED).any():
-            yield _write(run, chunk.position, kept, cleaned, of.tally, rules.dry_run, room)
+            yield _write(run, chunk.position, kept, cleaned, of.tally, rules, room)
 
 
 def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> BatchDecisions:
@@ -159,7 +161,9 @@ def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> BatchDecisions:
     retention[begin_at(batches, rules.witnesses)] = RETAIN_EMPTY
     if rules.keep_batches:
         retention[:] = RETAIN_EMPTY
-    verdicts = of.verdicts_of(batches, drop | undecided) if of.verdicts_of else np.zeros(len(batches), np.int8)
+    verdicts = np.zeros(len(batches), np.int8)
+    if of.verdicts_of:
+        verdicts = of.verdicts_of(batches, drop | undecided, rules.compression.changes_codec(batches))
     return BatchDecisions(discardable, retention, drop, undecided, verdicts)
 
 
@@ -169,7 +173,7 @@ def _write(
     kept: np.ndarray,
     cleaned: np.ndarray,
     tally: Tally,
-    dry_run: bool,
+    rules: Rules,
     room: Room | None,
 ) -> CleanedRun:
     rebuilt = cleaned["outcome"] == REBUILT
@@ -177,13 +181,13 @@ def _write(
     estimated, digest = False, 0
     if rebuilt.any():
         plain, ends, digest = _encoded(run, kept, cleaned, rebuilt)
-        payload, ends, estimated = _packed(run, plain, ends, rebuilt, tally, dry_run)
+        payload, ends, estimated = _packed(run, plain, ends, cleaned, tally, rules)
     rows = np.empty(len(cleaned), OUT_BATCH)
     n, n_copied, total = describe_survivors(run.batches, cleaned, ends, rows)
     rows = rows[:n].copy()  # pieces wait in memory
     if n_copied == len(cleaned):
         return CleanedRun(rows, None, int(run.batches["position"][0]), total)
-    if dry_run:
+    if rules.dry_run:
         return CleanedRun(rows, None, -1, total, estimated=estimated)
     data = np.empty(total, np.uint8) if room is None else room(total)
     assemble_batches(run, raw_position, cleaned, payload, ends, data)
@@ -205,28 +209,29 @@ def _encoded(
 
 
 def _packed(
-    run: Run, plain: np.ndarray, ends: np.ndarray, rebuilt: np.ndarray, tally: Tally, dry_run: bool
+    run: Run, plain: np.ndarray, ends: np.ndarray, cleaned: np.ndarray, tally: Tally, rules: Rules
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the final bodies of the batches in `rebuilt`, from `_encoded` ones: (bytes, int64[n] end of each batch's
-    body, whether the sizes are estimates).
+    """Return the final bodies of the rebuilt batches, from `_encoded` ones: (bytes, int64[n] end of each batch's body,
+    whether the sizes are estimates).
     """
-    codecs = np.where(rebuilt, run.batches["attributes"] & CODEC_MASK, 0)
+    rebuilt, levels = cleaned["outcome"] == REBUILT, rules.compression.levels
+    codecs = np.where(rebuilt, cleaned["attributes"] & CODEC_MASK, 0)
     if not codecs.any():
         return plain, ends, False
-    if dry_run:
+    if rules.dry_run:
         lengths = np.diff(ends, prepend=0)
         old = run.bodies["end"] - run.bodies["start"]
         guessed = np.minimum((run.batches["size"] - BATCH_OVERHEAD) / np.maximum(old, 1), 1) * lengths
 
         def compressed_size(i: int) -> int:
-            return len(compress(int(codecs[i]), plain[int(ends[i] - lengths[i]) : int(ends[i])]))
+            return len(compress(int(codecs[i]), plain[int(ends[i] - lengths[i]) : int(ends[i])], levels))
 
         lengths = np.where(codecs != 0, _by_sample(np.flatnonzero(codecs), lengths, guessed, compressed_size), lengths)
         tally.recompressed_bytes += int(lengths[codecs != 0].sum())
         return plain, np.cumsum(lengths), True
     rows, packed = np.flatnonzero(rebuilt), Scratch(1)
     borders = np.concatenate([[0], ends[rows]])
-    borders[1:] = pack_bodies(codecs[rows], plain, borders, packed, 0)
+    borders[1:] = pack_bodies(codecs[rows], plain, borders, packed, 0, levels)
     tally.recompressed_bytes += int(np.diff(borders)[codecs[rows] != 0].sum())
     return packed.array, borders[np.cumsum(rebuilt)], False
 

@@ -69,6 +69,8 @@ class RecordRules(NamedTuple):
     keep_legacy_tombstones: bool
     keep_null_keys: bool
     keeps_end: bool  # no segment behind tells the end of the last batch
+    codec: int  # of rewritten data batches; negative: their own
+    change_codec: bool  # rewrite data batches of another codec; none of them has a verdict ALL_STAY
 
 
 @kernel
@@ -90,6 +92,10 @@ def decide(
         has_horizon = current and batch.attributes & DELETE_HORIZON_MASK != 0
         append_time = batch.magic > 0 and batch.attributes & TIMESTAMP_TYPE_MASK != 0
         known = verdicts[i] != UNKNOWN
+        codec = batch.attributes & CODEC_MASK
+        other_codec = not control and rules.codec >= 0 and codec != rules.codec
+        if other_codec:
+            codec = rules.codec
         n_records = np.int64(batch.records_count) if drop_records[i] or current else body.n_records
         n_kept = np.int64(0)
         tombstones = 0
@@ -150,6 +156,8 @@ def decide(
         result.min_timestamp = min_timestamp
         result.tombstones = tombstones if not control else 0
         untouched = n_kept == n_records and (n_kept > 0 or not by_key)
+        if other_codec and rules.change_codec and n_kept > 0:
+            untouched = False
         # a batch of magic 3, which no broker reads, becomes magic 2
         if untouched and current and not set_horizon and (batch.magic == 2 or n_kept == 0):
             result.outcome = COPIED
@@ -167,6 +175,7 @@ def decide(
             attributes = batch.attributes & ~(DELETE_HORIZON_MASK | TIMESTAMP_TYPE_MASK)
             if not current:
                 attributes = batch.attributes & CODEC_MASK
+            attributes = attributes & ~CODEC_MASK | codec
             if append_time:
                 attributes |= TIMESTAMP_TYPE_MASK
                 result.base_timestamp = max_timestamp

@@ -396,16 +396,17 @@ class Survivors:
             at = int(np.searchsorted(self.offsets, run.bodies["base_offset"].min()))
             self.met += mark_survivors(run, self.offsets, at, may_stay)
 
-    def verdicts(self, batches: np.ndarray, decided: np.ndarray) -> np.ndarray:
+    def verdicts(self, batches: np.ndarray, decided: np.ndarray, rewritten: np.ndarray) -> np.ndarray:
         """Return int8[n], the verdicts on BATCH[n] that are certain before their records are read.
 
-        decided: bool[n], batches whose records all go, or all stay, in any case.
+        decided: bool[n], batches whose records all go, or all stay, in any case; rewritten: bool[n], batches that are
+        read if all their records stay.
         """
         possible = ~decided & (batches["magic"] == 2) & (batches["attributes"] & CONTROL_MASK == 0)
         possible &= (batches["records_count"] > 0) & ~np.isin(batches["last_offset"], self._to_read)
         first = np.searchsorted(self.offsets, batches["base_offset"])
         n = np.searchsorted(self.offsets, batches["last_offset"], side="right") - first
-        all_stay = possible & (n == batches["records_count"])
+        all_stay = possible & ~rewritten & (n == batches["records_count"])
         self.met += int(n[all_stay].sum())
         verdicts = np.full(len(batches), UNKNOWN, np.int8)
         verdicts[all_stay], verdicts[possible & (n == 0)] = ALL_STAY, ALL_GO

@@ -11,7 +11,7 @@ from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, TIMESTAMP_TYPE_
 from lastkey.logformat.primitives.crc32c import crc32c_range
 from lastkey.logformat.primitives.memory_kernels import copy_bytes
 from lastkey.logformat.primitives.varint_kernels import size_of_varlong, write_varlong
-from lastkey.udfs.compact.verdicts import COPIED, DROPPED, EMPTIED, REBUILT
+from lastkey.udfs.compact.verdicts import COPIED, DROPPED, REBUILT
 
 # The decision about a batch.
 CLEANED = np.dtype(
@@ -166,7 +166,7 @@ def describe_survivors(
         row.min_timestamp = result.min_timestamp
         row.n_records = result.n_kept
         row.tombstones = result.tombstones
-        row.codec = 0 if result.outcome == EMPTIED else batch.attributes & CODEC_MASK
+        row.codec = result.attributes & CODEC_MASK
         row.magic = batch.magic if copied else 2
         row.rebuilt = result.outcome == REBUILT
         m += 1

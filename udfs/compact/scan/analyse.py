@@ -269,6 +269,7 @@ def _rules(
         txn_discardable=transactional[1],
         by_key=True,
         keep_batches=False,
+        compression=plan.policy.settings.compression,
         tombstones_from=min(undecided.tolist(), default=MAX_OFFSET),
         undecided=undecided,
     )

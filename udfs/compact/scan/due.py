@@ -97,6 +97,7 @@ def rules_of_removal(plan: PartitionPlan, log_end: int, producers: ProducerState
         by_key=False,
         keep_batches=plan.policy.erasing is not None,
         dry_run=plan.run.dry_run,
+        compression=replace(plan.policy.settings.compression, every_batch=False),
         witnesses=witnesses,
     )
 
