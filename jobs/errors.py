@@ -229,7 +229,7 @@ RUNNING_MEANWHILE: Final = Kind("RunningMeanwhileError", RunningError,
     hint="nothing was done; run again when that run has ended. If that run was killed, its lease expires {expiry} "
          "after the last renewal")
 LOG_DIRECTORY_IN_USE: Final = Kind("LogDirectoryInUseError", ConflictError,
-    "{path}: expected a log directory that nobody uses, found {found}",
+    "{path}: expected an unused log directory, found {found}",
     cause="A broker, or another run, holds the log directory whose files are to be replaced.",
     hint="nothing was written; stop the broker, or work on a copy, or give --output DIR")
 NO_JAVA: Final = Kind("JavaError", MachineError,
@@ -338,7 +338,7 @@ RESTORE_FULL: Final = Kind("RestoreFullError", MachineError,
 CONVERT_FULL: Final = Kind("ConvertFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for converted logs.",
-    hint="free space and run again with the same --output: it goes on with what is there")
+    hint="free space and run again with the same --output: it continues with the existing files")
 OUTPUT_FULL: Final = Kind("OutputFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for rebuilt index files.",
@@ -371,7 +371,7 @@ BAD_COMMAND_CONFIG: Final = Kind("CommandConfigError", UsageError,
 ERASED_RECORDS: Final = Kind("ErasedError", UsageError,
     "{partition}: generation {found} may hold records that erasure {erasure} removed",
     cause="A generation from before an erasure, which holds records that were erased.",
-    hint="nobody gets it back; vacuum --erased deletes it, with --give-up TOPIC if it alone holds other offsets")
+    hint="it cannot be restored; vacuum --erased deletes it, with --give-up TOPIC if it alone holds other offsets")
 LINKED_FOLDER: Final = Kind("LinkedFolderError", UsageError,
     "{path}: expected a folder or file of the store, found a symbolic link",
     cause="A symbolic link in place of a folder or file of a store, which a copy of the store would share.",

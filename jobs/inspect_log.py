@@ -75,7 +75,7 @@ class InspectReport(JobReport):
 
     @property
     def raw(self) -> str | None:
-        """Lines that nobody wrote elsewhere, of a run without an output."""
+        """Lines of a run without an output file."""
         return self.lines.getvalue().decode("utf-8", "backslashreplace") if self.output is None else None
 
     def _lines(self) -> Iterable[str]:

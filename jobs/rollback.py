@@ -61,7 +61,7 @@ class RollbackReport(JobReport):
     run_id: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
+        """Return the run's figures for monitoring."""
         return super().figures() | {"committed_partitions": len(self.partitions)}
 
 

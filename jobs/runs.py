@@ -167,7 +167,7 @@ def run(options: RunsOptions, progress: Progress) -> RunsReport:
 
 
 def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
-    """Yield what is told of the newest run of each job. rows: the oldest first."""
+    """Yield the metrics of the newest run of each job. rows: the oldest first."""
     newest: dict[str, JobRow] = {}
     success: dict[str, float] = {}
     for row in rows:

@@ -100,7 +100,7 @@ class VacuumReport(JobReport):
         return self.state_files if self.dry_run else None
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
+        """Return the run's figures for monitoring."""
         return super().figures() | {"deleted_files": self.n_files, "deleted_bytes": self.n_bytes}
 
     def _lines(self) -> Iterable[str]:
@@ -389,7 +389,7 @@ def _is_deleted(store: Root, folder: RunFolder) -> bool:
     """
     try:
         delete_folder(store, folder.path)
-    except OSError:  # of another vacuum; or a run that nobody heard of still writes there
+    except OSError:  # of another vacuum; or a run without a lease still writes there
         return False
     return True
 

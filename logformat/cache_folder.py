@@ -1,11 +1,11 @@
-"""Folder for compiled kernels that nobody else can write.
+"""Folder for compiled kernels that only trusted users can write.
 
-Numba's cache consists of pickles: whoever can put a file there runs code as everybody who reads it. So a folder is used
-only if nobody but trusted users can write in it, or put another one in its place:
+Numba's cache consists of pickles: a user who can write a file there runs code as every user who reads it. A folder is
+used only if trusted users alone can write in it or replace it:
 - it, and every folder and symbolic link on the way to it from /, belongs to a trusted user;
 - only its owner may write in it; a folder above it may be writable for others only with the sticky bit, like /tmp,
   where they cannot rename our files.
-Folders above these sources are not judged: whoever can rename there can exchange the sources too. Spark, YARN and
+Folders above these sources are not judged: a user who can rename there can exchange the sources too. Spark, YARN and
 Kubernetes unpack archives (`pack`) below folders of a group, or of a user of their own.
 
 Trusted users are the user, root, and the owner of these sources, who decides anyway which code runs here. (sshd's
@@ -84,7 +84,7 @@ def refuse_if_unsafe(named: str) -> None:
     weak = weakness(Path(named).absolute(), _trusted())
     if weak:
         raise PlaceError(
-            f"NUMBA_CACHE_DIR={named}: expected a folder that nobody else can write, found that {weak}; what lies "
+            f"NUMBA_CACHE_DIR={named}: expected a folder that no other user can write, found that {weak}; what lies "
             "there is run as code: name a folder of your own (mode 0700), or unset the variable"
         )
 

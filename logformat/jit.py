@@ -3,7 +3,7 @@
 Numba's cache on disk checks only a kernel's own file. After a change in a function that the kernel inlines, or in a
 constant that it imports, numba would run the old machine code. So each state of the kernels' sources has a cache folder
 of its own, inside a folder that `cache_folder` has found safe. Numba's own ways to find a folder are not used, because
-they check nobody's permissions. No key holds a path or a file's time, so kernels move with their sources, as in a pack;
+they check no permissions. No key holds a path or a file's time, so kernels move with their sources, as in a pack;
 numba itself keeps apart what it compiled for another processor.
 
 NUMBA_BOUNDSCHECK=1 compiles a check of its bounds into every access, which then raises IndexError instead of reading

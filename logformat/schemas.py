@@ -102,7 +102,7 @@ PROBLEMS: Final = pa.schema(
         _column("base_offset", pa.int64(), "of the batch; -1: not known, or none"),
         _column("kind", pa.string(), "one of errors.KINDS"),
         _column("expected", pa.string(), "what Kafka would have written"),
-        _column("found", pa.string(), "what stands there"),
+        _column("found", pa.string(), "the value in the file"),
         _column("hint", pa.string(), "what to do about it; empty: nothing known"),
     ]
 )

@@ -1,4 +1,4 @@
-"""Print the machine's load beside a run's time, so that a busy hour is told from a slow test."""
+"""Print the machine's load beside a run's time, to distinguish a busy hour from a slow test."""
 
 from __future__ import annotations
 

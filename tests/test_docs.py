@@ -499,7 +499,7 @@ def _table(text: str) -> list[tuple[str, ...]]:
 def ran(spark, tmp_path_factory) -> tuple[Path, list[tuple[list[str], int, str, str]]]:
     """Run all examples. Return the folder that they write to, and of each: command, exit code, stdout, stderr.
 
-    The first one runs as it stands; the others as the script ends, by `cli.main`, in the session of the tests.
+    The first one runs unchanged; the others as the script ends, by `cli.main`, in the session of the tests.
     """
     work = tmp_path_factory.mktemp("work")
     examples = [shlex.split(re.sub(r"(?<= )work/", f"{work}/", example)) for example in _runnable()]

@@ -265,7 +265,7 @@ def test_every_module_imports_only_what_its_room_may():
 
 
 def test_the_check_of_imports_finds_each_kind_of_offence():
-    """A check that lists nobody is no better than none."""
+    """A check with an empty list is no better than none."""
     assert [
         wrong_with("udfs.problem", "pyspark.sql"),
         wrong_with("jobs.vacuum", "deltalake.DeltaTable"),
@@ -367,7 +367,7 @@ def test_the_session_is_made_in_one_place_and_joined_in_another():
 
 
 def test_delta_lies_in_one_room():
-    """Whoever says `.format("delta")`, or names its classes to the JVM, knows Delta as one who imports it does."""
+    """Code that uses `.format("delta")`, or names its classes to the JVM, depends on Delta as an import does."""
     formats = {
         module
         for module in SOURCES
@@ -382,7 +382,7 @@ def test_delta_lies_in_one_room():
 
 
 def test_only_the_command_line_prints():
-    """Nobody prints; stdout is the command line's."""
+    """No module prints; stdout is the command line's."""
     users = {
         module
         for module in SOURCES

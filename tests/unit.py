@@ -33,7 +33,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @contextmanager
 def no_process() -> Iterator[None]:
-    """Raise AssertionError where a process is started within, and at the end if nobody heard it."""
+    """Raise AssertionError where a process is started within, and at the end if that error was swallowed."""
     global _started  # noqa: PLW0603 - an audit hook stays for ever and has no other state
     _listen()
     started = _started = []

@@ -3,7 +3,7 @@
 A stream: chunks are read and checked, converted (`logformat.writing.formats`), written, and counted for the indexes, in
 the memory of a chunk. Bytes at the end that are no batch come along as they are.
 
-While a conversion is written, a killed run leaves no half that looks whole, and the next one goes on:
+While a conversion is written, a killed run leaves no half that looks whole, and the next one continues:
 
   convert.part           beside the partitions, written first, removed last: says what is converted
   <topic>-<n>.part       folder of a partition, until all that it will hold is there; then it gets its own name
@@ -70,7 +70,7 @@ class ConvertSettings:
 
 @dataclass(frozen=True)
 class ConvertedLog:
-    """A log that has been written, and what stands beside it."""
+    """A log that has been written, and the files beside it."""
 
     size: int
     batches: int
@@ -258,18 +258,18 @@ MARK = f"convert{names.PART}"
 _KINDS = (names.LOG, names.INDEX, names.TIME_INDEX)
 
 
-def mark(output: Root, told: str) -> bool:
+def mark(output: Root, content: str) -> bool:
     """Note in a folder what is converted, and return True; False if it is marked with anything else.
 
     A mark that is only the beginning of this one is from a run that was killed while it wrote it, so before all else.
     It is replaced, as the file may have another name too.
     """
     found = read_file(output, MARK) if (is_marked := exists(output, MARK)) else b""
-    if found == told.encode() or not told.encode().startswith(found):
-        return found == told.encode()
+    if found == content.encode() or not content.encode().startswith(found):
+        return found == content.encode()
     if is_marked:
         unmark(output)
-    write_file(output, MARK, told.encode())
+    write_file(output, MARK, content.encode())
     if output.is_local:
         flush(output, "")
     return True

@@ -2,8 +2,8 @@
 
 It holds 8 bytes that tell the key of the digests, then the 16 bytes of each digest, rising, without repeats. Its name
 is the beginning of its SHA-256, so a name that fits says that the file is whole. A digest is a key's 128-bit
-SipHash-2-4 under a secret that follows from a key which the user holds: nobody without that key can try out keys
-against the file.
+SipHash-2-4 under a secret that follows from a key which the user holds: without that key, guesses of keys cannot be
+tested against the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lastkey.udfs.storage import Root
 
 KEY_ID_BYTES: Final = 8
 _ID_DIGITS: Final = 32  # of a file's name
-_LOST: Final = "bring the file back from a copy: without it nobody can tell which keys were erased"
+_LOST: Final = "bring the file back from a copy: without it the erased keys are unknown"
 
 
 def id_of(data: bytes) -> str:

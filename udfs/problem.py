@@ -63,16 +63,16 @@ def timed(name: str) -> Iterator[None]:
         _LOG.debug("%s: %.2f s", name, time.perf_counter() - began)
 
 
-def attempt(name: str, work: Callable[[], R], *, told: bool = True) -> R | Problem:
+def attempt(name: str, work: Callable[[], R], *, logged: bool = True) -> R | Problem:
     """Return the result of `work`, or the problem that stopped it.
 
-    name: the partition, segment or file that `work` is about; told: log for --verbose how long it took.
+    name: the partition, segment or file that `work` is about; logged: log for --verbose how long it took.
 
     Every job turns errors into problems here: LogFormatError, and unexpected ones (`logformat.errors.stopped` sorts
     them). Raises OSError for a full disk.
     """
     try:
-        with timed(name) if told else nullcontext():
+        with timed(name) if logged else nullcontext():
             return work()
     except Exception as error:  # of whatever kind: the other partitions go on
         return Problem.of(stopped(error, name))

@@ -75,7 +75,7 @@ def compare_files(plan: FilesPlan) -> FilesResult:
 
 def _same(name: str, uri: str, files: tuple[KnownFile, ...]) -> tuple[Problem | None, int]:
     for n, file in enumerate(files):
-        done = attempt(name, partial(check_written, open_root(uri), file.path, file.size, file.checksum), told=False)
+        done = attempt(name, partial(check_written, open_root(uri), file.path, file.size, file.checksum), logged=False)
         if isinstance(done, Problem):
             return done, n
     return None, len(files)

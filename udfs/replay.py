@@ -119,7 +119,7 @@ def _replay(kafka: Any, task: ReplayTask, done: Replayed) -> None:
             except LogFormatError as error:
                 done.problem = Problem.of(error)
             except OutOfRangeError as error:
-                hint = "--set gaps=accept goes on at the log's start; another --group begins again"
+                hint = "--set gaps=accept continues at the log's start; another --group begins again"
                 expected = f"offset {done.start}"
                 done.problem = Problem("gap", task.source.name, NO_POSITION, expected, str(error), hint=hint)
             writer.commit()

@@ -222,9 +222,9 @@ def cleaner_checkpoint(rows: Sequence[Segment], first_dirty_offset: int) -> int:
     return applied
 
 
-def side_checksums(told: Iterable[str | None]) -> dict[str, int]:
-    """Return the CRC-32C of files beside the logs of a generation, by name. told: `side_files` of its segments."""
-    return {name: checksum for one in told for name, checksum in json.loads(one or "{}").items()}
+def side_checksums(side_files: Iterable[str | None]) -> dict[str, int]:
+    """Return the CRC-32C of files beside the logs of a generation, by name. side_files: of its segments, as JSON."""
+    return {name: checksum for one in side_files for name, checksum in json.loads(one or "{}").items()}
 
 
 def read_side_file(file: SideFile) -> bytes:

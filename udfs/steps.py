@@ -29,7 +29,7 @@ Step = Literal[
     "manifests written",  # of generations that no table names yet
     "history appended",  # to cleaner_runs
     "rows written",  # of any table; no commit names their file
-    "table committed",  # any table; nobody was told
+    "table committed",  # any table; the commit has not been reported yet
     "states set",  # in compaction_checkpoints, not yet in cleaner_state
     # convert
     "partition converted",  # its folder has the name of one that is not whole
@@ -59,5 +59,5 @@ Step = Literal[
 
 
 def step(name: Step) -> None:
-    """Tell whoever listens that this process has reached a step."""
+    """Notify the listener that this process has reached a step."""
     sys.audit(EVENT, name)

@@ -163,10 +163,10 @@ def put_if_absent(root: Root, path: str, data: bytes) -> bool:
 
     An object store does this by itself. On a disk the order is: 1. the bytes go to a file of another name, and are
     flushed; 2. a hard link, which replaces nothing, gives them their name; 3. the folder is flushed. ext4 and XFS write
-    a file's size and blocks after its name if nobody flushes it, so a power cut can leave it empty, cut short or with
+    a file's size and blocks after its name if it is not flushed, so a power cut can leave it empty, cut short or with
     zeros: here only between 1 and 2, under the other name, which starts with a dot and which nothing reads. Between 2
-    and 3 the name may be lost, and nobody was told of it. Once 3 is done nothing is. So what lies under a name that was
-    put is whole: if it is not, it was changed later.
+    and 3 the name may be lost, and no result was reported. Once 3 is done nothing is. So what lies under a name that
+    was put is whole: if it is not, it was changed later.
     """
     if not root.is_local:
         return bool(root.filesystem.put_if_absent(root.full(path), data))

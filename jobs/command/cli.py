@@ -203,7 +203,7 @@ def _run_command(arguments: Sequence[str], ending: Ending) -> int:
         cause = error.__cause__ if isinstance(error, click.Abort) else None  # click replaces Ctrl-C's
         return _fail(failures.of_interruption(cause or error), as_json, ending)
     except (BrokenPipeError, SystemExit):  # click raises the second for the first
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that nobody gets what stdout still buffers
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the buffered rest of stdout is dropped
         return 128 + signal.SIGPIPE
     except Exception as error:  # the last resort, and the one place for it
         return _fail(failures.of_other(error, arguments), as_json, ending)

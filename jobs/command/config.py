@@ -465,7 +465,7 @@ def _overrides(option: Value[Any, Any], value: object) -> Mapping[str, Any]:
             if not equals or name in given:
                 raise option.wrong(f"one value of {name}" if equals else "NAME=VALUE", repr(text))
             given[name] = word
-    if "cleanup.policy" in given:  # of every topic, it would compact what nobody named
+    if "cleanup.policy" in given:  # of every topic: it would compact topics that were not named
         raise UsageError(
             message=f"{option.flag}: give --cleanup-policy compact with --topics instead of cleanup.policy"
         )

@@ -1,4 +1,4 @@
-"""End of a command, told elsewhere than in its report: metrics in a file, and a post to a URL.
+"""Notification of a command's end: metrics in a file, and a POST to a URL.
 
 Both come last, when the report is printed. What fails of them is a note on stderr; the exit code is that of the run.
 """
@@ -34,7 +34,7 @@ _MOST_READ: Final = 1 << 20  # bytes of the metrics file before
 
 @dataclass
 class Ending:
-    """Places that are told of a command's end, and what they are told."""
+    """Receivers of a command's end, and the facts that they get."""
 
     metrics_file: str | None = None
     notify: str | None = None
@@ -53,13 +53,13 @@ class Ending:
             self.metrics_file = path
 
     def tell(self, exit_code: int) -> list[str]:
-        """Tell all places, and return a note for each that could not be told."""
+        """Notify all receivers; return a note for each failure."""
         notes: list[str] = []
         if self.context is not None and (self.metrics_file or self.notify):
             try:
                 notes += filter(None, (self._write_metrics(exit_code), self._post(exit_code)))
             except (KeyboardInterrupt, EarlyEndError):  # the run is over: its exit code stays
-                notes.append("stopped before every place was told of the end")
+                notes.append("stopped before all receivers were notified of the end")
         return notes
 
     def _labels(self) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _posted(url: str, body: bytes) -> str:
 
 
 def _within(seconds: float, work: Callable[[], str]) -> str:
-    """Return what `work` returns, from a thread that nobody waits for any longer than that."""
+    """Return the result of `work`, which runs in a thread, or stop waiting after that time."""
     said = [f"no answer for {seconds:.0f} s"]
 
     def run() -> None:

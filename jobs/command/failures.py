@@ -64,7 +64,7 @@ _SETUP: Final = re.compile(
 )
 # Spark's texts of a context that it ended by itself: of the job that was cut off, and of whatever is called afterwards
 _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
-# Of a worker that ended: at work, with its executor, before it told its process id, or with the daemon that forks it
+# Of a worker that ended: at work, with its executor, before it sent its process id, or with the daemon that forks it
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
     r"|java\.io\.EOFException(?=\n\tat [^\n]*\n\tat org\.apache\.spark\.api\.python\.PythonWorkerFactory)"
@@ -188,7 +188,7 @@ def of_other(error: Exception, arguments: Sequence[str] = ()) -> Failure:
 
 
 def known_error(error: Exception, written_to: Iterable[str] = ()) -> JobError | None:
-    """Return the job's error that stands for another library's, with its notes; None: it is a defect.
+    """Return the job's error for an error of another library, with its notes; None: it is a defect.
 
     written_to: the folders that the job writes to, one of which may be full.
     """
@@ -200,7 +200,7 @@ def known_error(error: Exception, written_to: Iterable[str] = ()) -> JobError | 
 
 
 def raises_job_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function of the Python API raise a JobError in place of another library's error that it stands for."""
+    """Let a function of the Python API raise the JobError for an error of another library."""
 
     @functools.wraps(function)
     def called(*args: P.args, **given: P.kwargs) -> R:
@@ -254,7 +254,7 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if not isinstance(error, ImportError) and (unfit := _SETUP.search(text)):
         return WORKER_SETUP(found=unfit[0].splitlines()[-1].strip())
     unsafe = re.search(rf"{PlaceError.__name__}: (.*)", text)
-    if unsafe:  # a folder that executors were told to use
+    if unsafe:  # a folder that executors were configured to use
         return UsageError(message=unsafe[1])
     return _of_the_file_system(error, text)
 

@@ -1,6 +1,6 @@
 """Metrics of runs as text: by the rules of OpenMetrics, and such that node_exporter's textfile collector takes it too.
 
-So every metric is a gauge that describes the last run, has no timestamp of its own, and each family stands once.
+So every metric is a gauge that describes the last run, has no timestamp of its own, and each family appears once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LAG: Final = ("partitions", "bytes", "offsets")
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """Run whose metrics are told. figures: what its report tells monitoring."""
+    """Run whose metrics are written. figures: those of its report, by name."""
 
     labels: Labels
     started_ms: int

@@ -82,7 +82,7 @@ class JobOptions:
         """Bring options into the form that jobs read."""
 
     def validate(self) -> None:
-        """Raise UsageError for options that do not go together. Whoever takes them from a user calls this."""
+        """Raise UsageError for options that do not go together. Called wherever options come from a user."""
 
 
 @declared

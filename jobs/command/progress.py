@@ -113,7 +113,7 @@ class PartOf:
 
 
 class Bar:
-    """Bar on stderr for the current phase. Its clock goes on while nothing advances."""
+    """Bar on stderr for the current phase. Its clock runs while nothing advances."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None

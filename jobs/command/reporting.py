@@ -134,7 +134,7 @@ class JobReport:
         return None
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run: amounts by name, and counts by state or kind."""
+        """Return the run's figures for monitoring: amounts by name, and counts by state or kind."""
         return {"problems": counts(getattr(p, "kind", "other") for p in self.problems)}
 
     def to_json(self) -> dict[str, Any]:
@@ -321,7 +321,7 @@ def labelled(what: str, lines: Iterable[object]) -> list[str]:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, total: bool = False) -> str:
     """Return columns under their header, numbers right aligned. An empty column, or one of zeros, is left out. A row
-    that is wider than WIDTH goes on in an indented line. total: the last row sums up.
+    that is wider than WIDTH continues in an indented line. total: the last row sums up.
     """
     body = [tuple(row) for row in rows]
     columns = [i for i in range(len(header)) if i == 0 or any(row[i].strip("-~ ") not in _NOTHING for row in body)]

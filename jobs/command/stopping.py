@@ -142,7 +142,7 @@ def at_once() -> AbstractContextManager[object]:
     """Let Ctrl-C and SIGTERM end the process as the system does, inside the `with` block: there is nothing to undo
     yet.
 
-    For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and goes on.
+    For imports: Python drops a KeyboardInterrupt that is raised in one of importlib's own callbacks, and continues.
     """
     return _handling(_end)
 

@@ -3,7 +3,7 @@ whole.
 
 A user can misspell a name, and an archive is often the only copy. So a command replaces only a file of the kind that it
 writes, or an empty one, and writes only to an empty folder. It never writes through a symbolic link: the target may
-belong to another program. It never writes to a local store or partition, whether or not the command was told of it.
+belong to another program. It never writes to a local store or partition, whether or not an option names it.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _compact(
     with clock.phase("write"):
         generation = write_generation(plan, analysis, cleaned)
     out = result_of(plan, analysis, generation, tally)
-    peak = max((told.peak_memory_bytes for group in done_groups for told in group.told), default=0)
+    peak = max((report.peak_memory_bytes for group in done_groups for report in group.reports), default=0)
     return replace(out, work=replace(out.work, splits=n_splits, peak_memory_bytes=peak))
 
 
@@ -150,11 +150,11 @@ def _whole(plan: PartitionPlan, results: list[RewrittenGroup | Problem], analysi
         if isinstance(result, Problem):
             raise result.as_error()
         groups[result.group] = result
-    told = [told for group in groups.values() for told in group.told]
-    for one in told:
+    reports = [report for group in groups.values() for report in group.reports]
+    for one in reports:
         count(**one.counts)
-    highest = max((one.highest for one in told), default=NO_VERSION)
-    check_versions(plan, highest, any(one.n_keys for one in told))
+    highest = max((one.highest for one in reports), default=NO_VERSION)
+    check_versions(plan, highest, any(one.n_keys for one in reports))
     for number, numbers in enumerate(analysis.groups):
         if number not in groups:
             groups[number] = RewrittenGroup(number, [written_segment(analysis.group(numbers))], Tally(), ())

@@ -7,7 +7,7 @@ its end, without a hole. That segment is the lowest that any of these names:
   - the first one, if too little is known of the partition, or its folder holds an entry that no job reads;
   - a segment whose file a generation of the store uses;
   - a gap that a generation passed over: what is missing may come back beside it;
-  - the last one, because the log goes on there. If the run that read it was told that no writer is left (--sealed), it
+  - the last one, because the log continues there. If the run that read it had --sealed (no writer is left), it
     is only an anchor: later runs recognise the log by it, and it is no reason to keep the archive as a whole;
   - a file that no run has read from its first byte to its last, or whose size or checksum is not what that run saw;
   - what the next run would read (`input_from_generation` says so, as for that run), and a run after a rollback to any
@@ -138,7 +138,7 @@ class Facts:
     gaps: str  # the setting; "accept": gaps that are known do not count
     problem: Problem | None = None  # why the partition cannot be judged
     uncleanable: str = ""  # why the partition is uncleanable
-    sealed: bool = False  # the last run that read the partition was told that no writer is left
+    sealed: bool = False  # the last run that read the partition had --sealed
     older: Callable[[], Sequence[Kept]] = tuple  # generations to which a rollback can go
     rollbacks: bool = True  # runs after a rollback count
     compared: Collection[int] | None = None  # base offsets of the files that count as compared; None: all

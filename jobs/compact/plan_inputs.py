@@ -318,7 +318,7 @@ def _gap_problem(
         f"a first segment at {after[0].first_offset}",
         state="gap",
         hint=f"{_forward(checkpoint)}bring the missing segments back{_from_remote(archived)}; or --set gaps=accept "
-        "if they are known to be lost, and the generation goes on with what comes next; or --reset to start "
+        "if they are known to be lost, and the generation continues with the next offsets; or --reset to start "
         "over from what the archive holds",
     )
 
@@ -431,7 +431,7 @@ def _no_topic_id(given: PartitionInput) -> Problem:
         NO_POSITION,
         "a topic id: the topic was made again, and keys were erased up to another offset of each log",
         "none",
-        hint="bring the file back: nobody knows which records of these keys came after the erasure",
+        hint="bring the file back: it is unknown which records of these keys came after the erasure",
     )
 
 

@@ -106,7 +106,7 @@ class CompactReport(JobReport):
         return committed_of(self.generations, self.due)
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run: sums over the partitions that it committed."""
+        """Return the run's figures for monitoring: sums over the partitions that it committed."""
         made = [r for r in self.results if key_of(r) in self.generations]
         before, after = sum(r.work.bytes_before for r in made), sum(r.work.bytes_after for r in made)
         states = (r.problem.state if r.problem else self._status(r) for r in self.results)

@@ -81,7 +81,8 @@ def run_waves(
 
 def _last_attempts(start: Start) -> dict[Key, tuple[int, int]]:
     """Return when each partition was last looked at, and when it was last cleaned, by the runs' own clocks (-1: never).
-    Least comes first: whoever waits longest; of those that were begun in the same run, those that did not get done.
+
+    Sort key: the partition that has waited longest comes first; among those begun in one run, the unfinished ones.
     """
     cleaned = {key: row.now_ms for key, row in start.checkpoints.items()}
     looked = {key: row.now_ms for key, row in start.state.states().items()}

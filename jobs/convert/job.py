@@ -4,7 +4,7 @@ A task for each segment, or for consecutive small ones (udfs.convert_log). The o
 names and times: logs in the other format with their indexes, and copies of everything else that the listing knows. The
 output of a store is one log directory, with the current generation of each partition.
 
-A run that is cut off leaves no partition that looks whole, and the next one with the same arguments goes on with what
+A run that is cut off leaves no partition that looks whole, and the next one with the same arguments continues with what
 is there (udfs.convert_log).
 """
 

@@ -4,7 +4,7 @@ A stream's offset is JSON as Spark's Kafka source writes it: {"orders": {"0": 12
 partition. A checkpoint therefore holds all that a restart needs. A log is read up to its last whole batch, never into a
 torn tail; up to the high watermark if a broker holds it, and up to the last stable offset with read_committed. A new
 partition begins at its first offset: one micro-batch writes that offset down, and the next one reads from it. Without
-this, no checkpoint could tell after a restart what retention has deleted. Every trigger lists the archive anew, but
+this, no checkpoint could tell after a restart what retention has deleted. Every trigger lists the archive again, but
 only looks into the ends of logs.
 """
 

@@ -138,7 +138,7 @@ def add_store(places: Places, state: State, config: Config, topics: TopicFilter)
 
 
 def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
-    """Return a problem for each file that is new, or has changed, since the roots were listed: nobody searched it."""
+    """Return a problem for each file that is new, or has changed, since the roots were listed and was not searched."""
     out = []
     for root in roots:
         before = {entry.path: entry for entry in places.listed[root.uri]}
@@ -146,7 +146,7 @@ def appeared_since(places: Places, roots: Iterable[Root]) -> list[Problem]:
         for entry in now.files:
             if before.get(entry.path) != entry:
                 found = "another size or time" if entry.path in before else "a new file"
-                path, hint = f"{root.uri}/{entry.path}", "run it again when nobody writes there"
+                path, hint = f"{root.uri}/{entry.path}", "run it again when no process writes there"
                 out.append(Problem("changed", path, NO_POSITION, "the same file as before", found, hint=hint))
     return out
 

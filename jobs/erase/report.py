@@ -83,7 +83,7 @@ class EraseReport(JobReport):
         return "older" if self.remains.older or self.remains.elsewhere else "gone"
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run, and, once it has searched, what the store keeps of the erasure."""
+        """Return the run's figures for monitoring and, after a search, what the store keeps of the erasure."""
         told = super().figures() | ({} if self.erased is None else self.erased.figures())
         if self.searched is None:
             return told

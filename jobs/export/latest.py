@@ -1,11 +1,11 @@
 """`export --latest`: a Delta table for each topic with the last record of each key, kept up to date by each run.
 
-  where the table stands (jobs.store.latest) -> a task of each partition reads the log from there to its last stable
+  the offsets of the table (jobs.store.latest) -> a task of each partition reads the log from there to its last stable
   offset, and writes the last record of each key to a file (udfs.export.last_rows) -> Spark merges the files: newer rows
   replace, tombstones delete, also those that a compaction of the store has dropped since (jobs.export.origin); in the
   same commit the offset that comes next
 
-So a run that is killed has committed both or nothing. A partition stands still, and is named, in front of what cannot
+So a run that is killed has committed both or nothing. A partition is blocked, and is named, at what cannot
 be read: damage, a gap, records that retention took before they were read, a partition that is not there. Damage hides
 how transactions ended, so reading stops at the first one that is open in front of the segment with the damage. Rows
 whose records retention took later stay: the table is what all records that ever came say of each key.
@@ -70,7 +70,7 @@ class _PartitionRead:
         return self.end is not None and self.end > (self.first if self.start is None else self.start)
 
     def asked(self, *, accept_gaps: bool, whole: bool = False) -> Range:
-        """Return what to read: from where the table stands, or, whole, from the log's start."""
+        """Return what to read: from the table's offsets, or, whole, from the log's start."""
         start = EARLIEST if self.start is None or whole else Bound("offset", self.start)
         end = LATEST if self.end is None else Bound("offset", self.end)
         return Range(start, end, wanted=Wanted(committed=True), set_aside=True, accept_gaps=accept_gaps)
@@ -157,7 +157,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
     anew = not stand.offsets or bool(other)
     if other:
         why = "the topic was deleted and made again" if options.store is None else "the store began it again (--reset)"
-        report.notes.append(f"{topic.name}: {why}, so its table starts anew")
+        report.notes.append(f"{topic.name}: {why}, so its table starts over")
         stand = Stand()
     _note_cleaned(topic.name, stand, origin, report)
     parts = {p.partition or 0: _planned(p, stand, origin, topic, report) for p in partitions}
@@ -197,7 +197,7 @@ def _held(topic: Topic, parts: Mapping[int, _PartitionRead], found: Mapping[int,
     """Write the keys that generations hold at all, of partitions from which compactions dropped tombstones before this
     run.
 
-    A partition of which they are not known stands still.
+    A partition of which they are not known is blocked.
     """
     doubted = [n for n in found if parts[n].doubts.tombstones]
     held = dict(zip(doubted, topic.last_rows([parts[n] for n in doubted], columns=_KEY, whole=True), strict=True))
@@ -211,7 +211,7 @@ def _deleted(
 ) -> DataFrame | None:
     """Return rows of the table, persisted, whose keys generations do not hold; None: there are none of that kind.
 
-    TOMBSTONE: whether a row's key was deleted. If it may have expired too, its partition stands still.
+    TOMBSTONE: whether a row's key was deleted. If it may have expired too, its partition is blocked.
     """
     if not held:
         return None
@@ -255,11 +255,11 @@ def _planned(
         else:
             part.end = None
             found = f"a log that begins at {ends.first}"
-            part.problems.append(_not_there(source, f"offset {part.start}, where the table stands", found))
+            part.problems.append(_not_there(source, f"offset {part.start}, the table's position", found))
     elif part.start > ends.log_end and ends.certain:
         part.end = None
         found = f"a log that ends at {ends.log_end}: an older copy, or another log"
-        part.problems.append(_not_there(source, f"offset {part.start}, where the table stands", found))
+        part.problems.append(_not_there(source, f"offset {part.start}, the table's position", found))
     elif part.doubts.expired and part.start < ends.end and not topic.accepts_gaps:
         part.end = None
         found = "a generation of which retention.exact may have taken some since then"
@@ -326,7 +326,7 @@ def _first_open(asked: tuple[SourcePartition, Range, int]) -> int | None:
 
 
 def _commit(topic: Topic, rows: DataFrame, stand: Stand, *, anew: bool, gone: DataFrame | None = None) -> Changed:
-    """Commit the last records of keys, and where the table stands then. gone: rows of the table to delete."""
+    """Commit the last records of keys, and the table's new offsets. gone: rows of the table to delete."""
     root, uri = topic.output.root, topic.output.uri_of(topic.name)
     if anew:
         return replace_all(root, topic.name, rows, uri, stand)

@@ -5,7 +5,7 @@ do: one that was dropped before a run read it deletes nothing. The manifests of 
 table's last one dropped any, and could reach new ones; if one is gone, its run may have. If so, a key of the table that
 the generation does not hold at all was deleted, as nothing but a tombstone takes the last record of a key. Or
 retention: a key whose row is below the log start, or in a partition of which `retention.exact` took single records, is
-gone for the one reason or the other. Then the partition stands still, and is named.
+gone for the one reason or the other. Then the partition is blocked, and is named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lastkey.udfs.storage import normal_uri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HINT_LOST: Final = "delete the topic's folder in the output, and the table is made anew; --set gaps=accept goes on"
+HINT_LOST: Final = "delete the topic's folder in the output to rebuild the table; --set gaps=accept continues"
 
 
 class Doubts(NamedTuple):

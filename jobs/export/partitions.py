@@ -36,7 +36,7 @@ def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem 
         problem = Problem.of(stopped(found, partition.name))
     try:
         return ends_of(partition, committed=True, set_aside=True), problem
-    except Exception:  # as before: nobody knows
+    except Exception:  # unknown, as before
         return None, problem
 
 

@@ -172,7 +172,7 @@ def _add_metadata(files: Sequence[MetadataFile], configs: ClusterConfigs) -> tup
 
 
 def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfigs) -> None:
-    """Add the files of brokers: a single one stands for all brokers, several each for the broker that it names."""
+    """Add the files of brokers: a single one counts for all brokers, several each for the broker that it names."""
     of_brokers = {path: found for path, found in properties.items() if found.get("process.roles") != "controller"}
     configs.notes += [f"{path}: of a controller alone; it has no effect" for path in properties.keys() - of_brokers]
     if len(of_brokers) == 1 and configs.brokers:
@@ -180,7 +180,7 @@ def _add_static(properties: Mapping[str, dict[str, str]], configs: ClusterConfig
         for broker in configs.brokers.values():
             _set_static(broker, found)
         if len(configs.brokers) > 1:
-            configs.notes.append(f"{path} stands for all {len(configs.brokers)} brokers")
+            configs.notes.append(f"{path} counts for all {len(configs.brokers)} brokers")
         return
     known = bool(configs.brokers)
     for path, found in sorted(of_brokers.items()):

@@ -71,7 +71,7 @@ class ReindexReport(JobReport):
         return (file for partition in self.partitions for file in partition.files)
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
+        """Return the run's figures for monitoring."""
         totals = self.totals()
         done = {"read_bytes": totals["bytes_read"], "written_bytes": totals["bytes_written"]}
         states = ("wrong" if any(map(_is_wrong, p.files)) else "right" for p in self.partitions)

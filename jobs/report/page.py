@@ -200,7 +200,7 @@ def _link(text: str, to: str) -> Markup:
 
 
 def _about(p: PartitionProfile) -> list[str]:
-    """Return a partition's line: it stands far below its row of the table."""
+    """Return the text of a partition's section, far below its row of the table."""
     before, after, about = p.size_bytes, p.total("bytes_after"), "~" if p.bytes_after_is_estimate else ""
     out = [counted(len(p.segments), "segment"), size(before), counted(p.total("records"), "record")]
     if p.compacted and after < before:

@@ -5,7 +5,7 @@
      (batches of magic 3 become magic 2, and the indexes of their files new ones)
   -> recovery-point, high watermark, cleaner and log-start checkpoints -> .kafka_cleanshutdown, last of all
 
-The archive and the store are only read. If two restores write to one folder, one goes on; in a bucket, where nothing
+The archive and the store are only read. If two restores write to one folder, one continues; in a bucket, where nothing
 locks, the later one finds what the other has written by then. A restore that fails removes what it wrote, and nothing
 else: files that somebody else put into the folder meanwhile stay, and the error names them.
 """

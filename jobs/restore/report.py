@@ -66,7 +66,7 @@ class RestoreReport(JobReport):
     beyond: list[str] = field(default_factory=list)  # parts of the archive that the store does not hold
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
+        """Return the run's figures for monitoring."""
         written = {"written_bytes": sum(p.bytes for p in self.partitions)}
         return super().figures() | written | {"partitions": counts("restored" for _ in self.partitions)}
 

@@ -38,7 +38,7 @@ _OURS: Final = "lastkey"  # source of the settings that are ours, in Hadoop's wo
 
 def connect(spark: SparkSession, uri: str) -> None:
     """Let Spark's own code reach a URI, in Hadoop's spelling. NO_CONNECTOR: it has no file system for it. Of a server
-    (Spark Connect) nobody knows.
+    (Spark Connect) this is unknown.
     """
     context = context_of(spark)
     if "://" not in uri or context is None:

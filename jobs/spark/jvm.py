@@ -76,8 +76,8 @@ def settings_for(user: UserOptions, java: Path, *, brief: bool = True, tables: I
     if local:
         settings["spark.master"] = "local[*]"
         settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = "127.0.0.1"
-        # To workers: 20 ms less a task than TCP, which waits for acknowledgements; and nobody else's. Not on a cluster:
-        # such a socket's path has 107 bytes at most, and the folder of a YARN container has more
+        # To workers: 20 ms less a task than TCP, which waits for acknowledgements; and private to the user. Not on a
+        # cluster: such a socket's path has 107 bytes at most, and the folder of a YARN container has more
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         java_options += _BRIEF.split() if brief else []
         archive = class_archive(java)

@@ -29,7 +29,7 @@ def add(context: SparkContext, amounts: Mapping[str, int]) -> None:
         for name, n in amounts.items():
             accumulators[name].add(n)
     except Exception as error:
-        if not is_sparks(error):  # else whoever still needs the JVM says that it has ended
+        if not is_sparks(error):  # else the next call of the JVM reports that it has ended
             raise
 
 

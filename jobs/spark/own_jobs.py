@@ -83,7 +83,7 @@ def _cancel(spark: SparkSession, tag: str) -> None:
 
 def await_tasks(spark: SparkSession, tag: str) -> bool:
     """Wait for a run's cancelled tasks to end, and so for their workers, which Spark kills after some 4 seconds. Return
-    whether all ended; False too where nobody tells, through Spark Connect.
+    whether all ended; False too if it is unknown, through Spark Connect.
     """
     context = context_of(spark)
     if context is None:
@@ -98,7 +98,7 @@ def await_tasks(spark: SparkSession, tag: str) -> bool:
 
 
 def count_tasks(spark: SparkSession, tag: str) -> int:
-    """Return how many tasks of a tag's jobs have ended well; 0 where nobody tells: Connect, a JVM that is gone."""
+    """Return how many tasks of a tag's jobs have ended well; 0 if it is unknown: Connect, an ended JVM."""
     context = context_of(spark)
     if context is not None:
         with suppress(Exception):  # as above

@@ -4,8 +4,9 @@
 The column `erased` of a generation has a bound for each erasure and log: below that offset the log's generations hold
 none of the keys. A topic that was made again is another log, and its topic id tells them apart. Every later generation
 of the partition has all these bounds too, also after a rollback and a --reset. So any two rows tell what may bring an
-erased record back: a generation that covers offsets below a bound which it lacks. Of a log that is away while the keys
-are erased once more nobody knows what has come to it since: its bound is MAX_OFFSET, as if it had never been searched.
+erased record back: a generation that covers offsets below a bound which it lacks. A log that was
+unreachable during a repeated erasure may have received more records: its bound is MAX_OFFSET, as if it had never been
+searched.
 """
 
 from __future__ import annotations

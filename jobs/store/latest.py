@@ -1,7 +1,7 @@
-"""A Delta table with the last record of each key of a topic, for `export --latest`. Each commit says where it stands.
+"""A Delta table with the last record of each key of a topic, for `export --latest`. Each commit states its offsets.
 
 The offsets that a commit has brought the table up to are in its user metadata: rows and offsets come in one commit, or
-not at all. A run reads them from the newest commit. Above that only maintenance may stand (OPTIMIZE, VACUUM): whoever
+not at all. A run reads them from the newest commit. Only maintenance (OPTIMIZE, VACUUM) may follow it: a user who
 changed rows made another table of it. Delta forgets old commits, with what they say, only after ten years here.
 """
 
@@ -60,7 +60,7 @@ class Changed:
 
 
 def stand_of(root: Root, topic: str) -> Stand | Problem:
-    """Return where a topic's table stands; an empty Stand if there is none; a Problem if nobody knows."""
+    """Return the offsets of a topic's table; an empty Stand if there is none; a Problem if they are unknown."""
     try:
         table = DeltaTable(place_of(root, topic), storage_options=storage_options(root))
     except TableNotFoundError:
@@ -72,7 +72,7 @@ def stand_of(root: Root, topic: str) -> Stand | Problem:
             return Stand(**of_partition, run=said["run"])
         if commit["operation"] not in _OF_NO_ROW:
             return _foreign(root, topic, f"{commit['operation']} in version {commit['version']}")
-    return _foreign(root, topic, "none that says where it stands")
+    return _foreign(root, topic, "none that states its offsets")
 
 
 _BY_PARTITION: Final = ("offsets", "logs", "generations")
@@ -88,13 +88,13 @@ def _said(text: str | None) -> dict[str, Any] | None:
 
 def _foreign(root: Root, topic: str, found: str) -> Problem:
     expected = "a table that only `export --latest`, OPTIMIZE and VACUUM have changed"
-    hint = "delete this folder, and the table is made anew"
+    hint = "delete this folder to rebuild the table"
     return Problem("changed", f"{root.uri}/{topic}", NO_POSITION, expected, found, hint=hint)
 
 
 @contextmanager
 def alone(root: Root, topic: str, before: Stand) -> Iterator[None]:
-    """Raise ConflictError if another run commits meanwhile, or has since this one read where the table stands."""
+    """Raise ConflictError if another run commits meanwhile, or has since this one read the table's offsets."""
     place, expected = f"{root.uri}/{topic}", "no other run on this table"
     now = stand_of(root, topic)
     if not isinstance(now, Stand) or now.run != before.run:
@@ -166,7 +166,7 @@ def _metadata(stand: Stand) -> str:
 
 @contextmanager
 def _said_by_commits(spark: SparkSession, stand: Stand) -> Iterator[None]:
-    """Let commits of this session say where the table stands."""
+    """Let commits of this session state the table's offsets."""
     before = spark.conf.get(_METADATA, None)
     spark.conf.set(_METADATA, _metadata(stand))
     try:

@@ -7,7 +7,7 @@ of reading and writing leases are therefore notes.
   write own lease -> list the others -> end if another run has a held lease on one of the partitions, or a lease and a
   smaller run id; list again while another run has a lease that is not held yet -> write own lease again, as held
 
-So one of two runs that start together goes on, without any clock (the one-bit algorithm of Burns and Lamport): the
+So one of two runs that start together continues, without any clock (the one-bit algorithm of Burns and Lamport): the
 run with the greater id ends if it lists the other lease. If it does not, the other run lists its lease.
 
 A lease expires EXPIRY_SECONDS after it was last renewed. Age is a difference of file times in the same store: a run

@@ -24,7 +24,7 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "1",
 }
-_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; for more the table is written anew
+_MOST_IN_PREDICATE = 200  # segments whose rows are replaced by name; for more the table is rewritten
 _CONSTRAINT_CHECK = "spark.databricks.delta.replaceWhere.constraintCheck.enabled"
 _KEY = ("topic", "partition", "segment_base_offset")
 SegmentKey = tuple[str, int, int]

@@ -471,5 +471,5 @@ def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
 
 @cache
 def _columns_of(kind: type) -> dict[str, Any]:
-    """Return the columns of a kind of rows, with their defaults: dataclasses lists them anew for each row."""
+    """Return the columns of a kind of rows, with their defaults: dataclasses lists them again for each row."""
     return {f.name: f.default for f in dataclasses.fields(kind) if f.init}

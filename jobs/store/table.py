@@ -10,7 +10,7 @@ There is no lock.
 
 delta-rs reads the tables. Lastkey puts the commits, by `udfs.storage.put_if_absent`, and so they are whole and flushed
 once they have their names, and so are checkpoints on a disk: a power cut tears neither. What is not whole was damaged
-later, perhaps after somebody was told of it, and is an error.
+later, perhaps after it was reported, and is an error.
 
 A commit whose answer is lost may have been made, or may be made later. So each commit carries its own id, and after any
 error the versions from n + 1 to the head are searched for that id: if it is found, the commit is done. If not, the
@@ -70,7 +70,7 @@ _FILE_FIELD: Final = pa.field(FILE, pa.string())
 _READERS: Final = 8
 Held = dict[str, pa.Table]  # rows by path of their data file: these files never change
 _ATTEMPTS: Final = 200  # each lost to another writer's commit
-_UNANSWERED: Final = 4  # attempts in which nobody committed: the store cannot be written
+_UNANSWERED: Final = 4  # attempts without any commit: the store cannot be written
 _FILE_ROWS: Final = 256  # of a data file: a change of a few rows rewrites a whole file
 _CHECKPOINT_EVERY: Final = 20  # versions
 _OF_THE_DISK: Final = re.compile(r"LocalFileSystem|os error \d|[Tt]able location|No table metadata")

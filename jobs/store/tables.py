@@ -1,11 +1,11 @@
 """Tables under STORE/state, read without Spark; `jobs.store.writing` changes them.
 
-`compaction_checkpoints` decides: a row a partition, with its current generation, that generation's manifest, and how
-the partition stands. One commit of it is the switch; nothing has to be joined to it. A change is made by
+`compaction_checkpoints` decides: one row for each partition, with its current generation, that generation's manifest
+and the partition's state. One commit of it is the switch; no other table is joined. A change is made by
 compare-and-swap (`jobs.store.table`).
 
-`cleaner_runs` is history for people, and `cleaner_state` a copy of how the partitions stand: no decision reads them. An
-older generation is what the manifest in its folder says.
+`cleaner_runs` is history for people, and `cleaner_state` a copy of the partitions' states: no decision reads them. An
+older generation is described by the manifest in its folder.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class State:
         return local_lock(self.root, seconds) if self.root.is_local else contextlib.nullcontext()
 
     def head(self, name: str) -> Version:
-        """Return the head of a table, after checks of its format and that it goes on from what was read before."""
+        """Return the head of a table, after checks of its format and that it continues what was read before."""
         version = table.head(self.root, name)
         if name == CHECKPOINTS:
             if version.number > self._whole and not self.root.is_local:  # on a disk `table.head` checks

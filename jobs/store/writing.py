@@ -52,7 +52,7 @@ def commit_wave(
     new = rows.runs_to_arrow(commit.run for commit in commits)
     state.swap(RUNS, new.schema, partial(_appended, state, new))
     step("history appended")
-    _switch(state, commits, verify_files, look_back)  # before this nobody sees the new files
+    _switch(state, commits, verify_files, look_back)  # before this the new files are not visible
     with contextlib.suppress(OSError):  # the commit is made; the next one writes the missing files
         write_committed(state.root, [commit.folder for commit in commits])
 

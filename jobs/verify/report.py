@@ -46,7 +46,7 @@ class VerifyReport(JobReport):
         return {"partitions": len(self.results), **sums, "log_directory_files": self.side_files}
 
     def figures(self) -> dict[str, Any]:
-        """Return what monitoring is told of the run."""
+        """Return the run's figures for monitoring."""
         states = ("problems" if r.problems else "not_checked" if r.not_checked else "checked" for r in self.results)
         read = {"read_bytes": self.checked["bytes"], "read_records": self.checked["records"]}
         return super().figures() | read | {"partitions": counts(states)}

@@ -2,8 +2,8 @@
 
 Source: Kafka's DumpLogSegments (4.3.0): dumpIndex, dumpTimeIndex, dumpTxnIndex, dumpProducerIdSnapshot. Differences:
 the log's headers are walked once; an entry whose position is no batch's start is a mismatch, where the tool reads
-whatever stands there; an entry behind the log's end is a problem, where the tool ends with a stack trace; a time index
-is compared with the log alone, where the tool needs the offset index too.
+the bytes at that position; an entry behind the log's end is a problem, where the tool ends with a stack trace; a time
+index is compared with the log alone, where the tool needs the offset index too.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def field_lines(columns: Mapping[str, Any]) -> Any:
 
 
 def snapshot_columns(entries: NDArray[np.void]) -> dict[str, Any]:
-    """Return the columns of producer_snapshot.ENTRY[n], by the tool's names; null stands for none."""
+    """Return the columns of producer_snapshot.ENTRY[n], by the tool's names; null means none."""
     e = entries
     last = e["last_sequence"].astype(np.int64)
     no_batch = e["last_offset"] < 0
@@ -253,7 +253,7 @@ def json_lines(columns: Mapping[str, Any]) -> Any:
     """Return a JSON object for each row, from name -> column: int, bool, text, lists and structs of them, in Arrow or
     numpy.
 
-    A null becomes null; a plain str stands in every row.
+    A null becomes null; a plain str is repeated in every row.
     """
     parts: list[Any] = []
     for name, column in columns.items():

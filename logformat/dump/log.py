@@ -126,7 +126,7 @@ class LogFindings:
 
     not_consecutive: list[NDArray[np.int64]] = field(default_factory=list)  # int64[n, 2]: an offset, the next one
     problems: list[LogFormatError] = field(default_factory=list)
-    last_offset: int = -1  # of the last record; as in the tool, -1 stands before the first record of every file
+    last_offset: int = -1  # of the last record; as in the tool, -1 before the first record of every file
     invalid_bytes: int = 0  # at the end
 
     def take(self, offsets: NDArray[np.int64]) -> None:

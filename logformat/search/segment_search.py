@@ -236,7 +236,7 @@ class SearchableSegment:
         return k.Index(entries[:0], entry_size, 0, base)
 
     def _go_on(self, status: int, state: NDArray[np.int64]) -> tuple[Bytes, int]:
-        """Prepare a search that stopped with `status` to go on: return its window, or make an index anew, or raise."""
+        """Prepare a search that stopped with `status` to continue: return its window, rebuild an index, or raise."""
         if status == k.NEED:
             return self._window.at(int(state[k.NEEDED]))
         if status == k.BAD_BATCH:

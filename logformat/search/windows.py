@@ -1,7 +1,7 @@
 """Bytes of a segment's files for the kernels of a search: mapped into memory if the file is local.
 
-Nobody may cut a mapped file while it is in use: the system kills a process that reads beyond its end. Files of an
-archive are not cut; in a live broker's folder only the segments below the active one are safe.
+A mapped file must not be truncated while it is in use: the system kills a process that reads beyond its end. Files of
+an archive are not cut; in a live broker's folder only the segments below the active one are safe.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class IndexBuilder:
     segment beyond it; here the index then ends early, which makes look-ups slower, but not wrong.
 
     time_index_interval_ms (time.index.interval.ms, ours) makes a time index entry only if the timestamp has risen into
-    another interval since the last entry; 60000 stands for another minute, 0 for Kafka's rule. Look-ups stay right.
+    another interval since the last entry; 60000 means another minute, 0 Kafka's rule. Look-ups stay right.
     """
 
     def __init__(

@@ -4,12 +4,12 @@ A request is a call of our own: to open a file (which asks for its size too), re
 folder, ask for a file, delete, copy. The libraries make more of some, such as the parts of a large file, and do
 not tell what they send again. Bytes are those of logs and of what is made of them, on disks too.
 
-The limit is like a broker's log.cleaner.io.max.bytes.per.second. Whoever reads or writes bytes spends them here
-afterwards, and waits for as long as they should have taken. So no second holds more than the limit and one read: a
-chunk of 8 MiB, or a segment's indexes.
+The limit is like a broker's log.cleaner.io.max.bytes.per.second. Code that reads or writes bytes reports them here
+afterwards, and waits for as long as they should have taken. No second exceeds the limit by more than one read: a chunk
+of 8 MiB, or a segment's indexes.
 
-Progress is the number of bytes of logs that a thread reads, told to a listener while it reads them: a task is one call,
-so nobody else can see how far it is. A listener that raises ends the task at the next chunk.
+Progress is the number of log bytes that a thread has read, passed to a listener during the read, because a task is a
+single call. A listener that raises ends the task at the next chunk.
 """
 
 from __future__ import annotations

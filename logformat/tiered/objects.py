@@ -44,7 +44,7 @@ class RemotePartition:
 
     topic: str
     partition: int
-    topic_id: str  # empty: not told
+    topic_id: str  # empty: unknown
     layout: str  # a key of COMPLETE
 
     @property

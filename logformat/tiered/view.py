@@ -15,8 +15,8 @@ a file says which folder holds its object. Everything else is shown as it is. A 
 indexes of offsets and times, which describe more than what counts: they are rebuilt, as missing ones are in any log.
 Its transaction index has the entries that count.
 
-What copies hold is read once a process and remembered, since the objects never change. A listing always asks for the
-objects anew; opening a file does so where what is known does not have it.
+The contents of copies are read once for each process and cached, because objects never change. A listing always lists
+the objects again; opening a file does so if the cache does not have it.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _strays(folder: str, partition: RemotePartition, copies: Iterable[Contents])
         name = names.segment_file(contents.copy.start, names.LOG)
         try:
             log = _log_of(contents)
-        except LogFormatError:  # of its manifest: raised again by whoever opens it
+        except LogFormatError:  # of its manifest: raised again when the file is opened
             log = _Shown(contents.copy.objects[names.LOG].size, 0, contents, names.LOG)
         yield _file_info(f"{path}/{name}", log)
 

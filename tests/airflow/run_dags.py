@@ -1,7 +1,7 @@
-"""Runs of the example DAGs, each told on stdin as JSON; what became of them on stdout. For Airflow's own environment.
+"""Runs of the example DAGs: requests as JSON on stdin, results on stdout. For Airflow's own environment.
 
 One process for all of them, because Airflow takes ten seconds to start. The result of a run is a line that begins with
-RESULT; what stands before it is its log.
+RESULT; the text before it is its log.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main() -> None:
     """Say the structure, then the result of each run."""
     print(RESULT + json.dumps(structure(bag())), flush=True)
     for told in json.load(sys.stdin):
-        dag = bag().dags[told.pop("dag")]  # anew: a run's parameters stay in the DAG that `test` was called on
+        dag = bag().dags[told.pop("dag")]  # loaded again: a run's parameters stay in the DAG that `test` was called on
         print("\n" + RESULT + json.dumps(run(dag, **told)), flush=True)
 
 

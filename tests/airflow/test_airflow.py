@@ -150,7 +150,7 @@ def test_readme_from_the_first_command_to_a_run(environment, tmp_path):
 
 
 STUB = """#!/usr/bin/env bash
-# Stands for a job that ends in a way that no real one can be asked for. The endless one rings Airflow's own alarm. It
+# Replaces a job, with an ending that no real job can be made to have. The endless one rings Airflow's own alarm. It
 # waits until more was read than a pipe holds, so that Airflow knows the job, and until Airflow reads on: the alarm
 # writes to the log, and where it interrupts a line of the log, Airflow waits for the log's lock for ever. It rings
 # until somebody ends it: what Python raises in a callback is lost.
@@ -389,7 +389,7 @@ def test_a_brokers_lock_is_tried_again_later(runs):
     ((task, said),) = result["retried"]
     assert task == "reindex"
     assert "exit code 4" in said
-    assert f"{runs.folder}/locked: expected a log directory that nobody uses" in said
+    assert f"{runs.folder}/locked: expected an unused log directory" in said
     assert result["tries"]["reindex"] == 2
     assert _states(runs, "locked") == ("success", "success", "success")
 

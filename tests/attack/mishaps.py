@@ -188,7 +188,7 @@ def verdict(history: History, case: Case) -> str:
 
 
 def _lied_to(history: History, said: Said) -> str:
-    """Check a run on a disk that lied about its writes: verify must find and name the damage; nobody promises more."""
+    """Check a run on a disk that lied about its writes: verify must find and name the damage; more is not promised."""
     history.check_lied(said)
     return LIED
 

@@ -367,7 +367,7 @@ class World:
         for p in said.report["partitions"]:
             if p["generation"] is not None:
                 if p["anew"] and "--reset" not in words:
-                    raise Failed(f"started over, and nobody asked for it: {p}")
+                    raise Failed(f"started over without --reset: {p}")
                 self.committed(p, said.report, told)
                 made.append(p["topic"])
         if said.code == 3 and not any(p["status"] == "set_aside" for p in said.report["partitions"]):

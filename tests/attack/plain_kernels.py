@@ -77,7 +77,7 @@ def _seen(value: Any) -> Any:
 
 
 class _Wrapping:
-    """A type of numbers that wraps around as a kernel's does; numpy takes it for the type that it stands for."""
+    """A type of numbers that wraps around as a kernel's does; numpy treats it as the type that it replaces."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)

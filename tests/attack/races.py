@@ -38,7 +38,7 @@ from tests.attack.histories import (
 from tests.builders.sources import read
 from tests.builders.steps import listening
 
-ALONE, BEATEN = "nobody was in the way", "one was beaten, and said so"
+ALONE, BEATEN = "no conflict", "one lost, and reported a conflict"
 VERDICTS: Final = (ALONE, BEATEN)
 LATEST_US: Final = 120_000  # about the time of a driver: others begin anywhere in it
 READER_LOOKS: Final = 6
@@ -117,7 +117,7 @@ def verdict(history: History, known: Known, case: Round) -> str:
 
         def waiting(work: Callable[[], Any] = work, wait: float = wait) -> Any:
             os.close(gate)
-            os.read(at, 1)  # until nobody holds the other end
+            os.read(at, 1)  # until the other end is closed everywhere
             time.sleep(wait)
             with listening(lambda step: _forget(history.root, step)) if case.seed % 2 else nullcontext():
                 return work()
@@ -193,7 +193,7 @@ def _check(history: History, known: Known, ended: list[tuple[str, Any]]) -> None
     committed.update(rolled)
     for key, generation in now.generations.items():
         if generation > old and not committed[*key, generation]:
-            raise Failed(f"{key}: generation {generation} is current, and nobody says that he committed it")
+            raise Failed(f"{key}: generation {generation} is current, and no run reports its commit")
         highest = max((g for topic, partition, g in committed if (topic, partition) == key), default=old)
         if generation != highest:
             raise Failed(f"{key}: generation {generation}, but {highest} was committed")

@@ -20,7 +20,7 @@ from tests.attack.damages import Case, Stream, shuffled
 from tests.attack.forked import in_turn
 
 _COMMIT: Final = re.compile(r"_delta_log/\d{20}\.json$")
-GONE: Final = object()  # stands for a removed field
+GONE: Final = object()  # marks a removed field
 VALUES: Final[tuple[Any, ...]] = (
     0, 1, -1, 2**31, 2**63 - 1, -(2**63), 2**64, 1.5, "", "x", "0", "\x00", None, True, [], {}, [[]], GONE,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """The attacks once more in a child whose kernels check the bounds of every access: none reads outside of its arrays.
 
-The memory behind an array is nearly always readable, so without these checks nobody would see such a read. An
+The memory behind an array is nearly always readable, so such a read is invisible without these checks. An
 IndexError fails the test, because no reader may report it as a problem.
 """
 

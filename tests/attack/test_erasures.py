@@ -109,7 +109,7 @@ class World(Erasures):
             self.write()
         else:
             log = self.lab.path(self.draw.choice(ours))
-            for path in log.parent.glob(f"{log.stem}.*"):  # with its filter, without which nobody can search it
+            for path in log.parent.glob(f"{log.stem}.*"):  # with its filter, without which it cannot be searched
                 path.unlink()
         bounds = self.bounds.get(format_uuid(self.topic_id), {})
         unknown = {key for keys in self.bounds.values() for key in keys if bounds.get(key, MAX_OFFSET) == MAX_OFFSET}

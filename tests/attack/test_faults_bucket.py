@@ -216,7 +216,7 @@ def judged(world: World, case: Case) -> str:
     assert not ended.hung, "hung"
     assert "Traceback" not in ended.err and "defect" not in ended.err + ended.out, ended
     if case.mishap.startswith("killed"):
-        assert ended.code in (None, 0), ended  # 0: nobody waited for that request
+        assert ended.code in (None, 0), ended  # 0: the run did not wait for that request
     else:
         assert ended.code in (0, 3, 4, 5, 6), ended
     assert world.objects(_ARCHIVED) == world.archive, "the archive changed"

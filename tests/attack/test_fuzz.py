@@ -83,7 +83,7 @@ def test_compiled_kernels_give_what_plain_ones_give(tmp_path: Path) -> None:
 
 
 def _fuzzed(folder: Path, n: int, seed: int) -> tuple[int, str]:
-    """Let the fuzzer write into a folder what it finds, if nobody has done so; return how it ended and what it said.
+    """Run the fuzzer unless its folder exists; return its exit code and output. Its findings are written to the folder.
 
     It runs plain Python, so the tests with bounds checks need not wait for the same again.
     """

@@ -95,7 +95,7 @@ def _task(folder: Path, logs: list[Path], output: Path) -> ReindexTask:
 
 
 def ours(task: ReindexTask) -> tuple[int, int]:
-    """Rebuild all indexes anew; return bytes read and written."""
+    """Rebuild all indexes; return bytes read and written."""
     shutil.rmtree(task.target.output_uri, ignore_errors=True)
     outcomes = reindex_segments(task)
     assert all(outcome.problem is None for outcome in outcomes)

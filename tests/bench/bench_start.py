@@ -55,7 +55,7 @@ def measured(words: list[str], environment: dict[str, str]) -> tuple[float, floa
     wall = time.perf_counter() - at
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
-    while True:  # whoever is left: as the subreaper we are the parent
+    while True:  # remaining processes: as the subreaper we are the parent
         try:
             os.wait()
         except ChildProcessError:

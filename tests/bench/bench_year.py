@@ -314,8 +314,8 @@ class Year:
                 self.tables[name] = log, p["log_start_offset"]
             if name in self.tables:
                 self._check_table(name, output)
-            if name in problems:  # retention was there first, or nobody knows why a key is gone
-                self.events["tables made anew"] += 1
+            if name in problems:  # retention removed it first, or it is unknown why a key is gone
+                self.events["tables rebuilt"] += 1
                 shutil.rmtree(output / name, ignore_errors=True)
                 self.tables.pop(name, None)
             elif name in self.tables:
@@ -332,7 +332,7 @@ class Year:
             raise WrongError(f"night {self.night}: table of {name}, {stand}: expected {wanted}, found {rows}")
 
     def _delete(self, said: Said) -> None:
-        """Delete what nobody needs, of about half of the topics."""
+        """Delete unneeded segments, of about half of the topics."""
         there = {name for name, topic in self.topics.items() if self._is_there(topic)}
         if there != {p["topic"] for p in said.report["partitions"]}:
             raise WrongError(f"night {self.night}: archive-needed does not speak of all topics")

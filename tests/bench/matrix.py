@@ -3,8 +3,8 @@
 A cell is one archive. Kafka's cleaner runs in-process, in as many JVMs as there are cores or partitions; ours as one
 task after the other in one process (work only), and as whole runs of the job in threads and on Spark; in turn, over the
 same files. The floor is what the system's own tools take to read the log, sum its checksums, and copy what stays. Each
-result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run goes on, and a cell
-whose line is deleted is measured anew. `--page` writes the tables of BENCHMARKS.md and its plots from such a file.
+result is a JSON line of FILE at once, and a cell that FILE holds is not run again: a stopped run continues, and a cell
+whose line is deleted is measured again. `--page` writes the tables of BENCHMARKS.md and its plots from such a file.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def measure(cell: Cell, work: Path, repeat: int, ours: Seconds, whole: Callable[
 
 def settle(folder: Path, n_bytes: int) -> None:
     """Let the disk write what the last run left, and touch as much memory as the next one may: a virtual machine gives
-    free memory back to its host, and whoever touches it next waits for it.
+    free memory back to its host, and the next process that touches it waits for it.
     """
     os.sync()
     zeros = folder / "zeros"

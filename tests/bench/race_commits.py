@@ -5,7 +5,7 @@
 
 In a round all read the state, wait for each other, and commit a generation of partition 0, which one of them gets, and
 then one of a partition of their own, which each gets. With `--kill n` one of them is killed at any moment of every n-th
-round, and another takes its place; with `--lose n` every n-th commit's answer is lost, whoever sent it.
+round, and another takes its place; with `--lose n` every n-th commit's response is lost, of any writer.
 """
 
 from __future__ import annotations

@@ -6,15 +6,15 @@ live records. *Skewed*: 90 % of the writes go to 2 % of the keys; *uniform*: all
 
 Counted as Lastkey's job counts, for both rules: new bytes are read twice (scan with checksums, cleaning); what survives
 is written and read back; a run that takes the whole log reads clean segments twice too. A run by yield reads a segment
-once, because its facts spare the scan. Beside stands Kafka's own cleaner (`kafka`): it reads new bytes twice and clean
-ones once, checks nothing and reads nothing back. Filters and key files are counted for runs by yield: 2 bytes a record
-and 0.5 % of the segment read for each segment, as much written with each new one, 16 bytes written for each distinct
-new key, and read once in a run that rewrites any segment, for all runs that the least recently cleaned of those
-segments has not seen.
+once, because its facts spare the scan. For comparison, Kafka's own cleaner (`kafka`): it reads new bytes twice and
+clean ones once, checks nothing and reads nothing back. Filters and key files are counted for runs by yield: 2 bytes a
+record and 0.5 % of the segment read for each segment, as much written with each new one, 16 bytes written for each
+distinct new key, and read once in a run that rewrites any segment, for all runs that the least recently cleaned of
+those segments has not seen.
 
 Space is the mean, over the nights, of all bytes after the night's run, new ones that wait included, divided by the live
 ones. Ours is swept by the dirty ratio and the least yield, the broker's by its dirty ratio, each over whole cycles.
-Beside ours stands the broker's I/O at the same space, on the straight line between its two neighbouring points, which a
+For comparison, the broker's I/O at the same space, on the straight line between its two neighbouring points, which a
 broker reaches that takes turns between the two. Logs begin clean, with their hot keys anywhere in them; `settled` skips
 60 nights first.
 """

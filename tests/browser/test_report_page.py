@@ -52,7 +52,7 @@ for (const svg of document.querySelectorAll('svg')) {
   });
 }
 return out"""
-# contrast of text with what it stands on, WCAG 2: the lowest of the page
+# contrast of text with its background, WCAG 2: the lowest of the page
 CONTRAST = """
 const parse = c => c.match(/[\\d.]+/g).map(Number);
 const light = c => { const [r, g, b] = parse(c).map(v => v / 255).map(v => v <= .03928 ? v / 12.92

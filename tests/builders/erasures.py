@@ -61,7 +61,7 @@ class Erasures:
         return str(path)
 
     def write(self) -> None:
-        """Write the archive anew, as it is after all that was appended."""
+        """Rewrite the archive with all that was appended."""
         shutil.rmtree(self.lab.archive / "t-0", ignore_errors=True)
         write_partition(self.lab.archive / "t-0", "||".join(self.segments), topic_id=self.topic_id)
 

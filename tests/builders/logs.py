@@ -2,13 +2,13 @@
 
     write_segment(folder, "a=1 b=2 a=3 | a=- c=4")
 
-`|` separates batches, `||` segments (in `write_partition`). A record is `key=value`; `-` stands for null on either side
+`|` separates batches, `||` segments (in `write_partition`). A record is `key=value`; `-` means null on either side
 of `=`, nothing for empty; `@17` behind it is its offset, `~1234` its timestamp in ms: `a=1@17~1234`. A batch may begin
 with options in braces, words of `BatchOptions` or their short forms below:
 
     {codec=zstd pid=7 txn} a=1 b=2 | {pid=7 commit} | {pid=8 seq=5} c=3 | {base=20 last=25} d=4 | {last=30}
 
-    codec=NAME pid=N epoch=N seq=N leader=N   (epoch, leader: 0; seq: goes on from the producer's last batch)
+    codec=NAME pid=N epoch=N seq=N leader=N   (epoch, leader: 0; seq: continues the producer's last batch)
     ts=MS  timestamp of the first record, the next ones 1 ms later   append_time=MS  horizon=MS
     base=N last=N  offsets of the batch (without records: an empty one)   max_ts=MS  of an empty batch
     txn  control  commit  abort   (the last two: a marker, with ts; coordinator=N its coordinator's epoch)
@@ -214,7 +214,7 @@ def write_partition(
 def log_text(*paths: Path) -> str:
     """Return the records of `.log` files, without control records, as "0:a=1 1:b=2 | 2:a=-": offset, key, value.
 
-    Bars separate batches. A batch without records is "[base-last]", a marker "COMMIT" or "ABORT"; `||` stands between
+    Bars separate batches. A batch without records is "[base-last]", a marker "COMMIT" or "ABORT"; `||` is between
     files.
     """
     return " || ".join(_segment_text(path) for path in paths)

@@ -1,7 +1,7 @@
 """moto's S3 server, whose conditional puts are as atomic as S3's: `python -m tests.builders.moto_server`.
 
-moto checks whether the key exists, and puts it later. Two threads between these steps are both told that they were
-first. S3 promises to refuse one of them, and every commit relies on it.
+moto checks whether the key exists, and puts it later. Two threads between these steps both receive the answer that they
+were first. S3 promises to refuse one of them, and every commit relies on it.
 
 Connections stay, as those of S3 do: werkzeug's own server closes each after one request, and the next one costs both
 sides a new one, and a new thread here.

@@ -94,7 +94,7 @@ def last_records(batches: list[Batch], end: int) -> dict[bytes, tuple[int, bytes
 
 class Kept:
     """Copy of both places of some nights, from which several tests go on. A store stays with its archive's path, so
-    each of them goes on in the same folder.
+    each of them continues in the same folder.
     """
 
     def __init__(self, nights: Nights, copy: Path) -> None:

@@ -76,7 +76,7 @@ class Holds:
         (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
 
     def wait(self, step: str, run: int) -> int:
-        """Wait until a process stands at a step, and return its id. AssertionError if the process `run` ends before."""
+        """Wait until a process waits at a step, and return its id. AssertionError if the process `run` ends before."""
         pipe = self._pipes.pop(step)
         over = os.pidfd_open(run)
         try:
@@ -88,7 +88,7 @@ class Holds:
             os.close(over)
 
     def let_go(self, step: str) -> None:
-        """Let the process that stands at a step go on. OSError: none stands there."""
+        """Release the process that waits at a step. OSError: none waits there."""
         pipe = os.open(self.folder / f"{step}.go", os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, b"!")
         os.close(pipe)

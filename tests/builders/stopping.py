@@ -26,7 +26,7 @@ class Run:
     holds: Holds
 
     def wait_until_reached(self) -> int:
-        """Wait, and return the id of the process that stands at the step."""
+        """Wait, and return the id of the process that waits at the step."""
         try:
             return self.holds.wait(self.step, self.process.pid)
         except AssertionError as error:
@@ -61,7 +61,7 @@ class Run:
         raise AssertionError("no other thread takes signals")
 
     def let_go(self) -> None:
-        """Let the process that stands at the step go on."""
+        """Release the process that waits at the step."""
         self.holds.let_go(self.step)
 
     def kill(self) -> None:
@@ -111,7 +111,7 @@ def tracebacks(err: str) -> list[str]:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait for the end of a process that is nobody's child here, or has ended already."""
+    """Wait for the end of a process that is not a child of this one, or has already ended."""
     with suppress(ProcessLookupError):
         process = os.pidfd_open(pid)
         try:

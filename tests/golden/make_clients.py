@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def environment() -> Path:
-    """Return the clients' Python; made anew when its requirements change."""
+    """Return the clients' Python; rebuilt when its requirements change."""
     wanted = WRITERS / "requirements.txt"
     target = cache_dir() / f"clients-{hashlib.sha256(wanted.read_bytes()).hexdigest()[:16]}"
     if not target.exists():

@@ -22,7 +22,7 @@ HEARTBEATS = [
     f"group.{kind}.{least}heartbeat.interval.ms" for kind in ("consumer", "share", "streams") for least in ("", "min.")
 ]
 SETTINGS = {"offsets.topic.num.partitions": 2, "auto.create.topics.enable": "true", **dict.fromkeys(HEARTBEATS, 200)}
-# application, records after which it stops, guarantee; the first goes on later
+# application, records after which it stops, guarantee; the first continues later
 APPLICATIONS = (
     ("streams-lagging", 100, "at_least_once"),
     ("streams-done", 600, "at_least_once"),

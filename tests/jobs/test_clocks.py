@@ -98,7 +98,7 @@ def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monk
 
 
 def test_files_of_a_time_to_come_stay_and_stop_nobody(tmp_path: Path) -> None:
-    """A clock that was set right again: nobody knows how old they are."""
+    """A clock that was set right again: their age is unknown."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):
         maker.generation("t", 0, generation, {0: b"a"})

@@ -221,7 +221,7 @@ WRONG = f"A{KEY[1:]}"
     ids=["key", "endpoint"],
 )
 def test_azure_that_cannot_be_used_is_one_line(azure, words, given, kind, said, capsys) -> None:
-    with socket.socket() as taken:  # so that nobody else can listen there
+    with socket.socket() as taken:  # so that no other process can listen there
         taken.bind(("127.0.0.1", 0))
         closed = f"http://127.0.0.1:{taken.getsockname()[1]}/{ACCOUNT}"
         with environment({name: value.format(closed=closed) for name, value in given.items()}):

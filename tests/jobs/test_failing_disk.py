@@ -1,4 +1,4 @@
-"""A disk that fails under a job: told as the machine's fault, and never passed over. tests/attack found all of it."""
+"""A disk that fails under a job: reported as the machine's fault, and never ignored. tests/attack found all of it."""
 
 from __future__ import annotations
 

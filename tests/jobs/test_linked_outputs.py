@@ -89,7 +89,7 @@ def test_an_output_that_can_be_no_folder_is_refused(lab: Lab, command: str, caps
 def test_no_output_lies_in_a_store_or_a_partition_of_others(
     lab: Lab, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if the command was told of neither, and through a link or `..`."""
+    """Also if no option names either, and through a link or `..`."""
     (lab.root / "link").symlink_to(lab.other_store / "segments")
     before = tree(lab.root)
     for output in (
@@ -123,7 +123,7 @@ def test_no_file_lies_in_a_store_or_a_partition_of_others(lab: Lab, name: str) -
 @pytest.mark.parametrize("link", [True, False], ids=["link", "hard link"])
 @pytest.mark.parametrize("command", ["convert", "convert --store"])
 def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bool) -> None:
-    """A mark of 0 bytes is one that a killed run began. It was written anew where its name led to."""
+    """A mark of 0 bytes is one that a killed run began. It was rewritten where its name led to."""
     lab.output.mkdir()
     if link:
         (lab.output / "convert.part").symlink_to(lab.root / "theirs" / "empty")

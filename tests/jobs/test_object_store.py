@@ -262,7 +262,7 @@ def test_hadoops_name_of_s3_is_taken_for_it(tmp_path):
 
 
 def test_what_may_be_deleted_of_a_bucket(tmp_path):
-    """The answer is that of a disk; what it names is deleted, and nobody misses it."""
+    """The answer is that of a disk; what it names is deleted, and it is not missed."""
     shutil.copytree(EXAMPLE, tmp_path / "archive")
     put(EXAMPLE, f"{BUCKET}/needed")
     threads, said = ("--engine", "threads"), []

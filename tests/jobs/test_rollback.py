@@ -1,4 +1,4 @@
-"""An older generation made current again: what it needs, what it leaves, and that the next run goes on from there."""
+"""An older generation made current again: what it needs, what it leaves, and that the next run continues from there."""
 
 from __future__ import annotations
 

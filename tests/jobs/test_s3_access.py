@@ -116,7 +116,7 @@ def test_delta_says_the_same(port, name, monkeypatch):
 
 @pytest.mark.parametrize("words", [ARCHIVE, STORE, ("inspect", f"{BUCKET}/a/t-0/0.log"), ("verify", *STORE[1:])])
 def test_an_endpoint_that_does_not_answer_is_an_error(port, words, capsys):
-    with socket.socket() as taken:  # so that nobody else can listen there
+    with socket.socket() as taken:  # so that no other process can listen there
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with environment({"AWS_ENDPOINT_URL": url}):

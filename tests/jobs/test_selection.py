@@ -113,7 +113,7 @@ def test_a_reset_of_a_topic_that_is_not_there_is_a_mistake(archive, tmp_path, ca
     ],
 )
 def test_a_folder_without_a_partition_is_no_archive(archive, tmp_path, capsys, words):
-    """A disk that is not mounted, or a partition's own folder: nobody may take it for an archive without a problem."""
+    """A disk that is not mounted, or a partition's own folder: it must not count as an archive without a problem."""
     (tmp_path / "empty").mkdir()
     before = tree(tmp_path)
     for folder, more in (

@@ -411,7 +411,7 @@ def test_nothing_is_deleted_that_a_mount_shares_with_another_store(maker, tmp_pa
 
 @pytest.mark.parametrize("linked", ["a partition's folder", "a run's folder"])
 def test_a_current_generation_that_a_link_in_the_store_leads_to_stays(maker, linked):
-    """Under the other name nobody had committed it."""
+    """Under the other name it was not committed."""
     old, current = _two_generations(maker)
     partition = current.parent
     link = partition.with_name("t-1") if linked == "a partition's folder" else partition / f"1-{'e' * 32}"

@@ -1,6 +1,6 @@
 """Audits of a real mirror: MirrorMaker 2 copies topics from one broker to another, as `A.orders` or by their own names.
 
-What a record removed, one changed and one late do to the copy is found, and nothing else. A consumer that goes on in
+What a record removed, one changed and one late do to the copy is found, and nothing else. A consumer that continues in
 the copy at the offsets of `audit failover` reads each record that its group had not read, and as many again as it says.
 """
 
@@ -165,7 +165,7 @@ def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
         # MirrorMaker's own translation is a second opinion; it knows nothing of others' records, and skips them
         assert max(theirs[name], one["offset"]) <= first, name
         assert one["offset"] == (first if not others else first - others - one["again"]), name
-    # Others' records must be read, and what was delivered after them stands behind them; else the mirror is exact
+    # Others' records must be read, and what was delivered after them is behind them; else the mirror is exact
     assert {name: one["again"] for name, one in answers.items()} == {"orders-0": 0, "orders-1": 0, "moves-0": 150}
 
 
@@ -192,7 +192,7 @@ def split(lines: tuple[str, ...], committed: int) -> tuple[Counter[str], Counter
 
 
 def checkpoints(folder: Path) -> dict[str, int]:
-    """Return where MirrorMaker says that the group goes on, by partition of A: Checkpoint.java, version 0."""
+    """Return the offsets at which the group continues by MirrorMaker, by partition of A: Checkpoint.java, version 0."""
     found = {}
     for record in (r for log in files_in(folder) for batch in decode_log(log.read_bytes()) for r in batch.records):
         at, names = 0, []

@@ -66,7 +66,7 @@ def policies(at: str, *words: str) -> tuple[int, str, str]:
 
 
 def test_the_topics_own_value_or_the_one_that_all_brokers_have(nodes):
-    """Step by step, as the state of the cluster goes on."""
+    """Step by step, as the state of the cluster changes."""
     at = nodes[0].bootstrap
     alter_configs(at, "BROKER", "", {"log.cleaner.min.compaction.lag.ms": 7})
     alter_configs(at, "BROKER", "2", {"log.segment.bytes": 9_000_000})

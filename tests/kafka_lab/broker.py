@@ -225,7 +225,7 @@ class OldBroker(BaseBroker):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports of the loopback that nobody listens on."""
+    """Return different free ports of the loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [s.getsockname()[1] for s in sockets]

@@ -29,7 +29,7 @@ _OPTIONS = "LASTKEY_LAB_OPTIONS"  # variable with options of the one process, wh
 
 def classes() -> Path:
     """Return the folder of `lab.jar`, the compiled programs; its name is the hash of the sources, so a change compiles
-    anew. A jar, because archives of classes know no folders on the class path.
+    again. A jar, because archives of classes know no folders on the class path.
     """
     sources = sorted([*JAVA_SOURCES.glob("*.java"), *(JAVA_SOURCES / f"kafka-{NEW}").glob("*.java")])
     digest = hashlib.sha256(NEW.encode())

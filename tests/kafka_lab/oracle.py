@@ -16,7 +16,7 @@ ConfigKind = Literal["TOPIC", "BROKER"]
 
 @dataclass(frozen=True)
 class CleanSpec:
-    """One partition directory to clean in place, at a clock that stands still. Defaults are Kafka's, save the map."""
+    """One partition directory to clean in place, at a constant clock. Defaults are Kafka's, save the map."""
 
     directory: Path
     now_ms: int

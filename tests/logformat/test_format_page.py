@@ -1,4 +1,4 @@
-"""FORMAT.md and layout.py say the same: every table of the page is the dtype whose name stands before it."""
+"""FORMAT.md and layout.py agree: every table of the page is the dtype whose name precedes it."""
 
 from __future__ import annotations
 

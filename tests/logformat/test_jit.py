@@ -1,4 +1,4 @@
-"""Folder of compiled kernels: pickles, so nobody else may be able to write there."""
+"""Folder of compiled kernels: pickles, so no other user may be able to write there."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_file_is_no_folder(closed):
 # -- numba, in processes of its own
 
 # Numba has been imported, and all that it imports to compile; nothing of ours. Of each line it makes a child, where
-# numba reads its environment anew
+# numba reads its environment again
 FORKS = """
 import json, os, sys, traceback
 import numba
@@ -198,7 +198,7 @@ def test_no_code_of_others_is_run_out_of_a_folder_that_they_made_first(closed, r
     done = run(NUMBA_CACHE_DIR=str(cache))
     assert not told.exists()
     assert done.returncode != 0
-    assert f"PlaceError: NUMBA_CACHE_DIR={cache}: expected a folder that nobody else can write" in done.stderr
+    assert f"PlaceError: NUMBA_CACHE_DIR={cache}: expected a folder that no other user can write" in done.stderr
     cache.chmod(0o700)  # the bomb is one: else nothing would be shown here
     run(NUMBA_CACHE_DIR=str(cache))
     assert told.exists()

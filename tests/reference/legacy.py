@@ -31,7 +31,7 @@ def message(
     null: int = -1,
     extra: bytes = b"",
 ) -> bytes:
-    """Return the bytes of a message. null: the length that stands for null; extra: follows the value."""
+    """Return the bytes of a message. null: the length that means null; extra: follows the value."""
     body = struct.pack(">BB", magic, attributes) + (struct.pack(">q", timestamp) if magic == 1 else b"")
     for field in (key, value):
         body += struct.pack(">i", null if field is None else len(field)) + (field or b"")

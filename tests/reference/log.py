@@ -51,7 +51,7 @@ class Batch:
     producer_id: int = -1
     producer_epoch: int = -1
     base_sequence: int = -1
-    data: bytes = field(default=b"", compare=False, repr=False)  # as it stands in the file
+    data: bytes = field(default=b"", compare=False, repr=False)  # as in the file
 
     @property
     def marker(self) -> int | None:

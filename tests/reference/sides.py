@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seen:
-    """A record of one side. `value`: what a digest stands for; None: a tombstone."""
+    """A record of one side. `value`: the content behind a digest; None: a tombstone."""
 
     topic: str
     partition: int

@@ -1,5 +1,5 @@
-"""Batches whose bodies cannot be read, however many and wherever: each is told once and blamed itself, every other
-batch comes out whole, and no walk goes on for ever.
+"""Batches whose bodies cannot be read, however many and wherever: each is reported once and by itself, every other
+batch comes out whole, and no walk is endless.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def loaded(batches: list[Batch], wanted: np.ndarray, loader: BodyLoader) -> tupl
 
 
 class Counting(BodyLoader):
-    """Counts how many batches it was given, again or anew."""
+    """Counts how many batches it was given, repeated or new."""
 
     given = 0
 

@@ -294,7 +294,7 @@ def test_an_unreadable_folder_is_its_partitions_problem_alone(part: Partition, t
     assert found.partitions["u", 0].problem is None
 
 
-# -- what nobody thought of
+# -- unexpected errors
 
 
 def boom(error: BaseException) -> Callable[..., Any]:
@@ -343,7 +343,7 @@ def raising(tmp_path: Path, job: str, error: BaseException) -> AbstractContextMa
 def test_a_defect_is_the_partitions_problem(
     part: Partition, tmp_path: Path, caplog: pytest.LogCaptureFixture, job: str
 ) -> None:
-    with raising(tmp_path, job, KeyError("what nobody thought of")):
+    with raising(tmp_path, job, KeyError("an unexpected error")):
         problem = JOBS[job](part)
     assert problem.kind == "defect"
     assert "t-0" in problem.path
@@ -352,7 +352,7 @@ def test_a_defect_is_the_partitions_problem(
     assert "t-0: internal error: KeyError: " in str(problem) or "/" in problem.path
     assert "at byte" not in str(problem) and "please report this" in str(problem)
     logged = [record.exc_info for record in caplog.records if record.exc_info]  # whatever a handler makes of it
-    assert {(str(of[1]), of[2] is not None) for of in logged} == {("'what nobody thought of'", True)}
+    assert {(str(of[1]), of[2] is not None) for of in logged} == {("'an unexpected error'", True)}
 
 
 @pytest.mark.parametrize("job", JOBS)

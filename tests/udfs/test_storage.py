@@ -87,7 +87,7 @@ def test_a_flush_that_fails_after_its_block_is_told_once_and_of_its_own_folder(r
 
 
 def test_a_flush_in_a_folder_that_is_deleted_is_not_told_of_the_next_of_its_name(tmp_path: Path) -> None:
-    """A run by yield begins anew in the same folder where keys were lost."""
+    """A run by yield starts over in the same folder if keys were lost."""
     plan = build(tmp_path / "archive").plan()
     store = folder_of(plan)
     with faults(tmp_path, Fault("fsync", f"{plan.run.store_uri}/*.log", error="EIO")):

@@ -41,8 +41,8 @@ spark.yarn.report.interval           200ms
 spark.yarn.scheduler.heartbeat.interval-ms  500
 """
 # What all of Hadoop's code finds on the nodes' class path. viewfs://shared is this machine's file system under a name
-# that is not file://, as a cluster's shared storage has one: YARN uploads a file:// anew for each application, and each
-# node then unpacks it anew
+# that is not file://, as a cluster's shared storage has one: YARN uploads a file:// again for each application, and
+# each node then unpacks it again
 _SHARED = {"fs.viewfs.mounttable.shared.linkMergeSlash": "file:///"}
 _OF_NODES = _SHARED | {"fs.AbstractFileSystem.file.impl": "MiniYarn$NodeFiles"}
 

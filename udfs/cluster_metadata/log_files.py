@@ -184,7 +184,7 @@ def _snapshot_changes(file: MetadataFile, out: Metadata, unknown: Counter[int]) 
 
 
 def _last_time(records: Any) -> int:
-    """Return the time of the last record that a snapshot stands for; -1 if its header is not in this batch."""
+    """Return the time of the last record that a snapshot covers; -1 if its header is not in this batch."""
     key, value = records.column("key")[0].as_py(), records.column("value")[0].as_py()
     if not records.column("control")[0].as_py() or _TYPE.unpack(key)[1] != _HEADER:
         return -1
@@ -204,7 +204,7 @@ def _changes(file: MetadataFile, records: Any, unknown: Counter[int]) -> list[Me
 
 
 def newer_changes(filesystem: Any, folders: Iterable[str], offset: int, time_ms: int) -> str | None:
-    """Return in words how the metadata in these folders goes on after an offset (-1: not known) or a time.
+    """Return in words how the metadata in these folders continues after an offset (-1: not known) or a time.
 
     None: there is none, or no topic or setting has changed.
     """

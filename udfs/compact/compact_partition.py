@@ -1,9 +1,9 @@
 """The whole compaction of one partition in one task: scan, decide, rewrite, read back.
 
 The steps run in an order that survives a crash: read and check all input; decide; write new segments with their side
-files into a folder that nobody knows; read back; flush. The driver makes the folder visible (`jobs.store.writing`). The
-task reads each input byte twice (headers and checksums; records) and decompresses it once (by version twice, in rounds
-once more for each round); it writes each output byte once and reads it once.
+files into a folder that no table names; read back; flush. The driver makes the folder visible (`jobs.store.writing`).
+The task reads each input byte twice (headers and checksums; records) and decompresses it once (by version twice, in
+rounds once more for each round); it writes each output byte once and reads it once.
 
 If the keys do not fit the task's memory, there is a round for each range of key hashes, as Kafka's cleaner goes over a
 log again when its map is full, but no key is missed. A round walks the log with a table of the keys of its range, and

@@ -76,7 +76,7 @@ def expired_segments(
     segments: SegmentTimes, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> dict[Reason, int]:
     """Return how many segments each rule removes, one rule after the other, as UnifiedLog.deleteOldSegments does.
-    Without a limit it removes none, not even those below the log start: nobody asked for that, and there they do no
+    Without a limit it removes none, not even those below the log start: no setting asks for that, and there they do no
     harm.
 
     last_may_go: whether nothing will be appended to the last segment; an empty last segment stays even then.

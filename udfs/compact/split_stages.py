@@ -98,11 +98,13 @@ def _parts(chunks: Sequence[tuple[int, int, int]]) -> Split:
 
 # A cell, in the order of the walk: n of its first records are dirty; keys: u8[m, 2 or 3], halves of key hashes, and
 # versions if those decide; offsets: i8[m]. A row of bucket -1: n local survivors of a group were sent by a split;
-# offsets: i8[m], the last offsets of batches that the rewrite must read, whatever survives; told: pickled, what the
+# offsets: i8[m], the last offsets of batches that the rewrite must read, whatever survives; report: pickled, what the
 # split's task has to tell, or its problem.
-CELLS: Final = "part int, bucket int, split int, block int, group int, n long, keys binary, offsets binary, told binary"
+CELLS: Final = (
+    "part int, bucket int, split int, block int, group int, n long, keys binary, offsets binary, report binary"
+)
 # The offsets of a group that stay, of n local survivors; or a row of bucket -1, as above
-OFFSETS: Final = "group int, bucket int, n long, offsets binary, told binary"
+OFFSETS: Final = "group int, bucket int, n long, offsets binary, report binary"
 _TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "binary": pa.binary()}
 _CELLS, _OFFSETS = (
     pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, text.split(", "))]) for text in (CELLS, OFFSETS)
@@ -131,7 +133,7 @@ class LargePartition:
 
 
 @dataclass(frozen=True)
-class Told:
+class TaskReport:
     """Counts and bounds that a task tells beside its rows."""
 
     counts: Mapping[str, int]  # of `io_counts`
@@ -147,7 +149,7 @@ class RewrittenGroup:
     group: int
     segments: list[Segment]
     tally: Tally
-    told: tuple[Told, ...]  # of the tasks that worked for it
+    reports: tuple[TaskReport, ...]  # of the tasks that worked for it
 
 
 def buckets_for(n_records: int, cores: int) -> tuple[int, int]:
@@ -158,13 +160,15 @@ def buckets_for(n_records: int, cores: int) -> tuple[int, int]:
 
 def local_survivors(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
     """Yield the CELLS of a split."""
-    yield from _or_problem(of, "walk", lambda: _walk(of, number), lambda problem: _row(_CELLS, bucket=-1, told=problem))
+    yield from _or_problem(
+        of, "walk", lambda: _walk(of, number), lambda problem: _row(_CELLS, bucket=-1, report=problem)
+    )
 
 
 def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield OFFSETS, those of each group that stay. batches: CELLS by bucket, then in the order of the walk."""
     rows = _or_problem(
-        of, "resolve", lambda: _resolve(of, batches), lambda problem: _row(_OFFSETS, bucket=-1, told=problem)
+        of, "resolve", lambda: _resolve(of, batches), lambda problem: _row(_OFFSETS, bucket=-1, report=problem)
     )
     yield from rows
 
@@ -221,11 +225,11 @@ def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
                 n_sent += waiting.n
                 yield _cells(of, number, block, group, waiting)
                 block += 1
-            told = Told(dict(counts), peak_memory(), highest, n_sent)
+            report = TaskReport(dict(counts), peak_memory(), highest, n_sent)
             counts.clear()
             yield _row(
                 _CELLS, part=group % of.n_parts, bucket=-1, group=group, split=number, n=n_sent,
-                offsets=np.concatenate(to_read).tobytes(), told=pickle.dumps(told),
+                offsets=np.concatenate(to_read).tobytes(), report=pickle.dumps(report),
             )  # fmt: skip
 
 
@@ -309,9 +313,9 @@ def _resolve(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[
         for group, offsets, n in _stay(of, cells):
             judged[group] += n
             stay.setdefault(group, []).append(offsets)
-    told = pickle.dumps(Told({}, peak_memory()))
+    report = pickle.dumps(TaskReport({}, peak_memory()))
     for group, found in stay.items():
-        yield _row(_OFFSETS, group=group, n=judged[group], offsets=np.concatenate(found).tobytes(), told=told)
+        yield _row(_OFFSETS, group=group, n=judged[group], offsets=np.concatenate(found).tobytes(), report=report)
 
 
 def _by_bucket(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -348,8 +352,8 @@ def _table(n_keys: int, slot: np.dtype[np.void]) -> np.ndarray:
 
 
 def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
-    told = [pickle.loads(one) for one in rows["told"].to_pylist()]
-    if problem := next((one for one in told if isinstance(one, Problem)), None):
+    reports = [pickle.loads(one) for one in rows["report"].to_pylist()]
+    if problem := next((one for one in reports if isinstance(one, Problem)), None):
         raise problem.as_error()
     number = rows["group"][0].as_py()
     group, numbers = of.groups[number]
@@ -361,7 +365,7 @@ def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
     with counted() as counts:
         sources = of.scans[numbers.start : numbers.stop]
         segments = write_survivors(of.plan, group, sources, of.rules, of.kept_aborts, survivors, tally)
-    return RewrittenGroup(number, segments, tally, (*told, Told(dict(counts), peak_memory())))
+    return RewrittenGroup(number, segments, tally, (*reports, TaskReport(dict(counts), peak_memory())))
 
 
 def write_survivors(

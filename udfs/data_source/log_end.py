@@ -2,7 +2,7 @@
 
 Damage hides the log's end if it hides the batches behind it: its length cannot be right, and no index entry leads on.
 If damage is set aside, the log ends there for everything that needs an end: limits by offset, committed data, streams.
-A read without an end goes on to the last byte and meets the damage itself.
+A read without an end continues to the last byte and meets the damage itself.
 
 Only headers are read here, and only markers' checksums are checked: a wrong header with possible values is believed.
 """
@@ -37,7 +37,7 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     """Open the log up to where it may be read; with `asked.wanted.committed`, up to the last stable offset.
 
     Raises LogFormatError for damage on the way to its end, unless `asked.set_aside`. Does not look for the end if
-    reading goes on to the last byte.
+    reading continues to the last byte.
     """
     if asked.as_stored:
         return OpenedLog(_log(replace(partition, log_start_offset=None), None))

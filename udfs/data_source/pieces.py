@@ -75,7 +75,7 @@ def listed_logs(partition: SourcePartition) -> list[ListedLog]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of one `.log`; or a problem that stands for something unreadable."""
+    """A stretch of one `.log`; or a problem in place of unreadable data."""
 
     topic: str | None
     partition: int | None

@@ -1,6 +1,6 @@
 """The rows of a piece of a log, read stretch by stretch: across damage, up to a gap behind it.
 
-Damage is a row with the column `problem`. Reading goes on at the next batch, to which the length of the damaged
+Damage is a row with the column `problem`. Reading continues at the next batch, to which the length of the damaged
 one or the offset index leads. Gaps are found behind the segments that a task reads to their ends (`udfs.holes`).
 """
 

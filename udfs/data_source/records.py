@@ -1,7 +1,7 @@
 """Records of pieces of logs, or the headers of their batches, as Arrow record batches: a task of the data source.
 
 Batches pass the checks of a consumer and more: structure, order of offsets, checksums, the segment's name. A bad batch
-raises LogFormatError, or becomes a row with the column `problem`, and reading goes on at the next batch: the length
+raises LogFormatError, or becomes a row with the column `problem`, and reading continues at the next batch: the length
 that the bad one states leads there, or, if that cannot be believed, the next entry of the offset index whose batch is
 there.
 
@@ -16,7 +16,7 @@ and never twice.
 Nothing above the last stable offset is read at all: the plan ends there (find_pieces). Below it, every transaction has
 its marker, because a cleaner keeps the marker while a batch is left. A transaction without one is open, although the
 snapshot behind the last stable offset denies it. A broker believes the snapshot and serves the batch; here that is an
-error. If the log has damage that is set aside, nobody can tell how the transaction of such a batch ended: the batch is
+error. If the log has damage that was skipped, the outcome of such a batch's transaction is unknown: the batch is
 withheld.
 """
 

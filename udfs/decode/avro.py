@@ -321,9 +321,9 @@ def _schema_of_text(text: str) -> AvroSchema:
 
 
 def _bare(schema: Any, no_branch: Iterator[Any]) -> Any:
-    """Return the schema that fastavro reads by: no logical types; unions and enums end with branches and symbols that
-    nobody knows, because fastavro takes an index below 0 for one from the end. no_branch: yields the definition of such
-    a branch, then its name.
+    """Return the schema that fastavro reads by: no logical types; unions and enums end with additional branches and
+    symbols, because fastavro counts a negative index from the end. no_branch: yields the definition of such a branch,
+    then its name.
     """
     if isinstance(schema, list):
         return [*(_bare(branch, no_branch) for branch in schema), *islice(no_branch, len(NO_SYMBOLS))]

@@ -2,7 +2,7 @@
 
 The records are read twice: their keys into a table that holds the last offset of each, then all of them, of which
 those stay that the table names. Keys that do not fit the task's memory take several rounds, each over a range of
-their hashes. Keys are told apart by 128 bits of SipHash under a secret of the task.
+their hashes. Keys are compared by 128 bits of SipHash under a secret of the task.
 
 Also here: where the first transaction begins that is open in front of damage, by headers alone.
 """

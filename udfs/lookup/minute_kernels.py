@@ -1,7 +1,7 @@
 """Kernels that note where each minute of a segment begins: a hash table from minute to the first offset in it.
 
 The table is two int64 arrays of 2^k slots, `minutes` with FREE in those that are empty. It is never more than half
-full: a kernel stops before that, says where, and goes on there once the caller has made it larger.
+full: a kernel stops before that, says where, and continues there once the caller has made it larger.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Indexes and snapshots made anew and judged. See REINDEX.md."""
+"""Indexes and snapshots: rebuilt from the log and compared with the existing files. See REINDEX.md."""

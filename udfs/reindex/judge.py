@@ -10,7 +10,7 @@ counts:
     wrong          entry n misleads a look-up
     torn           the file ends inside an entry
     padded         right as far as it goes, then zeros: a segment that was being written, and was never closed
-    stale          right as far as it goes, but ends before the log does, or goes on where the log was cut off
+    stale          right as far as it goes, but ends before the log does, or continues where the log was cut off
     other_entries  right for every look-up, but not the entries that Kafka 4.3 and 4.4 make
 
 An archived snapshot is what a live broker knew. It can know more than a replay of the log: producers whose batches the

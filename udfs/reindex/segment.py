@@ -84,7 +84,7 @@ class SegmentOutcome:
 
     @property
     def next_offset(self) -> int:
-        """Offset at which the log goes on behind this segment."""
+        """Offset at which the log continues behind this segment."""
         return max(self.base_offset, self.last_offset + 1)
 
 

@@ -2,8 +2,8 @@
 
     state = nothing
     for each segment:
-        as long as the log start is not passed, a broker begins anew; above it, the state at the base is a `.snapshot`
-        state takes the segment's summary; the transactions that it aborts are its `.txnindex`
+        as long as the log start is not passed, a broker starts without state; above it, the state at the base is a
+        `.snapshot` state takes the segment's summary; the transactions that it aborts are its `.txnindex`
     the state at the log end is the last `.snapshot`; the first batch of each leader epoch the leader-epoch-checkpoint
 
 Behind a bad log the state is not known. A valid archived snapshot at a later base gives it back, as when a broker loads

@@ -1,7 +1,7 @@
 """Targets of rebuilt side files: none (check), a folder of their own (output), the place of the old files (in place).
 
 In place, a file is written under a name that Kafka and our listing ignore, flushed, read back, and renamed over the old
-one: at any moment the name stands for the old bytes or the new ones. Files that a killed run left end in LEFTOVER, and
+one: at any moment the name refers to the old bytes or the new ones. Files that a killed run left end in LEFTOVER, and
 the next run removes them. Only side files are ever written, never a `.log`.
 """
 

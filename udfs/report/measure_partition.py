@@ -1,7 +1,7 @@
 """The profile of a partition: its content, and what cleaning it now would leave. One task; nothing is written.
 
 The log is scanned as a compaction scans it, and then read once from its end to its start. The part that would be
-cleaned goes through `clean_batches` itself, told to write nothing, so live and dead are what `compact --dry-run` says,
+cleaned goes through `clean_batches` itself, without a writer, so live and dead are what `compact --dry-run` says,
 by construction. Records above the first uncleanable offset, and those of topics that are not compacted, are only
 counted; a key that is written there again supersedes nothing yet, as for the cleaner.
 

@@ -99,7 +99,7 @@ class PartitionProfile:
     clean_bytes: int = 0
     dirty_bytes: int = 0
     due: bool = False  # by ratio, bytes and lag: a compaction would take it now
-    expiring: tuple[Expired, ...] = ()  # segments that retention would delete from the log as it stands
+    expiring: tuple[Expired, ...] = ()  # segments that retention would delete from the log as it is
     bytes_after_is_estimate: bool = False  # recompression decides
     # bytes that a compaction would leave, whatever cleanup.policy says; None: not known, the notes say why
     bytes_if_compacted: int | None = None

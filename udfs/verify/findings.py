@@ -31,7 +31,7 @@ class CheckPlan:
     leader_epochs: SideFile | None = None
     archived_epochs: tuple[tuple[int, int], ...] = ()  # of a generation: (epoch, start offset), by the archive's file
     metadata: SideFile | None = None
-    txn_indexes: bool = True  # False: nobody has copied them into this archive
+    txn_indexes: bool = True  # False: they were not copied into this archive
     log_start_offset: int | None = None  # by a checkpoint
     cleaner_checkpoint: int | None = None
     high_watermark: int | None = None
@@ -103,9 +103,9 @@ class Findings:
         """Add a row."""
         self.problems.append(Problem.of(error))
 
-    def attempt(self, step: Callable[[], object], name: str, *, told: bool = False) -> None:
-        """Run a step of the check of `name`; an error becomes a row. told: as for `attempt`."""
-        problem = attempt(name, step, told=told)
+    def attempt(self, step: Callable[[], object], name: str, *, logged: bool = False) -> None:
+        """Run a step of the check of `name`; an error becomes a row. logged: as for `attempt`."""
+        problem = attempt(name, step, logged=logged)
         if isinstance(problem, Problem):
             self.problems.append(problem)
 

@@ -78,7 +78,7 @@ def check_generation(plan: GenerationPlan) -> CheckResult:
         _check_files(plan, found)
         _check_retention(plan, found)
 
-    found.attempt(own_files, plan.side.name, told=True)
+    found.attempt(own_files, plan.side.name, logged=True)
     compared = 0
     if plan.parent_problem is not None:
         found.problems.append(plan.parent_problem)

@@ -109,7 +109,7 @@ class Expected:
 class IndexCheck:
     """Check of a segment's two indexes, which takes its batches while the log is walked.
 
-    builder: makes the indexes anew from the batches.
+    builder: rebuilds the indexes from the batches.
     """
 
     def __init__(self, base_offset: int, offset_file: IndexFile, time_file: IndexFile, builder: IndexBuilder) -> None:

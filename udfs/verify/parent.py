@@ -38,7 +38,7 @@ class AllowedDrops:
     exact_until: int = 0  # offset: below it every record older than that went, by retention.exact
     every_record: bool = False  # nothing else may go: the topic is not compacted
     erased: int = -1  # with it: so many records of erased keys went; -1: the run did not erase
-    readable_from: int = 0  # offset: below it, the log start, nobody reads what is left, or misses what is gone
+    readable_from: int = 0  # offset: below it, the log start, remaining records are not read, removed ones not missed
     file_times: Mapping[str, int] = field(default_factory=dict)  # of a segment's records without timestamp, by path
 
 

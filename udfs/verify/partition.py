@@ -55,7 +55,7 @@ def check_partition(plan: CheckPlan) -> CheckResult:
     """Check one side. Whatever is wrong, or stops the check, becomes a row."""
     started = time.perf_counter()
     found = Findings()
-    found.attempt(lambda: check_side(plan, found), plan.name, told=True)
+    found.attempt(lambda: check_side(plan, found), plan.name, logged=True)
     return result_of(plan, found, time.perf_counter() - started)
 
 

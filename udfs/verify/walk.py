@@ -1,6 +1,6 @@
 """A walk to the end of a `.log` in spite of damage: every batch that can be read, and a row for each that cannot.
 
-`LogReader.chunks` stops at the first bad batch, as copying must. This walk goes on: at the end that the bad batch's
+`LogReader.chunks` stops at the first bad batch, as copying must. This walk continues: at the end that the bad batch's
 length states, if something there looks like a batch, else at the next position that the offset index names. If there is
 none, it ends and says how many bytes were not read.
 """
@@ -149,7 +149,7 @@ class LogWalk:
         return self._go_on(error, position, self._by_index(position))
 
     def _behind(self, position: int, raw: np.ndarray, previous: int) -> int | None:
-        """Return where the walk goes on behind the bad batch at `position`, whose problem is noted already."""
+        """Return where the walk continues behind the bad batch at `position`, whose problem is noted already."""
         size = LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD].tobytes(), "big", signed=True)
         end = position + size
         if size >= LOG_OVERHEAD + MIN_LEGACY_SIZE and (end == self.size or self._is_plausible(end, previous)):

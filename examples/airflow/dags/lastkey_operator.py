@@ -5,7 +5,7 @@
     3 problems                               fail, no retry: the same files give the same answer
     4 conflict: a broker or a run holds it   retry later
     1 unexpected  2 usage  5 environment     fail, no retry: somebody has to look
-    6 partial: --max-runtime was over        fail, no retry, unless `done` holds it: the next run goes on
+    6 partial: --max-runtime was over        fail, no retry, unless `done` holds it: the next run continues
     130, 143, ended by a signal              retry: the worker went away
 
 The task's log holds the report: a line of JSON for each partition, without the files that are right, and one for the
@@ -68,7 +68,7 @@ class LastkeyOperator(SparkSubmitOperator):
         self.home = home
 
     def execute(self, context: Context) -> Any:
-        """Run the job and return the summary of its report. Raise the exception that its exit code stands for."""
+        """Run the job and return the summary of its report. Raise the exception for its exit code."""
         reason = self.skip(context) if self.skip else None
         if reason:
             raise AirflowSkipException(reason)
@@ -107,7 +107,7 @@ class AlertOperator(BaseOperator):
     """Operator that tells somebody what the tasks before it found, and then fails: for trigger_rule="all_done", so that
     it can tell of all. If none of them failed it is skipped.
 
-    :param url: gets a POST with JSON: the DAG, the run, and the summary of each task (templated); empty: nobody
+    :param url: gets a POST with JSON: the DAG, the run, and the summary of each task (templated); empty: no request
     """
 
     template_fields: Sequence[str] = ("url",)

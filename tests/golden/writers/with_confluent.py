@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from drawn import Drawn, Topic, done, work, write
 
 bootstrap, topics, group = work()
-OPEN_MS = 900_000  # a transaction that nobody ends outlives the broker
+OPEN_MS = 900_000  # a transaction that is not ended outlives the broker
 
 
 class Confluent:

@@ -1,4 +1,4 @@
-"""Ends of runs told elsewhere: metrics that Prometheus' own parsers read, and posts that hold no run up."""
+"""Notifications of a run's end: metrics that Prometheus' own parsers read, and posts that delay no run."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
 
 
 def test_a_server_that_is_not_there_is_a_note(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:  # bound, and nobody listens
+    with socket.socket() as taken:  # bound, without a listener
         taken.bind(("127.0.0.1", 0))
         assert place.compact("--notify", f"http://127.0.0.1:{taken.getsockname()[1]}/secret") == DONE
     (note,) = _noted(capsys.readouterr().err)

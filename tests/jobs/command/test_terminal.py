@@ -64,7 +64,7 @@ def _drain(outer: int, text: bytearray) -> None:
     try:
         while part := os.read(outer, 65536):
             text += part
-    except OSError:  # EIO: nobody writes any more
+    except OSError:  # EIO: no writer is left
         pass
     finally:
         os.close(outer)
@@ -110,7 +110,7 @@ JOBS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """`archive`; `damaged/archive`: damage of which the path, and so the folder's name, is told."""
+    """`archive`; `damaged/archive`: damage that is reported with the path, and so with the folder's name."""
     folder = tmp_path_factory.mktemp("hostile")
     hostile_archive(folder)
     log = max((hostile_archive(folder / "damaged") / FOLDER / "users-0").glob("*.log"))

@@ -451,5 +451,5 @@ def test_a_run_with_nothing_new_costs_little(spark, cases, now_ms, tmp_path, mon
     began = time.perf_counter()
     report = lab.run(now_ms)
     assert [(r.status, r.work.bytes_read) for r in report.results] == [("not_due", 0)]
-    assert tree_without_runs(lab.store) == before  # not even how the partition stands is said again
+    assert tree_without_runs(lab.store) == before  # not even the partition's state is written again
     assert time.perf_counter() - began < 60

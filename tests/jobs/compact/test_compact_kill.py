@@ -222,8 +222,8 @@ def test_a_waiting_run_takes_over_the_expired_lease_of_a_killed_one(begun, now_m
 
 
 def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path):
-    """In one session, which goes on: a worker of a run in one task, then one of each stage of runs in several. Each has
-    done its work and told nobody.
+    """In one session, which continues: a worker of a run in one task, then one of each stage of runs in several. Each
+    has done its work and not reported it.
     """
     lab, _, _ = begun
     holds = Holds(tmp_path / "holds", DYING)
@@ -232,7 +232,7 @@ def test_workers_that_die_are_errors_and_commit_nothing(begun, now_ms, tmp_path)
     for step, mine in labs.items():
         (tmp_path / step).mkdir()
         split = "auto" if step == "read back" else "always"
-        # one partition, and one task, after the other: beside one that stands, another would go on to the next run's
+        # one partition, and one task, after the other: beside a waiting one, another would continue to the next run's
         words.append(_arguments(mine, tmp_path / step, now_ms, "--topics", "new", wave=1, split=split))
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(holds.folder), str(ROOT)]),
@@ -383,7 +383,7 @@ def test_a_run_that_is_asked_to_end_commits_what_is_finished(
     assert sum(row.generation > 1 or key[0] == "new" for key, row in mine.state().checkpoints().items()) == n
     there, known = _folders(mine)
     assert there == known
-    assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that stands at the step never ends
+    assert bool(said["notes"]) == (engine == "threads"), said["notes"]  # a thread that waits at the step never ends
     assert _leases(mine) == []
     assert tracebacks(err) == []
     assert tree(lab.archive) == archive
@@ -439,7 +439,7 @@ def test_a_second_signal_ends_the_run_at_once(begun, now_ms, tmp_path, second, e
     ],
 )
 def test_a_run_in_several_tasks_that_is_asked_to_end_does(begun, now_ms, tmp_path, asked, expected, step, engine):
-    """Three large partitions, two at once, each of which stands at the step: none of them is committed."""
+    """Three large partitions, two at once, each of which waits at the step: none of them is committed."""
     lab, archive, _ = begun
     mine = _copy(lab, tmp_path.name)
     arguments = _arguments(mine, tmp_path, now_ms, split="always", engine=engine)
@@ -487,7 +487,7 @@ def test_of_two_runs_at_once_one_wins(begun, now_ms, tmp_path, wave):
     assert {row.run_id for row in checkpoints.values()} == {reports[0]["run_id"]}  # who comes second commits nothing
     assert set(lost.values()) == {None}
     assert "conflict" in {p["status"] for p in reports[4]["partitions"]} <= {"conflict", "not_due"}
-    # how partitions stand is told by who won
+    # the winner reports the states of the partitions
     assert {key: (s.state, s.generation) for key, s in mine.state().states().items()} == {
         key: ("clean", row.generation) for key, row in checkpoints.items()
     }

@@ -75,7 +75,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
     first, last = accepted.to_json()["partitions"][0]["gaps"][0]
     assert f"no segment holds offsets {first} to {last}" in accepted.to_text()
     assert "the archive is still needed: offsets are missing, and may come back: t-0" in accepted.to_text()
-    again = lab.run(now_ms, sealed=True)  # not due, and still to be told
+    again = lab.run(now_ms, sealed=True)  # not due, and still reported
     assert [r.status for r in again.results] == ["not_due"], again.results[0].problem
     assert again.archive_needed == [Needed("gap", ("t-0",))]
 
@@ -95,7 +95,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
 
 
 def test_a_gap_behind_the_generation_is_passed_over(lab, case, now_ms):
-    """The generation goes on with what comes next, and loses nothing of its own."""
+    """The generation continues with the next offsets, and loses nothing of its own."""
     put(only_input(case), lab.archive / "t-0", segments=1)
     first = lab.run(now_ms, sealed=True)
     assert first.exit_code == 0

@@ -47,7 +47,7 @@ def test_segments_that_went_with_their_partition_are_missed(
     assert report["notes"] == [NOTE]  # all of the others is in the store
     assert report["archive_needed"]
     if left != "an empty folder":
-        assert run(topics="t")["notes"] == []  # nobody asked for the other
+        assert run(topics="t")["notes"] == []  # the other was not selected
 
 
 def test_segments_that_lie_elsewhere_are_named_until_a_generation_knows_it(

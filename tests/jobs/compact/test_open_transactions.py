@@ -1,7 +1,7 @@
 """A snapshot that denies an open transaction: nothing past that is cleaned, and no generation hands the snapshot on.
 
-The log holds k=1, committed, and k=2 of a transaction that is open, and is aborted later. Whoever believes the snapshot
-cleans k=1 away, and loses k with the ABORT. A real broker does: tests/kafka/test_open_transactions.py.
+The log holds k=1, committed, and k=2 of a transaction that is open, and is aborted later. A reader that trusts the
+snapshot cleans k=1 away, and loses k with the ABORT. A real broker does: tests/kafka/test_open_transactions.py.
 """
 
 from __future__ import annotations

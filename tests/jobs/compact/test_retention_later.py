@@ -78,7 +78,7 @@ def test_what_was_missing_comes_back_though_it_is_young(lab):
 
 @pytest.mark.parametrize("words", ["compact", "delete"])
 def test_an_archive_that_grew_is_still_needed_where_nothing_expires(lab, words):
-    """The store holds all there is; then the archive grows, and nothing is due: nobody may throw it away."""
+    """The store holds all there is; then the archive grows, and nothing is due: it must not be dropped."""
     write(lab)
     first = policy("compact") if words == "compact" else policy("delete", ms=0)
     assert lab.run(20_000, settings=first, sealed=True).archive_needed == []
@@ -101,7 +101,7 @@ def test_an_empty_generation_is_not_made_again_and_again(lab, sealed, words):
 
 
 def test_the_command_line_says_compact(lab):
-    """A policy on the command line is the one that holds, or the run is refused; else nobody asked for expiry."""
+    """A policy on the command line is the one that holds, or the run is refused; otherwise expiry was not requested."""
     write(lab)
     settings = {"defaults": {"cleanup.policy": "compact,delete", "retention.ms": 0, "min.cleanable.dirty.ratio": 0.0}}
     report = lab.run(20_000, settings=settings, topics=TopicFilter(("t",)), cleanup_policy="compact", sealed=True)
@@ -123,7 +123,7 @@ def test_the_brokers_own_retention_beside_ours_is_a_gap(lab, words):
 
 
 def test_verify_says_that_it_could_not_see_what_went(lab):
-    """The archive lost what had expired: whether that was old enough nobody can say, so verify must not say nothing."""
+    """The archive lost what had expired: whether it was old enough is unknown, so verify must not be silent."""
     folder = write(lab)
     assert took(lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))) == [("time", 2)]
     assert verified(lab).all_not_checked == []
@@ -146,7 +146,7 @@ def test_verify_goes_by_the_times_that_retention_goes_by(lab):
 
 
 def test_what_reaches_above_the_high_watermark_stays(lab):
-    """KAFKA.md, "Retention". Sealed or not, the segment goes on above it."""
+    """KAFKA.md, "Retention". Sealed or not, the segment continues above it."""
     write(lab, "{ts=1000} a=1 || {ts=2000} a=2 | {ts=900000} a=3")
     offset_checkpoint(lab.archive / "replication-offset-checkpoint", {"t-0": 2})
     report = lab.run(950_000, settings=policy("delete", ms=100_000), sealed=True)
@@ -154,7 +154,7 @@ def test_what_reaches_above_the_high_watermark_stays(lab):
 
 
 def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
-    """The archive's own checkpoint goes on beginning where the archive does."""
+    """The archive's own checkpoint still begins where the archive does."""
     text = LOG.replace("{ts=2000}", "{ts=2000 leader=1}").replace("{ts=3000}", "{ts=3000 leader=2}")
     text = text.replace("{ts=4000}", "{ts=4000 leader=2}")
     write(lab, text)

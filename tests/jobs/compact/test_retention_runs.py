@@ -1,4 +1,4 @@
-"""Retention over several runs: the archive goes on holding what has expired, grows, and loses it in the end."""
+"""Retention over several runs: the archive still holds what has expired, grows, and loses it in the end."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_set_asi
 
 @pytest.mark.parametrize("aside", [{}, {"badRecords": "set_aside"}], ids=["strict", "set_aside"])
 def test_a_log_that_ends_before_the_stream_is_read_on_from_its_end(tmp_path, aside):
-    """Without failOnDataLoss the stream goes on, as Spark's Kafka source does, and misses no later record."""
+    """Without failOnDataLoss the stream continues, as Spark's Kafka source does, and misses no later record."""
     archive = tmp_path / "archive"
     log, other = Growing(archive / "t-0", "a=1 | b=2"), Growing(archive / "t-1", "x=1 | x=2 | x=3")
     start = {"t": {"0": 9, "1": 0}}
@@ -336,7 +336,7 @@ def test_what_may_be_read_falls_while_the_log_is_there(tmp_path, monkeypatch, op
 
 
 def test_damage_that_hides_the_end(tmp_path):
-    """Records before the damage are read, the damage is told, and records of a new segment are read."""
+    """Records before the damage are read, the damage is reported, and records of a new segment are read."""
     archive = tmp_path / "archive"
     log = Growing(archive / "t-0", "a=1 | b=2 | c=3")
     path = archive / "t-0" / "00000000000000000000.log"

@@ -127,7 +127,7 @@ def test_a_log_loses_a_key_that_was_erased_from_another_one_after_it(tmp_path: P
 
 
 def reset(world: Erasures) -> None:
-    """Lose a file of the store, so that the partition begins anew."""
+    """Lose a file of the store, so that the partition starts over."""
     lost = next(row for row in world.lab.state().current()[1]["t", 0] if row.root == "store" and row.size_bytes)
     world.lab.path(lost).unlink()
     assert world.compact().exit_code == 3
@@ -281,7 +281,7 @@ def test_bounds_of_before_a_rollback_to_when_the_topic_id_was_known(tmp_path: Pa
 
 
 def test_a_reset_to_a_log_without_topic_id_when_several_are_known(tmp_path: Path) -> None:
-    """Nobody knows whose bounds it has, so it waits for the topic id."""
+    """It is unknown whose bounds it has, so it waits for the topic id."""
     world = made(tmp_path, "x=1 y=1 z=1", "ann=1 bob=1", "cem=1")
     assert world.erase("ann").exit_code == 0
     first = world.topic_id, tuple(world.segments)

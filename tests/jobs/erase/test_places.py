@@ -193,7 +193,7 @@ def _in_bytes(path: Callable[[Path], Path], data: bytes) -> Callable[[Path], Pat
 
 
 def _old_version(root: Path) -> Path:
-    """Put the key into a version of a table, and write the table anew without it."""
+    """Put the key into a version of a table, and rewrite the table without it."""
     folder, before = root / "store" / "state" / "audit_keys", set(_parquets(root))
     rows = pq.read_table(sorted(before)[0])
     write_deltalake(
@@ -205,7 +205,7 @@ def _old_version(root: Path) -> Path:
 
 
 def _old_version_of_anybody(root: Path) -> Path:
-    """Put the key into a table of a user's, whose files are compressed, and write the table anew without it."""
+    """Put the key into a table of a user's, whose files are compressed, and rewrite the table without it."""
     folder = root / "archive" / "exports" / "people"
     write_deltalake(str(folder), pa.table({"topic": ["before", KEY.decode(), "behind"], "n": [1, 2, 3]}))
     [planted] = folder.glob("*.parquet")

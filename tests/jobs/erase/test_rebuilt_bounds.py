@@ -91,7 +91,7 @@ def test_a_dead_runs_generation_of_the_same_number_is_refused(tmp_path, monkeypa
 
 
 def test_an_unreadable_generation_beside_the_parent_of_the_chosen_one_is_refused(tmp_path):
-    """Two histories of one store: what the other one erased nobody knows."""
+    """Two histories of one store: the other one's erasures are unknown."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     shutil.copytree(world.lab.store, tmp_path / "before")
     world.erase("ann")

@@ -78,7 +78,7 @@ def damaged(log: Log, rng: random.Random) -> Iterator[None]:
 
 
 def run_any(place: Place) -> ExportReport:
-    """Run, whatever the exit code: a batch that nobody reads may be the damaged one."""
+    """Run, whatever the exit code: an unread batch may be the damaged one."""
     given = ExportOptions(str(place.archive), output=str(place.output), format="delta", latest=True)
     return job.run(given, Silent())
 
@@ -142,7 +142,7 @@ def test_a_killed_run_changes_rows_and_offsets_or_neither(spark, tmp_path, monke
     with at_step("last rows written", interrupt), pytest.raises(KeyboardInterrupt):
         place.run()
     place.check(spark, ends=[3])
-    with monkeypatch.context() as patch:  # the commit is there, and nobody has heard of it
+    with monkeypatch.context() as patch:  # the commit exists, and its response was lost
         done = latest.merge
         patch.setattr(latest, "merge", lambda *given: (done(*given), interrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -190,7 +190,7 @@ def test_a_recreated_topic_starts_anew_and_a_shorter_log_stands_still(spark, tmp
     place.logs = now
     place.identify(OTHER_ID)
     report = place.run()
-    assert report.notes == ["t: the topic was deleted and made again, so its table starts anew"]
+    assert report.notes == ["t: the topic was deleted and made again, so its table starts over"]
     place.check(spark)
 
 
@@ -206,12 +206,12 @@ def test_records_that_retention_took_before_they_were_read(spark, tmp_path):
     log.append("b=3")
     (log.folder / segment_file(0, "log")).unlink()
     report = place.run(3)
-    assert "expected offset 2, where the table stands, found a log that begins at 3" in str(report.problems[0])
+    assert "expected offset 2, the table's position, found a log that begins at 3" in str(report.problems[0])
     place.check(spark, ends=[2, 1])
     shutil.rmtree(other.folder)  # a disk is missing
     report = place.run(3, overrides={"gaps": "accept"})
     assert [Path(p.path).name for p in report.problems] == ["t-1"]
-    del log.batches[1]  # nobody has read it
+    del log.batches[1]  # it has not been read
     place.check(spark, ends=[4, 1])
 
 

@@ -48,7 +48,7 @@ class StorePlace(Place):
         return report
 
     def verify(self, spark) -> None:
-        """Check the table at the offsets where it stands."""
+        """Check the table at its own offsets."""
         stands = self.stand()
         rows = {(i, key, *row) for i, log in enumerate(self.logs) for key, row in log.rows(stands.get(i, 0)).items()}
         assert set(self.rows(spark)) == {row for row in rows if row[2] >= self.begins[row[0]]}
@@ -149,13 +149,13 @@ def test_a_store_that_began_again_and_one_that_is_damaged(spark, tmp_path):
     close(place.logs[0], "c=1 k=1")
     place.compact(reset=TopicFilter(("t",)))
     report = place.run()
-    assert report.notes == ["t: the store began it again (--reset), so its table starts anew"]
+    assert report.notes == ["t: the store began it again (--reset), so its table starts over"]
     place.verify(spark)
     place.is_at_the_end()
     close(place.logs[0], "c=-")
     grow_and_compact(place, "d=1")
     segments = place.lab.state().current()[1]["t", 0]
-    damaged = place.lab.path(next(one for one in segments if one.size_bytes > 65))  # k, below where the table stands
+    damaged = place.lab.path(next(one for one in segments if one.size_bytes > 65))  # k, below the table's position
     flip(damaged, 65)
     assert {p.kind for p in place.run(3).problems} == {"crc"}
     flip(damaged, 65)
@@ -188,7 +188,7 @@ def drawn(spark, root: Path, rng: random.Random, nights: int) -> None:
                 log.roll()
             place.compact(force=rng.random() < 0.5, reset=reset)
             reset = None
-        if place.run(None).exit_code:  # retention was there first, or nobody knows why a key is gone
+        if place.run(None).exit_code:  # retention removed it first, or it is unknown why a key is gone
             place.verify(spark)
             shutil.rmtree(place.output / "t")
             place.run()

@@ -19,7 +19,7 @@ from tests.builders.trees import files_of
 
 pytestmark = pytest.mark.slow
 
-OLD = b"\1" * 11  # what stands in every side file before
+OLD = b"\1" * 11  # the content of every side file before
 STEPS = [  # (step, nth call)
     ("side file written", 1),
     ("side file written", 2),
@@ -70,7 +70,7 @@ def test_a_kill_leaves_each_file_old_or_new(broken, step, nth, tmp_path):
     ],
 )
 def test_a_kill_with_spark_leaves_each_file_old_or_new(broken, who, step, nth, tmp_path):
-    """A worker ends with its JVM, and that with its driver: nobody writes behind the next run."""
+    """A worker ends with its JVM, and that with its driver: no process writes behind the next run."""
     good, source = broken
     root = tmp_path / "archive"
     shutil.copytree(source, root)

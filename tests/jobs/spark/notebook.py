@@ -46,7 +46,7 @@ def interrupted(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
     def waits(item: int) -> int:
         begun.write_text(".")
-        never.read_text()  # nobody writes there
+        never.read_text()  # without a writer
         return item
 
     def of_the_notebook(batches: Any) -> Any:

@@ -89,7 +89,7 @@ for by in ("none", "always"):
     if code := cli.main([*words, "--now", now, "--quiet", "--json"]):
         sys.exit(code)
 """
-# A step of each stage, in turn: the files of the stage are written and nobody knows
+# A step of each stage, in turn: the files of the stage are written and not reported
 STEPS = (
     "segments scanned", "read back", "generation written", "table committed", "walk", "resolve", "rewrite",
 )  # fmt: skip
@@ -399,7 +399,7 @@ def _executors(place: Place) -> list[int]:
 
 
 def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, local):
-    """In one task a partition, then in several; each stage's first task has done its work and told nobody."""
+    """In one task a partition, then in several; each stage's first task has done its work and not reported it."""
     holds = Holds(place.node.folder / "kills", dict.fromkeys(STEPS, 1))
     options = (*place.unpacked(), *place.logged("log-4"), "--conf", f"spark.executorEnv.PYTHONPATH={holds.folder}")
     run = place.spark_submit(*options, "twice.py", place.shared, NOW_MS, PYTHONPATH=str(holds.folder))

@@ -169,7 +169,7 @@ def test_settings_of_files_count_as_the_user_named_the_file(
     """The machine's defaults hold for every program, so a run without Spark does not name them."""
     path = tmp_path / "spark-defaults.conf"
     path.write_text("spark.master x\nspark.executor.memory 3g\nspark.executor.cores 2\nspark.sql.x hush\n")
-    typed = ["--conf", "spark.executor.cores=1"]  # wins over the file's, which nobody needs to hear of
+    typed = ["--conf", "spark.executor.cores=1"]  # overrides the file's, without a note
 
     def names(arguments: list[str], environment: dict[str, str]) -> list[str]:
         given = submit.user_options(arguments, environment).names

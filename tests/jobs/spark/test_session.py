@@ -228,7 +228,7 @@ def _program(pid: int) -> str:
 @pytest.mark.spark
 def test_our_session_finds_the_data_sources_whatever_python_the_path_has():
     """And its workers are those of --conf spark.pyspark.python, which pyspark itself would pass over. A process that
-    ignores Ctrl-C, as in the background of a script, goes on ignoring it.
+    ignores Ctrl-C, as in the background of a script, still ignores it.
     """
     code = (
         "import signal; from lastkey.jobs.spark.session import start; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

@@ -1,4 +1,4 @@
-"""Threads that do the work of Spark's tasks: results in order, errors, and an end that nobody waits behind."""
+"""Threads that do the work of Spark's tasks: results in order, errors, and an end that delays no other."""
 
 from __future__ import annotations
 

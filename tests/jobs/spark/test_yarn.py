@@ -108,7 +108,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Client:
-    """A client's command and what it has written. It writes into files: nobody reads while a test waits."""
+    """A client's command and what it has written. It writes into files, because no pipe is read while a test waits."""
 
     process: subprocess.Popen[str]
     files: tuple[IO[str], IO[str]]

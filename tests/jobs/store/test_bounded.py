@@ -1,4 +1,4 @@
-"""State stays as large as it is, whatever number of runs: by a clock that is told, and file times that are set back."""
+"""State stays as large as it is, whatever number of runs: by a given clock, and file times that are set back."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def steps(world: World, rules: frozenset[Rule]) -> Iterator[World]:
         for after, changed in taken(world, actor, rules):
             yield replace(after, actors=(*after.actors[:i], changed, *after.actors[i + 1 :]))
         if isinstance(actor, Reader):
-            continue  # whoever only reads may die unseen
+            continue  # a reader may die unseen
         if world.faults and not getattr(actor, "said", "") and actor.step not in ("begin", "lose", "look", "done"):
             dead = replace(actor, step="done", **({} if isinstance(actor, Vacuum) else {"said": "dead"}))
             yield replace(world, faults=world.faults - 1, actors=(*world.actors[:i], dead, *world.actors[i + 1 :]))
@@ -431,7 +431,7 @@ def wrong(world: World, rules: frozenset[Rule]) -> str:
     if world.past and world.log:
         first, stood = world.log[0], current(world.past)
         if not any(isinstance(actor, Rebuild) and actor.name == first.actor for actor in world.actors):
-            return f"{first.actor} began anew where the tables were lost"
+            return f"{first.actor} started over where the tables were lost"
         for partition, _, run in first.moves:
             if partition not in first.asked and run != stood.get(partition):
                 return f"{first.actor} took {run} for {stood.get(partition)}, unasked"

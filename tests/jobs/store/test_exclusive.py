@@ -88,7 +88,7 @@ def test_a_bucket_that_does_not(port, capsys):
 
 @pytest.mark.slow
 def test_a_bucket_is_asked_before_the_first_commit_of_a_run(port):
-    """A store may have been moved to such a server, where each of two writers would be told that it is done."""
+    """A store may have been moved to such a server, where each of two writers would get a success."""
     uri = f"{BUCKET}/moved"
     writing.commit_wave(open_state(uri), [make_commit(0, 1, run_id(1))])
     ignored = lambda method, path: UNCONDITIONAL if method == "PUT" else None  # noqa: E731

@@ -1,4 +1,4 @@
-"""Leases of runs: which run goes on, and what a killed run leaves."""
+"""Leases of runs: which run continues, and what a killed run leaves."""
 
 from __future__ import annotations
 

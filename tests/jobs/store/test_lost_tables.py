@@ -74,7 +74,7 @@ def test_how_a_partition_stood_before_a_rollback_is_not_said_of_the_generation_t
 
 
 def test_a_run_whose_table_is_taken_away_makes_no_new_one_with_its_new_partitions_alone(maker):
-    """As for rebuild-state, while it goes on. Nobody would have committed t-0 then, and vacuum took all of it."""
+    """As for rebuild-state, while it runs. No commit would name t-0 then, and vacuum would delete all of it."""
     state = open_state(str(maker.store))
     assert state.checkpoints()
     (maker.store / "state").rename(maker.folder / "moved")
@@ -148,7 +148,7 @@ def test_a_lost_history_changes_no_answer(begun, monkeypatch, capsys, words):
         return code, without(told)
 
     def without(told):
-        """Return what a program is told, without what differs from run to run."""
+        """Return the JSON of a report, without the fields that differ from run to run."""
         if isinstance(told, list):
             return [without(each) for each in told]
         if isinstance(told, dict):
@@ -181,7 +181,7 @@ def test_a_store_begins_anew_only_where_nothing_says_that_it_was_committed(begun
 @pytest.mark.parametrize("committed", [True, False])
 @pytest.mark.parametrize("how", ["begins below", "reaches further", "has no other"])
 def test_vacuum_keeps_a_first_generation_that_covers_what_the_tables_do_not(begun, how, committed):
-    """The tables begin anew, of an archive that is another one by now."""
+    """The tables start over, for an archive that is another one by now."""
     lost = _first_folder(begun, 0)
     aside = begun / "aside"
     lost.rename(aside)

@@ -76,7 +76,7 @@ def test_another_format_is_refused_and_a_newer_column_passed_over() -> None:
 @pytest.mark.parametrize("value", ["\0", 2**64, 1.5, None, [], {"a": 1}])
 @pytest.mark.parametrize("field", ["checkpoint", "run", "segments", "partition_state"])
 def test_a_value_that_no_table_can_hold_is_a_problem_of_the_manifest(field: str, value: object) -> None:
-    """Its checksum is right: whoever made it made it so."""
+    """Its checksum is right, because its writer computed it."""
     told = json.loads(to_json(_commit()))
     of = told["generation"][field]
     row = of[0] if field == "segments" else of

@@ -129,7 +129,7 @@ def test_every_prefix_of_the_last_commit_is_refused(tmp_path: Path, commits: int
 
 
 def test_a_commit_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And before anybody is told of it the name is there too."""
+    """And the name exists before the commit is reported."""
     flushed: list[Path] = []
     named: list[str] = []
     real_link, real_fsync = os.link, os.fsync

@@ -1,4 +1,4 @@
-"""The state of a store: what is committed is read back, whoever is second or dead loses nothing of the others, and
+"""The state of a store: what is committed is read back, a second or dead writer loses nothing of the others, and
 stores of other versions are taken on, or refused. Real tables and real processes; Spark only where Spark is asked.
 """
 
@@ -227,7 +227,7 @@ def test_a_wave_is_all_or_nothing_and_names_what_has_moved(state):
     with pytest.raises(ConflictError, match="no generation"):
         writing.commit_wave(state, [make_commit(7, 2, R2, R1)])
     assert state.version() == version
-    assert [run.run_id for run in state.histories()["t", 0]] == [R1]  # rows of runs that died belong to nobody
+    assert [run.run_id for run in state.histories()["t", 0]] == [R1]  # rows of dead runs belong to no history
     assert len(manifest_of(state, "t", 0, 1)) == 2
 
 
@@ -402,7 +402,7 @@ def python(script):
 
 
 def child(store, code):
-    """Start another process; it says `ready` once it has read the state, and goes on when it is told to."""
+    """Start another process; it says `ready` once it has read the state, and continues on request."""
     made = python(
         f"{IMPORTS}\nstate = open_state({str(store)!r})\nstate.current()\nprint('ready', flush=True)\n"
         f"sys.stdin.readline()\n{code}"

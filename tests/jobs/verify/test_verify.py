@@ -179,8 +179,8 @@ def test_a_beginning_that_nobody_has_read_is_a_problem(stored: Partition, monkey
 
 
 def test_what_left_the_archive_on_purpose_is_no_problem(stored: Partition, tmp_path: Path) -> None:
-    """Its broker cleaned it, as its checkpoint says; or it is gone altogether, since nobody needs it any more. One that
-    the user names has to be there.
+    """Its broker cleaned it, as its checkpoint says; or it was removed completely, because it is not needed any more.
+    One that the user names has to be there.
     """
     of_store = VerifyOptions(store=str(stored.store))
     stored.log(12).unlink()

@@ -41,7 +41,7 @@ def test_a_large_batch():
 
 @pytest.mark.parametrize("place", [0, 16, 17, 20, 21, 30_000, 69_999])
 def test_a_byte_that_changed_changes_the_checksum(place):
-    """But in a body, which the walk of the read-back checks: there the checksum of the header stands for it."""
+    """But in a body, which the walk of the read-back checks: there the checksum of the header covers it."""
     whole = batch(1000, 2, 1) + batch(70_000, 2, 2)
     changed = bytearray(whole)
     changed[1000 + place] ^= 4

@@ -82,7 +82,7 @@ def transcoded(chunk, rows, out, at):
 
 
 def opened(batch, *, at=0, limit=1 << 20, junk=b""):
-    """Return the records of a wrapper, and its other results; `junk` stands before it in the file."""
+    """Return the records of a wrapper, and its other results; `junk` precedes it in the file."""
     raw = np.frombuffer(junk + batch, np.uint8)
     out = Scratch(8)
     chunk = chunk_of(raw, 100 - len(junk), [len(batch)])

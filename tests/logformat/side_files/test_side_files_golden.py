@@ -1,7 +1,7 @@
 """Indexes, transaction indexes and snapshots built from a broker's logs are the broker's own, byte for byte.
 
-Where they are not, the reason is named: a broker that decided index entries by the append, or was started anew while
-the segment was active; and segments compacted before, whose records told the producers' state of then.
+Where they are not, the reason is named: a broker that decided index entries by the append, or was restarted while
+the segment was active; and segments compacted before, whose records had another producers' state.
 """
 
 from __future__ import annotations

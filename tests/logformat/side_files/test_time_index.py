@@ -37,7 +37,7 @@ def test_write_then_read_with_any_zero_tail(base, table, zeros):
     data = time_index.write(entries, base, "p")
     assert len(data) == 12 * len(entries)
     if zeros and table.tolist() == [[0, 0]]:
-        entries = entries[:0]  # cannot be told from a preallocated file without entries
+        entries = entries[:0]  # is not distinguishable from a preallocated file without entries
     elif zeros == 1 and len(table) == 0:
         zeros = 2  # one entry of zeros is an entry
     assert np.array_equal(time_index.read(data + bytes(12 * zeros), base, "p"), entries)

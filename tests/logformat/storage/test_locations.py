@@ -1,4 +1,4 @@
-"""URIs with credentials are told by their place, and never repeated."""
+"""URIs with credentials are reported by their position, and never repeated."""
 
 from __future__ import annotations
 

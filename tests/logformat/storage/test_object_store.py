@@ -91,7 +91,7 @@ def test_parts_that_are_read_ahead_are_those_that_are_asked_for(store: ObjectSto
             n = 0
             while n < min(len(out), len(data) - len(found)):
                 n += file.readinto(memoryview(out)[n:])
-            found += out[: min(n, step)]  # as a batch that goes on behind the buffer
+            found += out[: min(n, step)]  # as a batch that continues behind the buffer
             wanted = range(len(found), len(data), len(out))
             file.will_read((start, min(len(out), len(data) - start)) for start in wanted)
     assert found == data

@@ -219,7 +219,7 @@ def test_a_link_to_the_folder_itself_and_to_one_above(part: Partition) -> None:
     (part.root / "a").mkdir()
     (part.root / "a" / "up").symlink_to("..")
     (part.root / "self").symlink_to(".")
-    (part.root / "t-0" / "loop").symlink_to("..")  # within a partition's folder nobody looks
+    (part.root / "t-0" / "loop").symlink_to("..")  # not searched within a partition's folder
     check(part.root, "a/up", "self")
 
 

@@ -735,7 +735,7 @@ def test_folders_that_are_no_partitions(part: Partition) -> None:
 @pytest.mark.parametrize("kind", ["folder", "link"])
 @pytest.mark.parametrize("base", [0, INNER, ACTIVE])
 def test_log_that_is_no_file(part: Partition, kind: str, base: int) -> None:
-    """Reject it: if the reader skipped the first or last segment, nobody would notice that one is missing."""
+    """Reject it: if the reader skipped the first or last segment, a missing one would not be noticed."""
     log = part.log(base)
     log.unlink()
     if kind == "folder":

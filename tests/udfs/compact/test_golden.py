@@ -87,7 +87,7 @@ def assert_equal(expected: list[Files], got: list[Files]) -> None:
             continue
         batches = decode_log(theirs.log)
         assert decode_log(mine.log) == batches
-        assert {b.codec for b in batches} & {SNAPPY, ZSTD}, "nothing was compressed anew that could differ"
+        assert {b.codec for b in batches} & {SNAPPY, ZSTD}, "no recompressed batch could differ"
 
 
 @pytest.mark.long

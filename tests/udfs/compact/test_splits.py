@@ -84,7 +84,7 @@ def many_keys(n_segments: int, n_batches: int, n_keys: int, seed: int) -> list[S
 
 @pytest.mark.long
 def test_a_key_table_that_is_emptied_sends_a_key_twice_and_changes_nothing(tmp_path: Path) -> None:
-    """More keys than the table of a task may hold: one task goes on in rounds, and several splits go on."""
+    """More keys than the table of a task may hold: one task continues in rounds, and several splits continue."""
     segments = many_keys(2, 500, 10**6, 3)
     plan = plan_of(
         lay_out(tmp_path / "archive", segments), tmp_path / "store", Settings(), now_ms=10**6, log_start_offset=0,

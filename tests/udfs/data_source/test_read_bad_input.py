@@ -267,14 +267,14 @@ def test_zeros_of_a_preallocated_log(part):
 
 
 def test_markers_ahead_that_cannot_be_read(tmp_path):
-    """Nobody knows then which transactions were committed: their data is withheld, and the problem told."""
+    """It is unknown then which transactions were committed: their data is withheld, and the problem reported."""
     files = write_partition(tmp_path / "archive" / "t-0", "{pid=1 txn} a=1 | x=2 || {pid=1 abort} | y=3 | z=4")
     edit(files.logs[1], 8, b"\xff\xff\xff\xff")
     with pytest.raises(LogFormatError, match="length"):
         read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
     given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
-    assert [row["value"] for row in rows if row["value"]] == [b"2"]  # and nobody finds what lies behind the damage
+    assert [row["value"] for row in rows if row["value"]] == [b"2"]  # and what lies behind the damage is not found
     assert {row["problem"]["path"] for row in rows if row["problem"]} == {str(files.logs[1])}
 
 
@@ -313,7 +313,7 @@ def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, 
 
 
 def test_damage_that_opens_a_transaction_which_nothing_ends_is_told(tmp_path):
-    """Records behind it are above the last stable offset: nobody would come to read the bad batch."""
+    """Records behind it are above the last stable offset: the bad batch would never be read."""
     files = write_partition(tmp_path / "archive" / "t-0", "x=1 || y=2 | {pid=1 txn} a=3 | {pid=1 commit} | z=4")
     bad = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]
     flip(files.logs[1], bad + 50, 1)
@@ -345,7 +345,7 @@ def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
     ids=lambda given: next(iter(given)),
 )
 def test_the_end_of_the_log_behind_damage(tmp_path, given):
-    """Limits need the log's end; where damage hides it, the log is read up to there, and the damage told."""
+    """Limits need the log's end; where damage hides it, the log is read up to there, and the damage reported."""
     files = write_partition(tmp_path / "archive" / "t-0", "a=0 || a=1 | b=2 | c=3 | d=4")
     edit(files.logs[1], 70 + 8, b"\xff\xff\xff\xff")
     rows = read("kafka_log", tmp_path / "archive", badRecords="set_aside", **given).to_pylist()

@@ -2,7 +2,7 @@
 every segment.
 
 A generation's folder holds everything that a broker needs beside each `.log`, also for the segments whose `.log` stays
-in the archive. Nobody sees these files before `jobs.store.writing` commits.
+in the archive. These files are not visible before `jobs.store.writing` commits.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def write_generation(
         if segment.cleaned:
             _remove_segment(store, segment)
     side_files, note = _side_files(plan, analysis, segments, log_start)
-    rows = () if plan.policy.erasing else (s.segment for s in analysis.sources)  # a run by yield begins anew then
+    rows = () if plan.policy.erasing else (s.segment for s in analysis.sources)  # a run by yield starts over then
     pending = [*pending_of(rows), *([] if keys is None else [keys])]
     segments = with_pending(_with_checksums(segments, write_side_files(store, plan.run.folder, side_files)), pending)
     if plan.policy.by_yield:

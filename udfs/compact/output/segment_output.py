@@ -8,7 +8,7 @@ with the key table while it reads from the end, and its pieces wait in a `piece_
 A rebuilt batch can be larger than its source, and each message of magic 0 or 1 becomes a batch. So a group of sources
 can need more than `RunContext.max_log_bytes`. The next batch then begins another segment, as in a broker that rolls:
 the new base is the offset behind the last batch. That base divides the offsets of the group, and the entries of its
-transaction index: each entry stands in the segment of its ABORT marker. Nothing is decided again, because the
+transaction index: each entry is in the segment of its ABORT marker. Nothing is decided again, because the
 analysis has settled all transactions before. (The cleaners of Kafka 4.3 and 4.4 fail here, KAFKA-20036. Kafka's first
 repair filtered the batches at the border twice, and its second look took aborted records for committed ones.)
 """
@@ -184,7 +184,7 @@ class SegmentOutput:
 
 
 def extended(checksum: int, rows: np.ndarray, data: np.ndarray) -> int:
-    """Return a CRC-32C that goes on over these bytes, by those of their batches if all of each is there."""
+    """Return a CRC-32C extended by these bytes, by those of their batches if all of each is there."""
     if rows["size"].sum() == len(data):
         return extend_by_batches(checksum, data, rows["size"])
     return crc32c_extend(checksum, data)  # a part of a piece that was read again

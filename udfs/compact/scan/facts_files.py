@@ -122,7 +122,7 @@ def _bound(plan: PartitionPlan, row: Segment) -> bytes:
 
 
 def _checksum(data: bytes, path: str, bound: bytes) -> bytes:
-    """Return the CRC-32C of data, of what it is bound to, and of the kind of file that it stands in."""
+    """Return the CRC-32C of data, of what it is bound to, and of the kind of its file."""
     bound += path.rpartition(".")[2].encode()
     crc = crc32c_extend(crc32c_extend(0, np.frombuffer(bound, np.uint8)), np.frombuffer(data, np.uint8))
     return int(crc).to_bytes(_TRAILER, "big")
@@ -175,7 +175,7 @@ def _packed(scan: SegmentScan) -> bytes:
 
 
 def _without_padding(rows: np.ndarray) -> np.ndarray:
-    """Return rows with zeros between their fields: whatever else the memory held there is nobody's business."""
+    """Return rows with zeros between their fields: other contents of that memory must not reach the file."""
     out = np.zeros(rows.shape, rows.dtype)
     for name in rows.dtype.names or ():
         out[name] = rows[name]

@@ -256,7 +256,7 @@ _MOST_NAMED: Final = 3  # entries of one `.txnindex`, or transactions, in notes
 def check_ends_known(
     plan: PartitionPlan, scans: Sequence[SegmentScan], gaps: Sequence[Gap], end: int, is_denied: np.ndarray
 ) -> None:
-    """Raise LogFormatError if a transaction's end may be lost in a gap: nobody could tell whether its records count.
+    """Raise LogFormatError if a transaction's end may be lost in a gap, so that the outcome is unknown.
 
     A transaction without a marker is open, and nothing from its data on lies below `end`, unless `is_denied`,
     OPEN_BATCH[m], has it: a snapshot behind the gap knows that it ended. Data below the log start does not count.
@@ -277,8 +277,7 @@ def check_ends_known(
             f"the end of the transaction of producer {int(batch['producer_id'])} at offset {int(batch['base_offset'])}",
             f"no segment with offsets {gap.first} to {gap.last}, where it may have been",
             state="gap",
-            hint="nobody can say whether its records were committed: bring the missing file back, or leave "
-            "this topic out",
+            hint="the outcome of the transaction is unknown: bring the missing file back, or leave this topic out",
         )
 
 
@@ -359,8 +358,8 @@ def _check_no_marker_lost(
     entries: np.ndarray,
     aborted: np.ndarray,
 ) -> None:
-    """Raise LogFormatError if an index entry and the markers disagree about the beginning of a transaction, and nobody
-    can tell which is right.
+    """Raise LogFormatError if an index entry and the markers disagree about the beginning of a transaction, and the log
+    does not show which is right.
 
     By the log's markers a transaction may begin before the offset in its index entry only if the marker before it is
     lost: in a hole, or because a broker removed it too early (KAFKA-14055). If the log holds every offset, no marker is

@@ -99,7 +99,7 @@ def test_more_keys_than_a_task_holds_take_several_rounds(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Nobody reads that record any more: DeleteRecords went past it, in the middle of a segment."""
+    """That record is not read any more: DeleteRecords went past it, in the middle of a segment."""
     archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
     done = way(changed(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
     assert done.result.log.log_start_offset == 1

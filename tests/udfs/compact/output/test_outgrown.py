@@ -157,7 +157,7 @@ def test_a_dry_run_names_the_same_segments(tmp_path: Path) -> None:
 
 
 def test_aborted_records_that_stay_and_their_marker_in_another_segment(tmp_path: Path) -> None:
-    """Retention inside of segments drops no aborted record. Each entry stands where its marker is."""
+    """Retention inside of segments drops no aborted record. Each entry is where its marker is."""
     old = replace(data_batch(17, [(START_MS - 5000, b"z", b"")]), leader_epoch=0).encoded()
     segments = (replace(SEGMENTS[1], base_offset=0, batches=(*messages(0, "ab"), *SEGMENTS[1].batches)), *SEGMENTS[2:])
     one = Segment(0, (*segments[0].batches, *segments[1].batches, old), NOW_MS)

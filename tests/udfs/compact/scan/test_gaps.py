@@ -252,7 +252,7 @@ TXN_OVER_A_HOLE = {
 
 @pytest.mark.parametrize("text", TXN_OVER_A_HOLE.values(), ids=TXN_OVER_A_HOLE)
 def test_a_transaction_whose_end_is_missing(tmp_path: Path, text: str) -> None:
-    """The producer's next marker belongs to another transaction: nobody can tell how this one ended."""
+    """The producer's next marker belongs to another transaction: the outcome of this one is unknown."""
     write_partition(tmp_path / "t-0", text)
     hidden = files_in(tmp_path / "t-0")[1]
     for path in files_in(tmp_path / "t-0", f"{hidden.stem}.*"):
@@ -326,7 +326,7 @@ def test_a_marker_that_only_the_index_has(tmp_path: Path, later: str, cleaned: i
     assert problem.expected == "the ABORT marker of producer 7 at offset 2, after its data at 1"
     is_open = "commit" not in later  # at the log start: then nothing is cleanable
     assert isinstance(found(1), PartitionResult if is_open else Problem)
-    assert isinstance(found(2), Analysis)  # nobody sees that data
+    assert isinstance(found(2), Analysis)  # that data is never read
     for first, cleaned_range in ((2, Analysis), (1, Problem)):  # an entry whose data is gone, and one with data left
         entry = np.array([(0, 7, first, 2, 3)], transaction_index.ENTRY)
         log.with_suffix(".txnindex").write_bytes(transaction_index.write(entry))

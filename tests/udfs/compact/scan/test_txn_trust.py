@@ -210,7 +210,7 @@ def test_brokers_of_before_kafka_10702_note_an_abort_without_data(
 def test_a_transaction_that_began_below_the_log_start(log_start: int, cleaned: bool, tmp_path: Path) -> None:
     """A broker that recovers a log reads nothing far below its start, so its index lets such a transaction begin later.
 
-    In a log with holes the reason may be a lost marker, but of records that nobody sees.
+    In a log with holes the reason may be a lost marker, but of records that are never read.
     """
     text = "{pid=1 txn} a=1 b=2 | {pid=1 txn base=4} c=3 | {pid=1 abort} || g=7 || h=8"
     write_partition(tmp_path / "a" / "t-0", text)
