@@ -20,7 +20,7 @@ REMEDIES = {
     ("length", "magic", "crc", "codec", "compressed", "varint", "record", "count", "offsets", "name", "overlap"): (
         "A `.log` is damaged at the byte that the message names. Bring an undamaged copy of the file, from another "
         "replica or backup, and run again. Nothing passes over damage in a compaction; the data source reads around it "
-        "with `badRecords` = `set_aside`. A file under `segments/` is the store's: bring it back from a copy of the "
+        "with `badRecords` = `quarantine`. A file under `segments/` is the store's: bring it back from a copy of the "
         "store, or `rollback` to a generation whose files are whole, or `--reset` to start over from what the archive "
         "holds, with `--force` where nothing is due, and without the file if it was cut short"
     ),

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 def compact() -> CompactReport:
     """Keep the last record of every key and drop the rest, as the broker's own cleaner does.
 
-    Each partition is committed as a new generation of the store. Partitions that were set aside are in the report, with
+    Each partition is committed as a new generation of the store. Uncleanable partitions are in the report, with
     exit code 3; with exit code 4 another run committed first. Raises a JobError (UsageError, RunningError,
     MachineError, ...) if the job stops.
     """
@@ -145,8 +145,8 @@ def rebuild_state() -> RebuildReport:
 def erase() -> EraseReport:
     """Erase every record of some keys from STORE for good, and show where these keys still are.
 
-    `result` of the report is gone, older (what `vacuum --erased` deletes), held or unknown. Partitions that were set
-    aside are in it, with exit code 3. Raises a JobError if the job stops.
+    `result` of the report is gone, older (what `vacuum --erased` deletes), held or unknown. Uncleanable
+    partitions are in it, with exit code 3. Raises a JobError if the job stops.
     """
     raise NotImplementedError
 

@@ -14,7 +14,7 @@ from lastkey.jobs.installation import SETTINGS
 DONE = 0  # done, or nothing due
 UNEXPECTED = 1  # a defect of ours, outside of any partition: a traceback follows
 USAGE = 2  # a wrong option, setting or path
-PROBLEMS = 3  # partitions set aside, or verify or restore found problems
+PROBLEMS = 3  # uncleanable partitions, or problems found by verify or restore
 CONFLICT = 4  # another run was there first
 ENVIRONMENT = 5  # Java, jars, disk
 PARTIAL = 6  # --max-runtime is over: what is finished is committed

@@ -1,4 +1,4 @@
-"""Errors of log files, with one root, so that a caller can set a partition aside on any of them.
+"""Errors of log files, with one root, so that a caller can catch any of them as a problem of the partition.
 
 `stopped` alone decides how far an exception reaches: it ends the work on one partition or file, or the whole job.
 """

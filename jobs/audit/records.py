@@ -169,7 +169,7 @@ def _pieces(source: Source, asked: ReadSettings, found: Gathered) -> Iterator[tu
             wanted=Wanted(committed=True),
             split_bytes=_WHOLE,
             fail_on_data_loss=False,
-            set_aside=True,
+            quarantine=True,
         )
         for _ in source.partitions
     ]

@@ -39,9 +39,9 @@ from lastkey.logformat.control_characters import visible, visible_bytes
 from lastkey.logformat.storage.locations import refuse_secrets
 
 EXIT_CODES = """
-Exit codes: 0 done, or nothing was due; 1 a bug in Lastkey; 2 wrong option, setting or path; 3 partitions set aside, or
-problems found; 4 conflict with another run; 5 environment (Java, jars, disk full, bucket not usable); 6 time was over
-(--max-runtime), the rest is first next time; 130, 143 interrupted; 141 stdout closed early.
+Exit codes: 0 done, or nothing was due; 1 a bug in Lastkey; 2 wrong option, setting or path; 3 uncleanable partitions,
+or problems found; 4 conflict with another run; 5 environment (Java, jars, disk full, bucket not usable); 6 time was
+over (--max-runtime), the rest is first next time; 130, 143 interrupted; 141 stdout closed early.
 """
 
 COMPLETE = "_LASTKEY_COMPLETE"
@@ -108,7 +108,7 @@ def _show(
     click.get_current_context().ensure_object(Ending).report = report
     text = _text(report, as_json=as_json)
     _say(f"{text}\n" if text else "", sys.stdout)
-    _say("".join(f"{line}\n" for line in ([] if as_json else report.aside())), sys.stderr)
+    _say("".join(f"{line}\n" for line in ([] if as_json else report.stderr_lines())), sys.stderr)
     raise click.exceptions.Exit(report.exit_code)
 
 

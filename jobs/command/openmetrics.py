@@ -21,7 +21,7 @@ FAMILIES: Final = {
     f"{_RUN}exit_code": "Exit code of the last run; -1: its process was killed.",
     f"{_RUN}due_partitions": "Partitions that were due.",
     f"{_RUN}committed_partitions": "Partitions with a new generation.",
-    f"{_RUN}partitions": "Partitions by what the run did with them, or by the state in which they were set aside.",
+    f"{_RUN}partitions": "Partitions by what the run did with them, or by the state of their problem.",
     f"{_RUN}problems": "Problems by kind.",
     f"{_RUN}read_bytes": "Bytes that were read.",
     f"{_RUN}written_bytes": "Bytes of logs that were written.",

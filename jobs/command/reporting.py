@@ -177,7 +177,7 @@ class JobReport:
         lines = "\n".join((*out, self.last_line)).split("\n")
         return "\n".join(_wrapped(line, width) if 0 < width < len(line) else line for line in lines)
 
-    def aside(self) -> list[str]:
+    def stderr_lines(self) -> list[str]:
         """Return lines for stderr beside a text that only programs read."""
         return [] if self.raw is None else [*labelled("problem", self.problems), *labelled("note", self.notes)]
 

@@ -66,7 +66,7 @@ def compact_large(workers: Runner, plan: PartitionPlan, watcher: Watcher, run_st
         return done if done.status == "not_due" else replace(done, work=replace(done.work, seconds=clock.seconds))
     remove_folder(plan)
     return PartitionResult(
-        plan.input.topic, plan.input.partition, "set_aside", problem=done, work=Work(seconds=clock.seconds)
+        plan.input.topic, plan.input.partition, "uncleanable", problem=done, work=Work(seconds=clock.seconds)
     )
 
 

@@ -33,7 +33,7 @@ from lastkey.udfs.compact.plan import PartitionInput
 from lastkey.udfs.problem import Problem
 
 WHY: Final = {  # why an archive, or a partition's segments from some offset on, are needed; the worst first
-    "set_aside": "the partition is uncleanable",
+    "uncleanable": "the partition is uncleanable",
     "unreadable": "a folder cannot be read",
     "conflict": "another run committed first",
     "not_judged": "the partition could not be judged",
@@ -263,7 +263,7 @@ def _whole(facts: Facts) -> Reason | None:
     if facts.problem is not None:
         return Reason("not_judged", 0, str(facts.problem))
     if facts.uncleanable:
-        return Reason("set_aside", 0, facts.uncleanable)
+        return Reason("uncleanable", 0, facts.uncleanable)
     if archived.held_by_broker:
         return Reason("broker", 0, "give its topics a retention instead")
     if archived.not_read and facts.current is not None:
@@ -292,7 +292,7 @@ def _by_next_runs(facts: Facts, current: Kept, read: Mapping[int, int], until: i
     bases = [s.base_offset for s in archived.segments]
     inputs = input_from_generation(archived, at, current.segments, facts.store_uri, facts.gaps)
     if isinstance(inputs, Problem):
-        yield Reason("set_aside", 0, f"the next run would report: {inputs}")
+        yield Reason("uncleanable", 0, f"the next run would report: {inputs}")
         return
     found = []
     first = _first_read(archived, inputs)

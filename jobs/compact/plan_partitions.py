@@ -144,7 +144,7 @@ def plan_partitions(start: Start) -> tuple[list[PartitionPlan], list[PartitionRe
     for key in sorted(start.archive.partitions):
         draft = _draft(start, key, run, links)
         if isinstance(draft, Problem):
-            results.append(PartitionResult(*key, "set_aside", problem=draft))
+            results.append(PartitionResult(*key, "uncleanable", problem=draft))
         else:
             drafts.append(draft)
     for draft, share in zip(drafts, shares_of(options.io_budget, drafts, run.now_ms), strict=True):

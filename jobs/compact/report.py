@@ -89,7 +89,7 @@ class CompactReport(JobReport):
 
     @property
     def exit_code(self) -> int:
-        """0; 3 if partitions were set aside or folders not read; 4 if another run was first; 6 if time was over."""
+        """0; 3 if partitions are uncleanable or folders unread; 4 if another run was first; 6 if time was over."""
         if self.ended_early is not None and not self.partial:
             return self.ended_early.exit_code
         if self.conflict:
@@ -131,7 +131,7 @@ class CompactReport(JobReport):
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """Rows of partitions that changed or were set aside; the rest, perhaps hundreds, is counted."""
+        """Rows of partitions that changed or are uncleanable; the others, perhaps hundreds, are counted."""
         rows = [r for r in self.results if self.show_all or r.status != "not_due"]
         return [_row(r, self._status(r), self.dry_run) for r in sorted(rows, key=key_of)]
 
@@ -154,12 +154,12 @@ class CompactReport(JobReport):
         }
 
     def _status(self, r: PartitionResult) -> str:
-        """Return cleaned, not_due, set_aside, stopped; or conflict: cleaned, but another run had committed before."""
+        """Return cleaned, not_due, uncleanable, stopped; or conflict: cleaned, but another run had committed before."""
         lost = r.status == "cleaned" and not self.dry_run and key_of(r) not in self.generations
         return "conflict" if lost else r.status
 
     def _problem_texts(self) -> Sequence[object]:
-        return [*self.other_problems, *(_aside(r) for r in self.results if r.problem is not None)]
+        return [*self.other_problems, *(_problem_text(r) for r in self.results if r.problem is not None)]
 
     def _lines(self) -> Iterator[str]:
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
@@ -219,12 +219,12 @@ class CompactReport(JobReport):
         states = [self._status(r) for r in self.results]
         verb = "erased from" if any(r.log.erases for r in self.results) else "compacted"
         done = f"would be {verb}" if self.dry_run else "committed"
-        words = {"cleaned": done, "not_due": "not due", "set_aside": "set aside"}
-        told = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
+        words = {"cleaned": done, "not_due": "not due"}
+        counts = [f"{states.count(state):,} {words.get(state, state)}" for state in dict.fromkeys(states)]
         cleaned = [r for r in self.results if self._status(r) == "cleaned"]
         sizes = f"{size(sum(r.work.bytes_before for r in cleaned))} -> {size(sum(r.work.bytes_after for r in cleaned))}"
         none = "no partition of a compacted topic in the archive"
-        parts = [f"{counted(len(states), 'partition')}: {', '.join(told)}" if states else none]
+        parts = [f"{counted(len(states), 'partition')}: {', '.join(counts)}" if states else none]
         parts += [sizes] if cleaned else []
         parts += [] if self.dry_run else [f"archive {'still' if self.archive_needed else 'no longer'} needed"]
         return "; ".join(parts)
@@ -244,7 +244,7 @@ def committed_of(committed: Collection[Key], due: Collection[Key]) -> str:
     return f"{len(committed)} of {counted(len(due), 'partition')} committed"
 
 
-def _aside(r: PartitionResult) -> str:
+def _problem_text(r: PartitionResult) -> str:
     """Return the problem, with the partition's name if the path does not contain it."""
     named = r.problem is not None and r.name() in r.problem.path.split("/")
     return str(r.problem) if named else f"{r.name()}: {r.problem}"
@@ -276,7 +276,7 @@ def _compressed(r: PartitionResult) -> bool:
 
 def _row(r: PartitionResult, status: str, dry_run: bool) -> dict[str, Any]:
     """Return a row of the table. What is not in it is unknown."""
-    words = {"not_due": "not due", "set_aside": r.problem.state if r.problem else "set aside"}
+    words = {"not_due": "not due", "uncleanable": r.problem.state if r.problem else "uncleanable"}
     row = {"topic": r.topic, "partition": r.partition, "state": words.get(status, status)}
     if status != "cleaned":
         return row | ({"note": f"{100 * r.cleanable.ratio:.0f} % dirty"} if status == "not_due" else {})

@@ -260,8 +260,8 @@ def _in_tasks(workers: Workers, choice: Ways, progress: Progress, stop: Stop) ->
             if stop.is_asked:
                 deque(large, maxlen=0)  # no thread takes another item
                 known = {result.name() for result in partitions.results()}
-                workers.cancel(working)  # and ignore what is set aside from here on: this may be the cause
-                return [r for r in partitions.results() if r.status != "set_aside" or r.name() in known]
+                workers.cancel(working)  # and ignore later problems: this may be their cause
+                return [r for r in partitions.results() if r.status != "uncleanable" or r.name() in known]
             for future in working:
                 if future.done():
                     future.result()  # raises: if one fails, nothing of the wave is committed, and the others end too

@@ -40,7 +40,7 @@ def narrow(filters: list[Filter], options: ReadOptions) -> tuple[Pushed, list[Fi
         one = known.get(column[0]) if len(column) == 1 else None
         narrowed = one(pushed, condition) if one is not None else None
         pushed = pushed if narrowed is None else narrowed
-        if narrowed is None or column[0] == "timestamp" or options.set_aside:
+        if narrowed is None or column[0] == "timestamp" or options.quarantine:
             rest.append(condition)
     return pushed, rest
 

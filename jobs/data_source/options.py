@@ -90,7 +90,7 @@ def parse(given: Mapping[str, str], source: Source) -> ReadOptions:
         headers=take.flag("includeHeaders", default=False),
         control=take.flag("includeControl", default=False),
         committed=isolation == "read_committed",
-        set_aside=take.one_of(("badRecords",), ("fail", "set_aside")) == "set_aside",
+        quarantine=take.one_of(("badRecords",), ("fail", "quarantine")) == "quarantine",
         kinds=take.several("kinds", KINDS),
         split_bytes=take.number("splitBytes", 1) or SPLIT_BYTES,
         min_partitions=take.number("minPartitions", 1) or 1,

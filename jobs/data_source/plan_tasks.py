@@ -68,7 +68,7 @@ def range_of(options: ReadOptions, partition: SourcePartition, total_bytes: int)
         split_bytes=split,
         fail_on_data_loss=options.fail_on_data_loss,
         need_start_time=options.need_start_time,
-        set_aside=options.set_aside,
+        quarantine=options.quarantine,
         accept_gaps=options.accept_gaps,
         as_stored=options.source == "kafka_log_batches",
     )

@@ -120,7 +120,7 @@ class ReadOptions:
     headers: bool = False
     control: bool = False
     committed: bool = False
-    set_aside: bool = False
+    quarantine: bool = False
     kinds: tuple[str, ...] = KINDS
     split_bytes: int = SPLIT_BYTES
     min_partitions: int = 1

@@ -120,7 +120,7 @@ def columns_of(known: Any, options: ReadOptions) -> Any:
         names = [field.name for field in SPARK_COLUMNS if field.name not in left_out]
     else:
         names = [name for name in known.names if name != PROBLEM.name]
-    if options.set_aside and PROBLEM.name not in names:
+    if options.quarantine and PROBLEM.name not in names:
         names.append(PROBLEM.name)
     return pa.schema([_for_spark(known.field(name)) for name in names])
 
@@ -166,8 +166,8 @@ def arrow_schema(known: Any, options: ReadOptions, schema: StructType) -> Any:
             raise UsageError(message=f"schema: {field.name}: expected a nullable column, found NOT NULL")
     if len(set(expected.names)) < len(expected):
         raise UsageError(message=f"schema: expected each column once, found {', '.join(expected.names)}")
-    if options.set_aside and PROBLEM.name not in expected.names:
-        raise UsageError(message="badRecords=set_aside needs the column problem in .schema(...)")
+    if options.quarantine and PROBLEM.name not in expected.names:
+        raise UsageError(message="badRecords=quarantine needs the column problem in .schema(...)")
     return expected
 
 

@@ -83,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 out[key] = log.end if start == LATEST else first_to_read(log.partition, asked)
             except LogFormatError as gap:
-                if gap.kind != "gap" or not self.options.set_aside or start.kind != "earliest":
+                if gap.kind != "gap" or not self.options.quarantine or start.kind != "earliest":
                     raise
                 # left out, it is a new partition: the first micro-batch has a row for the gap before it
         for key, (partition, error) in logs.aside.items():  # a partition that is left out here is a new one later
@@ -135,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = []
         for key in moved:
             problem = found[key].problem
-            if problem is not None and not self.options.set_aside:
+            if problem is not None and not self.options.quarantine:
                 raise problem.as_error()
             first = Bound("offset", begin[key]) if key in begin else Bound("earliest")
             asked = Range(
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 wanted=self.options.wanted(),
                 split_bytes=self.options.split_bytes,
                 fail_on_data_loss=self.options.fail_on_data_loss,
-                set_aside=self.options.set_aside,
+                quarantine=self.options.quarantine,
                 accept_gaps=self.options.accept_gaps,
             )
             ranges.append(asked)
@@ -179,10 +179,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 if partition.problem is not None:
                     raise partition.problem.as_error()
-                ends = ends_of(partition, committed=self.options.committed, set_aside=self.options.set_aside)
+                ends = ends_of(partition, committed=self.options.committed, quarantine=self.options.quarantine)
             except Exception as found:  # of any kind: the other logs go on
                 error = stopped(found, partition.name)
-                if not self.options.set_aside:
+                if not self.options.quarantine:
                     raise error from error.__cause__
                 if partition.topic is None:
                     hidden = True
@@ -216,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             most = limit.max_bytes
             total = sum(
-                bytes_behind(logs[key].partition, first[key], set_aside=self.options.set_aside)
+                bytes_behind(logs[key].partition, first[key], quarantine=self.options.quarantine)
                 for key, size in sizes.items()
                 if size
             )

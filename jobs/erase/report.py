@@ -59,7 +59,7 @@ class EraseReport(JobReport):
 
     @property
     def not_done(self) -> list[Any]:
-        """Problems of partitions that were set aside, and of places that could not be searched."""
+        """Problems of uncleanable partitions, and of places that could not be searched."""
         parts: Iterable[JobReport] = filter(None, (self.erased, self.searched))
         return [*self.other_problems, *(problem for part in parts for problem in part.problems)]
 
@@ -70,7 +70,7 @@ class EraseReport(JobReport):
 
     @property
     def exit_code(self) -> int:
-        """0; 3 if a partition was set aside, something was not read, or a current generation still holds a key."""
+        """0; 3 if a partition is uncleanable, something was not read, or a current generation still holds a key."""
         return (self.erased.exit_code if self.erased is not None else 0) or super().exit_code
 
     @property
@@ -131,7 +131,7 @@ class EraseReport(JobReport):
         if self.check or not self.topics.takes(at.topic):
             return f"name the topic to erase them there: erase --topics {at.topic}"
         if self.erased is not None and any(r.problem and r.name() == at.name for r in self.erased.results):
-            return "the partition was set aside: mend that, then erase again"
+            return "the partition is uncleanable: solve that problem, then erase again"
         return "erase again: they may have come meanwhile; if they stay, run verify --store"
 
     def _how_to_delete(self, at: SearchedGeneration, held: Held, kept: Sequence[Row], known: Sequence[Row]) -> str:

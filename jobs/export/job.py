@@ -140,7 +140,7 @@ def _tasks(options: ExportOptions, topic: str, partitions: Sequence[SourcePartit
     settings = options.config.topic_settings(topic)
     asked = Range(
         wanted=Wanted(committed=options.isolation == "read_committed"),
-        set_aside=True,
+        quarantine=True,
         accept_gaps=settings.gaps == "accept",
     )
     pieces = each(partitions, [asked] * len(partitions))

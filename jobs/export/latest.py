@@ -73,7 +73,7 @@ class _PartitionRead:
         """Return what to read: from the table's offsets, or, whole, from the log's start."""
         start = EARLIEST if self.start is None or whole else Bound("offset", self.start)
         end = LATEST if self.end is None else Bound("offset", self.end)
-        return Range(start, end, wanted=Wanted(committed=True), set_aside=True, accept_gaps=accept_gaps)
+        return Range(start, end, wanted=Wanted(committed=True), quarantine=True, accept_gaps=accept_gaps)
 
     def stand_still(self, problems: Sequence[Problem]) -> None:
         """Leave the partition out of this run if there are problems."""

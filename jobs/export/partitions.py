@@ -35,7 +35,7 @@ def ends_of_partition(partition: SourcePartition) -> tuple[Ends | None, Problem 
     except Exception as found:  # of any kind: the problem names the partition
         problem = Problem.of(stopped(found, partition.name))
     try:
-        return ends_of(partition, committed=True, set_aside=True), problem
+        return ends_of(partition, committed=True, quarantine=True), problem
     except Exception:  # unknown, as before
         return None, problem
 

@@ -217,7 +217,7 @@ def refresh(
 
     Rows of a partition that cannot be listed stay: nothing says that its segments are gone.
     """
-    set_aside = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
+    unlisted = {(plan.topic, plan.partition) for plan in plans if plan.problem is not None}
     with state.lock():  # from here to the write: two refreshes at once would both append
         known = known_segments(spark, state)
         there = {(s.topic, s.partition, s.listed.base_offset): s for plan in plans for s in _segments(plan)}
@@ -225,7 +225,7 @@ def refresh(
             key for key, s in there.items() if known.get(key) == (s.listed.path, s.listed.size_bytes, s.listed.mtime_ms)
         }
         new = [s for key, s in there.items() if key not in same]
-        old = [key for key in known if key not in same and key[:2] not in set_aside and covers(*key[:2])]
+        old = [key for key in known if key not in same and key[:2] not in unlisted and covers(*key[:2])]
         if new or old or not state.table_exists(TIME_INDEX):
             replace_segments(state, _frame(spark, new), old)
     return {

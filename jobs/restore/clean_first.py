@@ -35,7 +35,7 @@ def clean_first(
     progress: Progress,
 ) -> CompactReport | None:
     """Commit a new generation, with all cleaned, of each topic with a partition that is not clean as a broker means it;
-    return the report of that run. None: there is no such topic. NOT_CLEANED: a partition was set aside.
+    return the report of that run. None: there is no such topic. NOT_CLEANED: a partition is uncleanable.
     UsageError: the archive has moved.
     """
     behind = [t for t in targets if cleaner_checkpoint(manifests[t.key], t.first_dirty_offset) < t.first_dirty_offset]

@@ -264,11 +264,11 @@ class Runs:
         topics = ROOT / "examples" / "topics.toml"
         threads = self.folder / "topics.toml"
         threads.write_text(topics.read_text() + '\n[job]\n"engine" = "threads"\n')
-        for name, config in (("compacted", topics), ("set aside", threads)):
+        for name, config in (("compacted", topics), ("uncleanable", threads)):
             archive = shutil.copytree(ROOT / "examples" / "archive", self.folder / name)
             conf = {"archive": str(archive), "store": f"{archive}-store", "config": str(config)}
             run[name] = {"dag": "lastkey_compact", "conf": conf | {"alert_url": url}}
-        _flip(self.folder / "set aside" / "orders-0" / f"{0:020}.log", 5000)
+        _flip(self.folder / "uncleanable" / "orders-0" / f"{0:020}.log", 5000)
 
 
 @pytest.fixture(scope="module")
@@ -435,9 +435,9 @@ def test_a_night_compacts_verifies_and_says_what_is_still_needed(runs):
     assert [post["run"] for post in runs.posted if post["tasks"]["compact"]["exit_code"] == 0] == []
 
 
-def test_a_partition_that_is_set_aside_fails_the_night_and_is_told(runs):
+def test_a_partition_that_is_uncleanable_fails_the_night_and_is_told(runs):
     """The others are compacted and verified."""
-    result = runs.result["set aside"]
+    result = runs.result["uncleanable"]
     assert result["state"] == "failed"
     assert result["tasks"]["compact"] == "failed"
     assert result["tasks"]["verify"] == "success"
@@ -447,7 +447,7 @@ def test_a_partition_that_is_set_aside_fails_the_night_and_is_told(runs):
     assert f"orders-0/{0:020}.log" in post["text"]
     assert post["tasks"]["compact"]["exit_code"] == 3
     assert post["tasks"]["verify"]["exit_code"] == 0
-    assert sorted(p.name for p in (runs.folder / "set aside-store" / "segments").iterdir()) == [
+    assert sorted(p.name for p in (runs.folder / "uncleanable-store" / "segments").iterdir()) == [
         "prices-0", "users-0", "users-1"
     ]  # fmt: skip
 

@@ -1,9 +1,9 @@
 """The model over time with one more step: somebody deletes exactly the files that `archive-needed` says are not needed.
 
 Afterwards everything must go on as if they were still there: each later command of the model is judged as before, no
-run may be set aside for it, none may go on over offsets that went unread, and what could be restored before still can.
-Before deleting, the model looks by its own memory at what is said to be needless: records of the log that the current
-generation was made from, below its end, each of them given to a run of its chain.
+run may find a partition uncleanable for it, none may skip offsets that were not read, and what could be restored before
+still can. Before deleting, the model looks by its own memory at what is said to be needless: records of the log that
+the current generation was made from, below its end, each of them given to a run of its chain.
 """
 
 from __future__ import annotations

@@ -319,16 +319,16 @@ class World:
     def compact(self, rng: random.Random) -> None:
         """Compact with options and settings that differ each time."""
         said, told = self.compacted(rng)
-        aside = [p for p in said.report["partitions"] if p["status"] == "set_aside"]
+        aside = [p for p in said.report["partitions"] if p["status"] == "uncleanable"]
         for p in aside:
-            self.check_set_aside(p, told)
+            self.check_uncleanable(p, told)
         if aside and rng.random() < 0.7:
             self.way_out(rng, {p["topic"] for p in aside})
 
     def way_out(self, rng: random.Random, topics: set[str]) -> None:
-        """Run again with the options that bring a partition back, whatever set it aside."""
+        """Run again with the options that make any uncleanable partition cleanable."""
         said, _ = self.compacted(rng, free=True)
-        aside = [p for p in said.report["partitions"] if p["status"] == "set_aside" and p["topic"] in topics]
+        aside = [p for p in said.report["partitions"] if p["status"] == "uncleanable" and p["topic"] in topics]
         for p in aside:
             if p["problem"]["path"].endswith(
                 ".txnindex"
@@ -339,7 +339,7 @@ class World:
                 raise Failed(f"no way out: {p['problem']}")
 
     def compacted(self, rng: random.Random, *, free: bool = False) -> tuple[Said, Told]:
-        """Compact and judge the run. free: use the options that help against everything that sets a partition aside."""
+        """Compact and judge the run. free: use the options against every reason for an uncleanable partition."""
         now_ms = self.clock_ms + rng.choice((0, 0, 0, HOUR_MS, 2 * DAY_MS, 4 * DAY_MS, -DAY_MS))
         policy = rng.choice(("compact",) * 6 + ("compact,delete",) * (3 if self.by_yield else 1) + ("delete",))
         told = Told(
@@ -370,8 +370,8 @@ class World:
                     raise Failed(f"started over without --reset: {p}")
                 self.committed(p, said.report, told)
                 made.append(p["topic"])
-        if said.code == 3 and not any(p["status"] == "set_aside" for p in said.report["partitions"]):
-            raise Failed(f"exit code 3, and nothing is set aside: {shown(said)}")
+        if said.code == 3 and not any(p["status"] == "uncleanable" for p in said.report["partitions"]):
+            raise Failed(f"exit code 3, and nothing is uncleanable: {shown(said)}")
         done = [f"{p['topic']} {p['status']} {p['generation'] or ''}" for p in said.report["partitions"]]
         done += [str(p["problem"]) for p in said.report["partitions"] if p["problem"]]
         self.told.append(f"      {', '.join(done)}; {told}; archive needed: {said.report['archive_needed_because']}")
@@ -547,8 +547,8 @@ class World:
         """Return the option with the archive's present place, if it has moved and `given` does not have it."""
         return ("--archive", self.archive) if self.has_moved() and "--archive" not in given else ()
 
-    def check_set_aside(self, p: dict[str, Any], told: Told) -> None:
-        """Check that the model knows a reason why a partition is set aside."""
+    def check_uncleanable(self, p: dict[str, Any], told: Told) -> None:
+        """Check that the model knows a reason why a partition is uncleanable."""
         log, problem = self.logs[p["topic"]], p["problem"]
         nulls = any(e.record.key is None for e in log.entries.values())
         if problem["kind"] == "null_key" and nulls and told.null_keys == "fail":
@@ -556,7 +556,7 @@ class World:
         if problem["kind"] == "version" and told.strategy == "header":
             return
         if problem["kind"] == "defect" or not log.odd:
-            raise Failed(f"set aside without a reason (odd: {log.odd or 'nothing'}): {problem}")
+            raise Failed(f"uncleanable without a reason (odd: {log.odd or 'nothing'}): {problem}")
 
     def rollback(self, rng: random.Random) -> None:
         numbers = [g.number for g in self.current.values()]

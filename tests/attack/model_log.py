@@ -90,7 +90,7 @@ class Log:
         self.lost: list[tuple[int, int]] = []  # first and last offset of segments that went missing
         self.missing: list[tuple[Segment, dict[str, bytes]]] = []  # missing segments, and their files
         self.cleaned = False  # a broker continues with a restored log: holes are a cleaner's
-        self.odd: set[str] = set()  # reasons for which a run may set this partition aside
+        self.odd: set[str] = set()  # reasons for which this partition may be uncleanable
         self.indexes = indexes
 
     # appending

@@ -105,7 +105,7 @@ def compact_listed(
         return Seen([result], plan=plan)
     if result.problem is not None:
         left = [p for p in store.rglob("*") if p.is_file()] if store.exists() else []
-        assert not left, f"set aside, and left {left}"
+        assert not left, f"uncleanable, and left {left}"
         return Seen([result.problem], plan=plan)
     return Seen([], result.status, plan, Outcome(result, plan))
 
@@ -269,12 +269,12 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def data_source_set_aside(root: Path, work: Path) -> Seen:
+def data_source_quarantine(root: Path, work: Path) -> Seen:
     """Read the sources with bad records as rows: readable records come beside unreadable ones."""
     seen = Seen(output={})
     for name, options in SOURCES.items():
         try:
-            table = read(options[0], root, **options[1], badRecords="set_aside")
+            table = read(options[0], root, **options[1], badRecords="quarantine")
         except (LogFormatError, JobError) as error:
             seen.problems.append(problem_of(error))
             continue
@@ -292,11 +292,11 @@ def stream(root: Path, work: Path) -> Seen:
     return _streamed(root, "fail")
 
 
-def stream_set_aside(root: Path, work: Path) -> Seen:
+def stream_quarantine(root: Path, work: Path) -> Seen:
     """Stream the log with bad records as rows. The log ends where damage hides the batches behind it
     (udfs.data_source.log_end) without a problem row, so name the problem that a failing stream names.
     """
-    seen = _streamed(root, "set_aside")
+    seen = _streamed(root, "quarantine")
     return seen if seen.problems else replace(seen, problems=_streamed(root, "fail").problems)
 
 
@@ -308,7 +308,7 @@ def _streamed(root: Path, bad_records: str) -> Seen:
     return Seen(_taken_out(rows), {"records": rows})
 
 
-def rows_streamed(root: Path, bad_records: str = "set_aside") -> list[dict[str, Any]]:
+def rows_streamed(root: Path, bad_records: str = "quarantine") -> list[dict[str, Any]]:
     """Return rows of micro-batches until no more come, problems among them; without Spark."""
     options = options_of("kafka_log", root, **STREAMED, badRecords=bad_records)
     schema = columns_of(KafkaLog.columns, options)
@@ -396,8 +396,8 @@ JOBS: dict[str, Callable[[Path, Path], Seen]] = {
     "lookup": look_up, "inspect": dump, "report": report_profile,
     "time index": time_index,
     "data source": data_source,
-    "data source, bad records aside": data_source_set_aside,
+    "data source, bad records quarantined": data_source_quarantine,
     "data source as a stream": stream,
-    "data source as a stream, bad records aside": stream_set_aside,
+    "data source as a stream, bad records quarantined": stream_quarantine,
     "restore, copies": restore_copies,
 }  # fmt: skip

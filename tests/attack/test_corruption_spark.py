@@ -110,7 +110,7 @@ def _of_each(specimens: dict[str, Specimen], folder: Path, work: Callable[[Path]
 
 def _by_spark(spark: SparkSession, root: Path, work: Path) -> list[dict[str, Any]]:
     """Return all rows of a stream."""
-    source = spark.readStream.format("kafka_log").options(**STREAMED, badRecords="set_aside").load(str(root))
+    source = spark.readStream.format("kafka_log").options(**STREAMED, badRecords="quarantine").load(str(root))
     query = (
         source.withColumn("timestamp", F.unix_micros("timestamp"))
         .writeStream.format("memory")
@@ -147,7 +147,7 @@ def _judged(member: Member, result: PartitionResult, store: Path, twin: Seen, he
         if not result.problem.path.startswith(f"{member.topic}/"):
             raise Failed(f"a problem of {member.folder} in {result.problem}")
         if left := files_of(store / "segments" / f"{member.topic}-0"):
-            raise Failed(f"set aside, and left {sorted(left)}")
+            raise Failed(f"uncleanable, and left {sorted(left)}")
         return NAMED
     if member.case is not None and is_noticed(member.specimen, member.case):
         raise Failed("a wrong checksum, and nothing is said of it")

@@ -51,4 +51,4 @@ def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(needed, "_reads_the_same", lambda *_: True)
     said = failure(Case(1, FIRST[0]), tmp_path / "world", kind=Deleting)
     assert said is not None
-    assert "set aside without a reason" in said
+    assert "uncleanable without a reason" in said

@@ -80,7 +80,7 @@ class World(Erasures):
             assert report.erased is not None
             assert [r.problem.state for r in report.erased.results if r.problem] == ["diverged"], report.to_text()
             assert report.result == "held"
-            self.tally["set aside"] += 1
+            self.tally["uncleanable"] += 1
         else:
             assert report.result in ("gone", "older"), report.to_text()
 

@@ -19,4 +19,4 @@ def test_nights_with_failures_over_several_topics(tmp_path: Path) -> None:
         year.sleep()
     assert year.checked > 100
     assert min(year.events[what] for what in ("damaged segments", "segments deleted", "weeks without a disk")) > 0
-    assert year.said["set_aside"] > 0
+    assert year.said["uncleanable"] > 0

@@ -63,7 +63,7 @@ class Topic:
     disk: int
     next: int = 0
     damaged: tuple[Path, bytes, int] | None = None
-    odd: bool = False  # created again, or its beginning went above the store's end: the run may set it aside
+    odd: bool = False  # created again, or its beginning went above the store's end: the partition may be uncleanable
 
 
 @dataclass
@@ -243,12 +243,12 @@ class Year:
     def _judge_metrics(self, text: str, said: Said, made: list[str]) -> None:
         """Compare the metrics of a run with its report and the model."""
         found = samples(text)
-        states = Counter(p["status"] for p in said.report["partitions"] if p["status"] != "set_aside")
+        states = Counter(p["status"] for p in said.report["partitions"] if p["status"] != "uncleanable")
         told = Counter({what: int(n) for (name, what), n in found.items() if name == "lastkey_run_partitions"})
-        aside = sum(p["status"] == "set_aside" for p in said.report["partitions"])
+        aside = sum(p["status"] == "uncleanable" for p in said.report["partitions"])
         wanted = {"lastkey_run_exit_code": said.code, "lastkey_run_committed_partitions": len(made)}
         if any(found[name, ""] != n for name, n in wanted.items()) or sum(told.values()) != states.total() + aside:
-            raise WrongError(f"night {self.night}: expected {wanted}, {states}, {aside} set aside; metrics: {found}")
+            raise WrongError(f"night {self.night}: expected {wanted}, {states}, {aside} uncleanable; metrics: {found}")
         self._judge_success(found)
 
     def _judge_success(self, found: dict[tuple[str, str], float]) -> None:
@@ -361,11 +361,11 @@ class Year:
             if p is None:
                 raise WrongError(f"night {self.night}: nothing is said of {name}")
             self.said[p["status"]] += 1
-            aside = p["status"] == "set_aside"
+            aside = p["status"] == "uncleanable"
             if aside and topic.damaged is None and not topic.odd:
-                raise WrongError(f"night {self.night}: {name} is set aside, and nothing is wrong: {p['problem']}")
+                raise WrongError(f"night {self.night}: {name} is uncleanable, and nothing is wrong: {p['problem']}")
             if aside and said.code != 3:
-                raise WrongError(f"night {self.night}: exit code {said.code}, {name} is set aside")
+                raise WrongError(f"night {self.night}: exit code {said.code}, {name} is uncleanable")
             if p["generation"] is not None:
                 if topic.damaged is not None and p["next_offset"] > int(topic.damaged[0].stem):
                     raise WrongError(f"night {self.night}: {name} went over a damaged segment: {p}")

@@ -105,13 +105,13 @@ class Partition:
         )  # fmt: skip
 
     def compact(self, *, sealed: bool = False, plan: PartitionPlan | None = None) -> PartitionResult:
-        """Compact the partition. The archive must not change, and a partition set aside must leave nothing behind."""
+        """Compact the partition. The archive must not change; an uncleanable partition must leave no files."""
         plan = plan or self.plan(sealed=sealed)
         before = files_of(self.root)
         shutil.rmtree(self.store, ignore_errors=True)
         result = compact_partition(plan)
         assert files_of(self.root) == before
-        if result.status == "set_aside":
+        if result.status == "uncleanable":
             left = [p for p in self.store.rglob("*") if p.is_file()] if self.store.exists() else []
             assert not left
         return result

@@ -281,7 +281,7 @@ def test_in_the_main_thread_too_signals_are_the_caller_s(tmp_path, monkeypatch, 
     assert not stopping._HANDLES.get()
 
 
-def test_partitions_that_are_set_aside_are_in_the_report(tmp_path, now_ms):
+def test_partitions_that_are_uncleanable_are_in_the_report(tmp_path, now_ms):
     shutil.copytree(EXAMPLE, tmp_path / "archive")
     _remove_second_segment(tmp_path / "archive" / "clicks-0")
     report = lastkey.compact(

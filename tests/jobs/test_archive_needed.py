@@ -121,7 +121,7 @@ def test_after_current_only_and_a_rollback_a_run_says_the_gap_and_going_forward_
     report = lab.run(START_MS + 5 * DAY)
     assert [r.problem.kind for r in report.results] == ["gap"]
     assert report.results[0].problem.hint.startswith("this is a rollback: rollback --generation 2 goes forward to what")
-    assert asked(lab, capsys)["kinds"] == {"set_aside"}
+    assert asked(lab, capsys)["kinds"] == {"uncleanable"}
     assert main(["rollback", "--store", str(lab.store), "--generation", "2"]) == DONE
     capsys.readouterr()
     night(lab, 5)
@@ -197,7 +197,7 @@ def test_a_store_that_never_said_what_it_read_needs_all(lab, capsys):
     assert ("unread" in found["kinds"], found["needed_from"]) == (True, 0)
 
 
-def test_what_is_set_aside_odd_or_unknown_is_needed(lab, capsys):
+def test_what_is_uncleanable_odd_or_unknown_is_needed(lab, capsys):
     night(lab, 4)
     (lab.archive / "t-0" / "00000000000000000000.log.swap").write_bytes(b"")
     assert asked(lab, capsys)["kinds"] == {"entries"}
@@ -206,7 +206,7 @@ def test_what_is_set_aside_odd_or_unknown_is_needed(lab, capsys):
     was = metadata.read_text()
     metadata.write_text("version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
     found = asked(lab, capsys)
-    assert ("set_aside" in found["kinds"], found["needed_from"]) == (True, 0)
+    assert ("uncleanable" in found["kinds"], found["needed_from"]) == (True, 0)
     metadata.write_text(was)
     assert asked(lab, capsys)["not_needed"]["segments"]
     write_partition(lab.archive / "u-0", "a=1 || b=1 ||")

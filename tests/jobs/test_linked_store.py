@@ -57,7 +57,7 @@ def test_a_copy_leaves_a_linked_partition_alone(place: Place, capsys: pytest.Cap
     assert place.compact(place.copy) == PROBLEMS
     report = json.loads(capsys.readouterr().out)
     states = {partition["topic"]: partition["status"] for partition in report["partitions"]}
-    assert states == {"t": "set_aside", "u": "cleaned"}
+    assert states == {"t": "uncleanable", "u": "cleaned"}
     problem = report["partitions"][0]["problem"]
     assert (problem["path"], problem["found"]) == ("segments/t-0", "a symbolic link")
     assert main(["vacuum", "--store", str(place.copy), "--grace-hours", "0"]) == DONE

@@ -104,7 +104,7 @@ elif sys.argv[1] == "erasure":
     problem = search_files(KeySet.of([b"key-of-nobody"]), None, files).problems
 else:
     from tests.builders.sources import read
-    rows = read("kafka_log", sys.argv[2], badRecords="set_aside", maxDecompressedBatchBytes=sys.argv[4])
+    rows = read("kafka_log", sys.argv[2], badRecords="quarantine", maxDecompressedBatchBytes=sys.argv[4])
     problem = [row["problem"] for row in rows.to_pylist() if row["problem"]]
 print(problem)
 sys.exit(3 if problem else 0)

@@ -63,7 +63,7 @@ def _made(store: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("error", ["EIO", "EACCES"])
 @pytest.mark.parametrize("name", [*_OF_FOLDER, *_OF_ROOT])
-def test_compact_sets_its_partition_aside(
+def test_compact_reports_its_partition_as_uncleanable(
     part: Partition, tmp_path: Path, name: str, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A generation made without the file would keep its errors: late epochs, forgotten producers, no topic id, records
@@ -74,7 +74,7 @@ def test_compact_sets_its_partition_aside(
     assert happened(tmp_path)[0] > 0
     (partition,) = report["partitions"]
     problem = partition["problem"]
-    assert (code, partition["status"]) == (3, "set_aside")
+    assert (code, partition["status"]) == (3, "uncleanable")
     assert (problem["kind"], problem["path"]) == ("unreadable", name)
     assert not _made(part.store)
     assert _compact(part, part.store, capsys)[0] == 0

@@ -56,7 +56,7 @@ def damage(archive: Path, partition: str) -> str:
 
 
 def test_the_worst_reason_does_not_hide_behind_another_topic(archive, tmp_path, capsys):
-    """One partition of two set aside, and other topics in the archive: it said the latter alone."""
+    """One partition of two is uncleanable, and the archive has other topics: the report named the latter alone."""
     write_partition(archive / "t-1", "-=1 a=1 || -=2")
     write_partition(archive / "other-0", "a=1")
     settings = tmp_path / "topics.toml"
@@ -74,7 +74,7 @@ def test_the_worst_reason_does_not_hide_behind_another_topic(archive, tmp_path, 
     report = json.loads(out)
     assert (code, report["exit_code"], report["archive_needed"]) == (PROBLEMS, PROBLEMS, True)
     assert [reason["kind"] for reason in report["archive_needed_because"]] == [
-        "set_aside",
+        "uncleanable",
         "not_compared",
         "other_topics",
     ]

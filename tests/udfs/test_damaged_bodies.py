@@ -63,7 +63,7 @@ def test_the_batch_that_miscounts_is_blamed(counted):
     position = counted.positions(INNER)[1]
     lost = range(INNER + RECORDS, INNER + 2 * RECORDS)
     with within(20):
-        rows = read("kafka_log", counted.root, badRecords="set_aside").to_pylist()
+        rows = read("kafka_log", counted.root, badRecords="quarantine").to_pylist()
     assert [(r["problem"]["kind"], r["problem"]["position"]) for r in rows if r["problem"]] == [("count", position)]
     assert [r["offset"] for r in rows if not r["problem"]] == [o for o in range(4 * SEGMENT_OFFSETS) if o not in lost]
     with pytest.raises(LogFormatError, match="count") as caught:

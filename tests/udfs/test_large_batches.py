@@ -32,7 +32,7 @@ def part(tmp_path: Path) -> Partition:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 16, 8 << 20])
-def test_it_is_set_aside_and_the_setting_is_named(part, chunk_bytes):
+def test_it_is_quarantined_and_the_setting_is_named(part, chunk_bytes):
     """The other batches of a chunk change nothing."""
     position = part.positions(INNER)[1]
     part.limits = replace(part.limits, chunk_bytes=chunk_bytes)
@@ -50,7 +50,7 @@ def test_with_a_larger_limit_it_is_cleaned(part):
 
 
 def test_the_data_source_goes_on_behind_it(part):
-    options = {"maxDecompressedBatchBytes": str(BOMB_LIMIT), "badRecords": "set_aside", "columns": "offset"}
+    options = {"maxDecompressedBatchBytes": str(BOMB_LIMIT), "badRecords": "quarantine", "columns": "offset"}
     everything = list(range(4 * SEGMENT_OFFSETS))
     rows = read("kafka_log", part.root, **options).to_pylist()
     lost = range(LARGE, LARGE + RECORDS)

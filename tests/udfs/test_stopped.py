@@ -71,7 +71,7 @@ def test_compact_reading(part: Partition, tmp_path: Path, error: str, nth: int) 
     with faults(tmp_path, Fault("read", str(log), nth=nth, error=error)):
         result = compact_partition(plan)
     assert happened(tmp_path) == [1]
-    assert result.status == "set_aside"
+    assert result.status == "uncleanable"
     unreadable(result.problem, f"t-0/{log.name}", error)
     assert nothing_left(part)
 
@@ -107,7 +107,7 @@ def test_compact_writing(part: Partition, tmp_path: Path, on: Any, error: str) -
         result = compact_partition(plan)
     assert happened(tmp_path) == [1]
     assert result.problem is not None
-    assert (result.status, result.problem.kind) == ("set_aside", "unwritable")
+    assert (result.status, result.problem.kind) == ("uncleanable", "unwritable")
     assert str(part.store) in result.problem.path
     assert f"[Errno {getattr(errno, error)}]" in result.problem.found
     assert nothing_left(part)
@@ -266,10 +266,10 @@ def test_inspect_into_files(part: Partition, tmp_path: Path, error: str) -> None
     assert "unwritable" in failed.said[0]
 
 
-def test_data_source_set_aside(part: Partition, tmp_path: Path) -> None:
+def test_data_source_quarantine(part: Partition, tmp_path: Path) -> None:
     log = log_of(part)
     with faults(tmp_path, Fault("read", str(log), error="EIO")):
-        rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+        rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
     (told,) = [row for row in rows if row["problem"]]
     assert told["problem"]["kind"] == "unreadable"
     assert told["problem"]["path"] == str(log)
@@ -314,7 +314,7 @@ def _lookup(part: Partition) -> Any:
 
 
 def _first_problem(part: Partition) -> Any:
-    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
     told = next(row["problem"] for row in rows if row["problem"])
     return Problem(**{name: told[name] for name in ("kind", "path", "position", "expected", "found", "hint")})
 

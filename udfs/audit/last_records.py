@@ -68,9 +68,9 @@ class LastRecords(NamedTuple):
 def last_records(partition: SourcePartition, kinds: Kinds, *, accept_gaps: bool = False) -> LastRecords:
     """Read a partition of a coordinator's topic to its end. What cannot be read becomes a problem."""
     wanted = Wanted(control=True)
-    pieces = find_pieces(partition, Range(wanted=wanted, set_aside=True, accept_gaps=accept_gaps))
+    pieces = find_pieces(partition, Range(wanted=wanted, quarantine=True, accept_gaps=accept_gaps))
     state = _State(kinds)
-    spec = ReadSpec(_READ, wanted, set_aside=True, logs_behind=partial(logs_behind, [listed_logs(partition)]))
+    spec = ReadSpec(_READ, wanted, quarantine=True, logs_behind=partial(logs_behind, [listed_logs(partition)]))
     for batch in read_records(spec, pieces):
         state.add(batch)
     state.settle()

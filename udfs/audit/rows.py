@@ -124,7 +124,7 @@ def _read(task: ReadTask, stretch: Stretch, logs: Sequence[ListedLog], out: _Fil
     spec = ReadSpec(
         pa.schema([*AUDIT_RECORDS, PROBLEM]),
         Wanted(committed=True),
-        set_aside=True,
+        quarantine=True,
         max_batch_bytes=task.max_batch_bytes,
         logs_behind=partial(logs_behind, [logs]),
     )

@@ -199,10 +199,10 @@ def compact_partition(plan: PartitionPlan) -> PartitionResult:
     clock = Clock()
     done = attempt(plan.name, lambda: _compact_if_due(plan, clock))
     if isinstance(done, Problem):
-        result = PartitionResult(plan.input.topic, plan.input.partition, "set_aside", problem=done)
+        result = PartitionResult(plan.input.topic, plan.input.partition, "uncleanable", problem=done)
     else:
         result = done
-    if result.status == "set_aside":
+    if result.status == "uncleanable":
         remove_folder(plan)
     step("partition done")
     work = replace(result.work, seconds=clock.seconds, peak_memory_bytes=peak_memory())

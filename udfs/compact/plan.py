@@ -295,7 +295,7 @@ class ScheduledSegment:
 
 
 # stopped: the run ended first
-Status = Literal["cleaned", "not_due", "set_aside", "stopped"]
+Status = Literal["cleaned", "not_due", "uncleanable", "stopped"]
 
 
 @dataclass(frozen=True)

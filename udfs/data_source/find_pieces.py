@@ -62,7 +62,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
         raise
     except Exception as found:  # of whatever kind: the problem names the partition
         error = stopped(found, partition.name)
-        if not asked.set_aside:
+        if not asked.quarantine:
             raise error from error.__cause__
         return [Piece(partition.topic, partition.partition, problem=Problem.of(error))]
 
@@ -74,7 +74,7 @@ def first_to_read(partition: SourcePartition, asked: Range) -> int:
     """
     with open_log(partition, asked).log as log:
         start = _offsets(partition, log, asked)[0]
-        _Gaps(partition, log, replace(asked, set_aside=False)).in_front_of(start)
+        _Gaps(partition, log, replace(asked, quarantine=False)).in_front_of(start)
         return start
 
 
@@ -199,7 +199,7 @@ class _Gaps:
         return [] if problem is None else [Piece(piece.topic, piece.partition, problem=problem)]
 
     def _told(self, problem: Problem | None) -> Problem | None:
-        if problem is not None and not self.asked.set_aside:
+        if problem is not None and not self.asked.quarantine:
             raise problem.as_error()
         return problem
 

@@ -52,7 +52,7 @@ def index_pieces(partition: SourcePartition, kinds: Sequence[str], *, accept_gap
 def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     """Yield the entries of all files as pa.RecordBatch of spec.schema; zeros behind the last entry are none.
 
-    Raises LogFormatError for a file that cannot be read; with spec.set_aside it yields a row with the problem instead.
+    Raises LogFormatError for a file that cannot be read; with spec.quarantine it yields a row with the problem instead.
     """
     for piece in pieces:
         try:
@@ -61,7 +61,7 @@ def read_index(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
             columns, n = _entries(piece)
         except Exception as found:  # of whatever kind: the problem names the file
             error = stopped(found, piece.shown)
-            if not spec.set_aside:
+            if not spec.quarantine:
                 raise error from error.__cause__
             yield problem_row(spec.schema, piece, Problem.of(error))
             continue

@@ -1,8 +1,8 @@
 """The end of what may be read of a partition's log: the log end, the high watermark, the last stable offset, or damage.
 
 Damage hides the log's end if it hides the batches behind it: its length cannot be right, and no index entry leads on.
-If damage is set aside, the log ends there for everything that needs an end: limits by offset, committed data, streams.
-A read without an end continues to the last byte and meets the damage itself.
+If damage is quarantined, the log ends there for everything that needs an end: limits by offset, committed data,
+streams. A read without an end continues to the last byte and meets the damage itself.
 
 Only headers are read here, and only markers' checksums are checked: a wrong header with possible values is believed.
 """
@@ -36,7 +36,7 @@ class OpenedLog(NamedTuple):
 def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     """Open the log up to where it may be read; with `asked.wanted.committed`, up to the last stable offset.
 
-    Raises LogFormatError for damage on the way to its end, unless `asked.set_aside`. Does not look for the end if
+    Raises LogFormatError for damage on the way to its end, unless `asked.quarantine`. Does not look for the end if
     reading continues to the last byte.
     """
     if asked.as_stored:
@@ -48,7 +48,7 @@ def open_log(partition: SourcePartition, asked: Range) -> OpenedLog:
     if partition.segments and log.earliest > partition.segments[-1].base_offset:
         log.latest  # noqa: B018 - raises where the log does not reach its start: else it would be read as empty
     to_the_last_byte = end is None and asked.start.kind == "earliest" and asked.end.kind == "latest"
-    if not asked.set_aside or (to_the_last_byte and asked.end_offset == NO_END):
+    if not asked.quarantine or (to_the_last_byte and asked.end_offset == NO_END):
         return OpenedLog(log, None, doubtful)
     try:
         log.latest  # noqa: B018 - looked for now
@@ -67,21 +67,21 @@ class Ends(NamedTuple):
     certain: bool = True  # no damage hides what comes behind the end
 
 
-def ends_of(partition: SourcePartition, *, committed: bool, set_aside: bool = False) -> Ends:
+def ends_of(partition: SourcePartition, *, committed: bool, quarantine: bool = False) -> Ends:
     """Return the offsets at which reading begins and ends."""
-    asked = Range(start=LATEST, wanted=Wanted(committed=committed), set_aside=set_aside)
+    asked = Range(start=LATEST, wanted=Wanted(committed=committed), quarantine=quarantine)
     log, damage, doubtful = open_log(partition, asked)
     with log:
         return Ends(log.earliest, log.latest, log.log_end_offset, damage is None and not doubtful)
 
 
-def bytes_behind(partition: SourcePartition, offset: int, *, set_aside: bool = False) -> int:
+def bytes_behind(partition: SourcePartition, offset: int, *, quarantine: bool = False) -> int:
     """Return roughly the bytes of log from an offset on; a segment without an index counts whole."""
-    with open_log(partition, Range(start=LATEST, set_aside=set_aside)).log as log:
+    with open_log(partition, Range(start=LATEST, quarantine=quarantine)).log as log:
         try:
             found = log.lookup_offset(offset)
         except LogFormatError:
-            if not set_aside:
+            if not quarantine:
                 raise
             return sum(s.size_bytes for s in partition.segments[-1:])
     if found is None:
@@ -142,8 +142,8 @@ def _last_stable_offset(partition: SourcePartition, asked: Range) -> tuple[int, 
         partition.log_start_offset,
         partition.high_watermark,
         [(offset, partition.side_root, path) for offset, path in partition.snapshots],
-        resume if asked.set_aside else None,
+        resume if asked.quarantine else None,
     )
-    if asked.set_aside and ends is None and (partition.high_watermark is None or found < partition.high_watermark):
+    if asked.quarantine and ends is None and (partition.high_watermark is None or found < partition.high_watermark):
         ends = damage_at(segments, found)
     return found, ends, met

@@ -145,7 +145,7 @@ class Range:
     split_bytes: int = SPLIT_BYTES
     fail_on_data_loss: bool = True  # a start or end offset outside of the log is an error
     need_start_time: bool = False  # a starting timestamp that no record reaches is an error
-    set_aside: bool = False  # a problem of the partition becomes a piece, not an error
+    quarantine: bool = False  # a problem of the partition becomes a piece, not an error
     accept_gaps: bool = False  # skip offsets that no segment holds although no cleaner removed them
     as_stored: bool = False  # read all that the files hold: ignore the log start and the high watermark
 
@@ -156,7 +156,7 @@ class ReadSpec:
 
     schema: Any  # pa.Schema: exactly what Spark expects
     wanted: Wanted = field(default_factory=Wanted)
-    set_aside: bool = False  # a bad batch is a row in `problem`; else it raises
+    quarantine: bool = False  # a bad batch is a row in `problem`; else it raises
     max_rows: int | None = None  # of one Arrow batch; None: as logformat.batches.columns has it
     max_batch_bytes: int = MAX_BATCH_BYTES  # a batch that is, or decompresses to, more is damage
     logs_behind: Callable[[ListedLog], Iterable[ListedLog]] | None = None  # lists later logs, if a piece has not all

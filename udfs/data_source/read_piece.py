@@ -82,8 +82,10 @@ Stretches = Callable[[LogFile, int, int], Iterator[Stretch]]
 
 
 def read_piece(piece: Piece, spec: ReadSpec, gaps: Gaps, reader: LogReader, stretches: Stretches) -> Iterator[Any]:
-    """Yield the rows of a piece. Raise LogFormatError for what cannot be read; with spec.set_aside yield a row with the
-    problem instead, and go on at the next batch. reader: what `stretches` read with.
+    """Yield the rows of a piece. reader: the one that `stretches` read with.
+
+    Raises LogFormatError for unreadable data; with spec.quarantine it yields a row with the problem instead, and
+    continues at the next batch.
     """
     if piece.problem is not None:
         yield _told(piece, spec, piece.problem)
@@ -103,7 +105,7 @@ def read_piece(piece: Piece, spec: ReadSpec, gaps: Gaps, reader: LogReader, stre
             break
         except Exception as found_error:  # of whatever kind: the problem names the file
             error = stopped(found_error, piece.shown)
-            if not spec.set_aside:
+            if not spec.quarantine:
                 raise error from error.__cause__
             yield problem_row(spec.schema, piece, Problem.of(error))
             found = resume_position(root, piece, error, position)
@@ -116,7 +118,7 @@ def read_piece(piece: Piece, spec: ReadSpec, gaps: Gaps, reader: LogReader, stre
 
 
 def _told(piece: Piece, spec: ReadSpec, problem: Problem) -> Any:
-    if not spec.set_aside:
+    if not spec.quarantine:
         raise problem.as_error()
     return problem_row(spec.schema, piece, problem)
 

@@ -166,7 +166,7 @@ def read_records(spec: ReadSpec, pieces: Iterable[Piece], rows_of: RowsOf | None
     """Yield the wanted records of all pieces as pa.RecordBatch of spec.schema.
 
     rows_of: makes the columns of a run's records that lie in a piece's offsets; None: those of RECORDS. Raises
-    LogFormatError for what cannot be read; with spec.set_aside it yields a row with the problem instead.
+    LogFormatError for what cannot be read; with spec.quarantine it yields a row with the problem instead.
     """
     reader = _Reader(spec, rows_of)
     for piece in pieces:
@@ -212,7 +212,7 @@ class _Reader:
         try:
             check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
         except LogFormatError as error:
-            if not self.spec.set_aside:
+            if not self.spec.quarantine:
                 raise
             yield problem_row(self.spec.schema, piece, Problem.of(error))
             return limited(piece)
@@ -224,13 +224,13 @@ class _Reader:
         if outcomes is not None and wanted.any():
             aborted, unknown = outcomes.aborted(chunk, wanted)
             if unknown is not None:
-                if not self.spec.set_aside:
+                if not self.spec.quarantine:
                     raise unknown
                 yield problem_row(self.spec.schema, piece, Problem.of(unknown))
             wanted &= ~aborted
         if not wanted.any():
             return
-        if not self.spec.set_aside:
+        if not self.spec.quarantine:
             for run in self.reader.runs(chunk, wanted):
                 yield from self._run(piece, run)
             return
@@ -286,14 +286,14 @@ _MAX_ROWS: Final = 1 << 16
 def read_batches(spec: ReadSpec, pieces: Iterable[Piece]) -> Iterator[Any]:
     """Yield the batches of all pieces that lie within the pieces' offsets, as pa.RecordBatch of spec.schema.
 
-    Raises LogFormatError for what cannot be read; with spec.set_aside it yields a row with the problem instead.
+    Raises LogFormatError for what cannot be read; with spec.quarantine it yields a row with the problem instead.
     """
     schema = select(BATCHES, [name for name in spec.schema.names if name in BATCHES.names] or ["position"])
     reader, gaps = LogReader(), Gaps(spec)
 
     def stretches(piece: Piece, log: LogFile, position: int, previous: int) -> Iterator[Stretch]:
         for chunk in reader.headers(log, position, previous_last_offset=previous):
-            if not spec.set_aside:  # with set_aside, batches are shown as they are
+            if not spec.quarantine:  # with quarantine, batches are shown as they are
                 check_offsets(piece.shown, piece.base_offset, piece.next_base_offset, chunk.batches)
             yield _rows(piece, spec, schema, chunk.batches, chunk.before), chunk
 

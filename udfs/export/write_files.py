@@ -130,7 +130,7 @@ def _rows(
     read = ReadSpec(
         pa.schema([*_READ, PROBLEM]),
         Wanted(committed=spec.committed),
-        set_aside=True,
+        quarantine=True,
         max_batch_bytes=task.max_batch_bytes,
         logs_behind=partial(logs_behind, logs),
     )

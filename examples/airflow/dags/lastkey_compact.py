@@ -1,6 +1,6 @@
 """Compaction at night: compact -> verify -> archive-needed, and an alert where one of them failed.
 
-`compact` commits each partition that it can clean. One that it had to set aside fails the task, and the others are
+`compact` commits each partition that it can clean. An uncleanable one fails the task, and the others are
 cleaned all the same. So `verify` and `archive_needed` run whatever became of it: the first reads the store, the second
 lists the segments of the archive that are not needed any more. `alert` waits for all three. Where one failed it posts
 what they found to `alert_url`, and fails, because else Airflow would call the run a success; else it is skipped.

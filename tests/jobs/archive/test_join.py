@@ -143,7 +143,7 @@ def test_later_runs_go_on_as_segments_move_to_remote_storage(tmp_path, capsys):
     put_remote(archive, LOG[4:5])
     put_local(archive / "broker", LOG[5:])
     assert compact(archive, store) == 0
-    assert "set aside" not in capsys.readouterr().out
+    assert "uncleanable" not in capsys.readouterr().out
     assert restored(store, tmp_path / "out").keys() == whole_log(tmp_path).keys()
     put_local(archive / "broker", LOG[4:])  # an older copy of the log directory would be one of the same log
     assert run("verify", archive, *QUIET) == 0
@@ -175,7 +175,7 @@ def changed(one: Uploaded, **options: str) -> Uploaded:
         ([LOG[2], *LOG[4:]], "expected a segment that begins at offset 150"),
     ],
 )
-def test_another_log_beside_the_remote_segments_is_set_aside(tmp_path, capsys, local, said):
+def test_another_log_beside_the_remote_segments_is_uncleanable(tmp_path, capsys, local, said):
     put_remote(tmp_path / "a", [*LOG[:4], LOG[4]])
     put_local(tmp_path / "a/broker", local)
     assert run("verify", tmp_path / "a", *QUIET) == 3

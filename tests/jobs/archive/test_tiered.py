@@ -154,7 +154,7 @@ def test_what_is_read_is_said_once_and_problems_name_the_folder_of_the_objects(t
     assert [(p.path, p.topic_id) for p in archive.partitions.values()] == [(f"t-0-{TOPIC_ID}/t-0", TOPIC_ID)]
 
 
-def test_a_topic_that_was_created_again_is_set_aside(tmp_path, capsys):
+def test_a_topic_that_was_created_again_is_uncleanable(tmp_path, capsys):
     put_kafka(tmp_path, "t-0", 1, segment(batches(0, 50)))
     other = put_kafka(tmp_path / "x", "t-0", 2, segment(batches(0, 30)))
     other.rename(tmp_path / "t-0-AAAAAAAAAAAAAAAAAAAAAA")

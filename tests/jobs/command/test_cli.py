@@ -45,7 +45,7 @@ class _Report:
     def to_text(self, width=0):
         return "kept 3"
 
-    def aside(self):
+    def stderr_lines(self):
         return []
 
 

@@ -171,9 +171,9 @@ def test_reports_text_and_json(first):
     assert "policy compact,delete without retention.ms or retention.bytes: compacted only: both" in text
     assert "not compacted, because cleanup.policy is not compact: other" in text
     assert "problem: nulls-0: null_key: expected" in text
-    aside = [r.name() for r in report.results if r.status == "set_aside"]
+    aside = [r.name() for r in report.results if r.status == "uncleanable"]
     reasons = {reason["kind"]: reason["names"] for reason in told["archive_needed_because"]}
-    assert next(iter(reasons)) == "set_aside" and reasons["set_aside"] == aside
+    assert next(iter(reasons)) == "uncleanable" and reasons["uncleanable"] == aside
     assert reasons["other_topics"] == ["other"] and "few-keys-0" in reasons["used"]
     assert f"the archive is still needed: the partition is uncleanable: {', '.join(aside[:10])}" in text
     assert [p["kind"] for p in told["problems"]] == [r.problem.kind for r in report.results if r.problem]
@@ -191,7 +191,7 @@ def test_topics_of_another_policy_are_left_alone(first):
 def test_records_without_a_key(first):
     lab, manifests, found = first.lab, first.manifests, by_topic(first.report)
     problem = found["nulls"].problem
-    assert (found["nulls"].status, problem.kind) == ("set_aside", "null_key")
+    assert (found["nulls"].status, problem.kind) == ("uncleanable", "null_key")
     assert problem.found == "7 records without one"
     assert not (lab.store / "segments" / "nulls-0").exists()  # nothing is left of what was begun
     assert found["keep"].work.counters["dropped_null_key"] == 0

@@ -300,11 +300,11 @@ def test_nothing_new_is_not_read(grown):
 
 
 @pytest.mark.parametrize("topic", SET_ASIDE)
-def test_another_log_is_set_aside(grown, topic):
+def test_another_log_is_uncleanable(grown, topic):
     _, first, _, _, second, _ = grown
     result = second.found[topic]
     assert first.found[topic].status == "cleaned"
-    assert result.status == "set_aside", result
+    assert result.status == "uncleanable", result
     assert result.problem.state == SET_ASIDE[topic], result.problem
     assert result.problem.expected and result.problem.found
     assert "--reset" in result.problem.hint
@@ -359,7 +359,7 @@ def test_a_running_broker(grown):
     assert first.found["h-mute"].work.bytes_read == 0
     assert ("h-mute", 0) not in first.checkpoints
     assert second.found["h-mute"].status == "cleaned"
-    assert [(r.status, r.problem.kind) for r in locked.results] == [("set_aside", "unreadable")]
+    assert [(r.status, r.problem.kind) for r in locked.results] == [("uncleanable", "unreadable")]
     assert "broker" in locked.results[0].problem.found
 
 

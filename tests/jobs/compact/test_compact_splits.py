@@ -96,7 +96,7 @@ def test_several_tasks_write_the_same_bytes_as_one(spark, cases, now_ms, tmp_pat
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-def test_what_sets_a_partition_aside_does_so_in_splits_too(spark, cases, now_ms, tmp_path):
+def test_uncleanable_partitions_are_uncleanable_in_splits_too(spark, cases, now_ms, tmp_path):
     lab = Lab(
         spark,
         tmp_path,

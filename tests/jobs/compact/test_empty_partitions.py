@@ -173,7 +173,7 @@ def test_empty_segments_without_a_sign_of_a_cleaner_are_a_gap(place: Place) -> N
     write_partition(place.archive.parent / "u-0", LOG)
     words = ["compact", str(place.archive.parent), "--store", str(place.store), "--topics", "*"]
     told = report(place, *words, "--cleanup-policy", "compact")
-    assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "set_aside"), ("u", "cleaned")]
+    assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
     [problem] = left_out(place)
     assert (problem["kind"], problem["path"]) == ("no_generation", "t-0")
     assert "found one that begins at 600" in problem["found"]
@@ -210,7 +210,7 @@ def test_a_folder_without_its_log_is_a_problem(place: Place, left: str) -> None:
         if path.name != left:
             path.unlink()
     told = report(place, *words, "--cleanup-policy", "compact")
-    assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "set_aside"), ("u", "cleaned")]
+    assert [(r["topic"], r["status"]) for r in told["partitions"]] == [("t", "uncleanable"), ("u", "cleaned")]
     problem = told["problems"][0]
     assert (problem["kind"], problem["path"], problem["expected"]) == ("gap", "t-0", f"a .log beside {left}")
     code, said = place.run("verify", str(place.archive.parent))

@@ -1,4 +1,4 @@
-"""A file that is missing from an archive, from run to run: set aside, accepted, come back; wrong checkpoints."""
+"""A file that is missing from an archive, from run to run: uncleanable, accepted, restored; wrong checkpoints."""
 
 from __future__ import annotations
 

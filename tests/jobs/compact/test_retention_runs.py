@@ -107,7 +107,7 @@ def test_what_is_left_of_a_compacted_topic_is_young(runs):
 
 
 def test_a_store_that_forgot_what_expired_says_that_it_came_back(runs):
-    """As one that an older version wrote to: set aside, and nothing is read twice."""
+    """As one that an older version wrote to: uncleanable, and nothing is read twice."""
     checkpoint = runs.lab.state().checkpoints()["plain", 0]
     archived = listed(str(runs.lab.archive)).partitions["plain", 0]
     manifest = runs.lab.state().current()[1]["plain", 0]

@@ -1,4 +1,4 @@
-"""Whatever sets a partition aside has a way out, which TROUBLESHOOTING.md says, and which frees it."""
+"""Every reason for an uncleanable partition has a remedy, which is documented and works."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_columns_are_those_of_sparks_own_kafka_source(spark, archive):
 
 @pytest.mark.parametrize("name", [source.source for source in SOURCES])
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"badRecords": "set_aside"}, marks=pytest.mark.slow)], ids=["fail", "set_aside"]
+    "options", [{}, pytest.param({"badRecords": "quarantine"}, marks=pytest.mark.slow)], ids=["fail", "quarantine"]
 )
 @pytest.mark.slow
 def test_rows_come_through_spark_unchanged(spark, archive, name, options):
@@ -230,7 +230,7 @@ ERRORS = [
     ({"columns": "offset,vlaue"}, "columns: unknown column vlaue; did you mean value"),
     ({"columns": "key", "includeHeaders": "true"}, "includeHeaders=true contradicts columns=key about headers"),
     ({"includeValue": "no"}, "includeValue: expected true or false, found 'no'"),
-    ({"badRecords": "setaside"}, "badRecords: .* did you mean set_aside"),
+    ({"badRecords": "quarantin"}, "badRecords: .* did you mean quarantine"),
     ({"startingOffsets": "erliest"}, "startingOffsets: .* did you mean earliest"),
     ({"startingOffsets": '{"orders":{"0":1}}'}, "startingOffsets: orders-1 is missing"),
     ({"startingOffsets": '{"orders":[1]}'}, "startingOffsets: expected JSON such as"),
@@ -323,7 +323,7 @@ def test_damage_reaches_the_user(spark, tmp_path):
         PySparkException, match=r"00000000.log at byte \d+ \(batch at offset 2\): crc: expected checksum"
     ):
         load(spark, tmp_path).collect()
-    rows = load(spark, tmp_path, badRecords="set_aside").orderBy("offset").collect()
+    rows = load(spark, tmp_path, badRecords="quarantine").orderBy("offset").collect()
     assert [row.offset for row in rows] == [None, 0, 1]
     assert rows[0].problem.kind == "crc"
     assert rows[0].problem.path == str(log)

@@ -24,7 +24,7 @@ SCHEMA = pa.schema([pa.field(name, RECORDS.field(name).type) for name in ("topic
 
 
 def problem_field() -> pa.Field:
-    return columns_of(KafkaLog.columns, KafkaLog({"path": "x", "badRecords": "set_aside"}).parsed()).field("problem")
+    return columns_of(KafkaLog.columns, KafkaLog({"path": "x", "badRecords": "quarantine"}).parsed()).field("problem")
 
 
 class Growing:
@@ -243,7 +243,7 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
     Growing(archive / "t-1", "x=1 | x=2")
     copy = archive / "copy" / "t-1"
     shutil.copytree(archive / "t-1", copy)
-    aside = {"path": str(archive), "badRecords": "set_aside"}
+    aside = {"path": str(archive), "badRecords": "quarantine"}
     told = pa.schema([*SCHEMA, problem_field()])
 
     def stream(**options: str) -> StreamReader:
@@ -265,19 +265,19 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
     assert stream().initialOffset() == {"t": {"0": 1, "1": 9}}  # above its end: nothing below can ever be read
 
 
-def test_a_partition_that_is_gone_is_told_beside_damage_that_is_set_aside(tmp_path):
+def test_a_partition_that_is_gone_is_told_beside_damage_that_is_quarantined(tmp_path):
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
     with raises_kind(DATA_LOSS, match="t-1: expected offset 1, where the stream continues, found no such"):
-        reader(archive, badRecords="set_aside").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
+        reader(archive, badRecords="quarantine").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
 
 
-def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_set_aside(tmp_path):
+def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_quarantined(tmp_path):
     """As one that was recreated: if the stream waited, what comes up to its old offset would never be read."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1 | b=2")
     for options in ({}, {"isolationLevel": "read_committed"}):
-        stream = reader(archive, badRecords="set_aside", **options)
+        stream = reader(archive, badRecords="quarantine", **options)
         assert stream.latestOffset({"t": {"0": 2}}, ReadAllAvailable()) == {"t": {"0": 2}}
         with raises_kind(DATA_LOSS, match=r"t-0: expected offset 9, .* found offsets from 0 to 2"):
             stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable())
@@ -286,7 +286,7 @@ def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_set_asi
     assert stream.latestOffset({"t": {"0": 9}}, ReadAllAvailable()) == {"t": {"0": 9}}  # it may be there
 
 
-@pytest.mark.parametrize("aside", [{}, {"badRecords": "set_aside"}], ids=["strict", "set_aside"])
+@pytest.mark.parametrize("aside", [{}, {"badRecords": "quarantine"}], ids=["strict", "quarantine"])
 def test_a_log_that_ends_before_the_stream_is_read_on_from_its_end(tmp_path, aside):
     """Without failOnDataLoss the stream continues, as Spark's Kafka source does, and misses no later record."""
     archive = tmp_path / "archive"
@@ -306,7 +306,7 @@ def test_a_log_that_ends_before_the_stream_is_read_on_from_its_end(tmp_path, asi
     assert micro_batches(reader(archive, failOnDataLoss="false", **aside), start) == [["3", "4"]]
 
 
-@pytest.mark.parametrize("options", [{}, {"badRecords": "set_aside"}], ids=["strict", "set_aside"])
+@pytest.mark.parametrize("options", [{}, {"badRecords": "quarantine"}], ids=["strict", "quarantine"])
 def test_what_may_be_read_falls_while_the_log_is_there(tmp_path, monkeypatch, options):
     """After a broker's restart its high watermark may be below what the stream has read, and a copy may bring the
     snapshot that knows of an open transaction last. Nothing is gone: the stream waits.
@@ -346,7 +346,7 @@ def test_damage_that_hides_the_end(tmp_path):
     with pytest.raises(LogFormatError, match="at byte 70"):
         reader(archive).latestOffset({"t": {"0": 0}}, ReadAllAvailable())
     told = pa.schema([SCHEMA.field("value"), problem_field()])
-    stream = StreamReader(KafkaLog({"path": str(archive), "badRecords": "set_aside"}).parsed(), told)
+    stream = StreamReader(KafkaLog({"path": str(archive), "badRecords": "quarantine"}).parsed(), told)
 
     def found(start: dict, end: dict) -> list:
         batches = [batch for task in stream.partitions(start, end) for batch in stream.read(task)]
@@ -358,7 +358,7 @@ def test_damage_that_hides_the_end(tmp_path):
     log.add("d=4", roll=True)
     last = stream.latestOffset(end, ReadAllAvailable())
     assert (last, found(end, last)) == ({"t": {"0": 4}}, [70, b"4"])
-    with raises_kind(DATA_LOSS, match="expected offset 0"):  # set aside is damage, not what is gone
+    with raises_kind(DATA_LOSS, match="expected offset 0"):  # quarantine covers damage, not removed records
         path.unlink()
         stream.latestOffset({"t": {"0": 0}}, ReadAllAvailable())
 

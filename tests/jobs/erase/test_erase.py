@@ -329,7 +329,7 @@ def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> No
     (archived,) = (world.lab.archive / "t-0").glob("*3.log")
     archived.write_bytes(archived.read_bytes()[:-1] + b"x")
     report = world.erase("dan")
-    assert next(p.hint for p in report.problems if p.kind == "erased").startswith("the partition was set aside")
+    assert next(p.hint for p in report.problems if p.kind == "erased").startswith("the partition is uncleanable")
 
 
 def test_what_only_may_be_a_key_is_told_apart(tmp_path: Path) -> None:

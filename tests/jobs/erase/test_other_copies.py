@@ -1,6 +1,4 @@
-"""Archives that change under a generation with bounds: no erased record comes back, and no healthy partition is set
-aside.
-"""
+"""Archives that change under a generation with bounds: no erased record returns; healthy partitions stay cleanable."""
 
 from __future__ import annotations
 

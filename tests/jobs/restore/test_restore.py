@@ -378,7 +378,7 @@ def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_genera
     ],
 )
 def test_a_lost_file_is_told_with_what_brings_back_the_rest(lost, kind, helps, tmp_path, capsys):
-    """It named `compact --force` for a `.log` too, which sets the partition aside."""
+    """It named `compact --force` for a `.log` too, which makes the partition uncleanable."""
     archive, store, out = (str(tmp_path / name) for name in ("archive", "store", "out"))
     shutil.copytree(EXAMPLE, archive)
     words = ["compact", archive, "--store", store, "--topics", "prices", "--cleanup-policy", "compact"]

@@ -108,12 +108,12 @@ def test_only_regular_files_are_opened(
 def test_a_log_that_is_replaced_behind_the_listing(part: Partition, make: Callable[[Path], None], found: str) -> None:
     """Every job has listed it as a file."""
     plan, listed = part.plan(), part.listed()
-    tasks = tasks_of("kafka_log", part.root, badRecords="set_aside")
+    tasks = tasks_of("kafka_log", part.root, badRecords="quarantine")
     size = part.log(SEGMENT_OFFSETS).stat().st_size
     put(part.root / LOG, make)
     result = part.compact(plan=plan)
     assert result.problem is not None
-    assert (result.status, result.problem.kind, result.problem.path) == ("set_aside", "unreadable", LOG)
+    assert (result.status, result.problem.kind, result.problem.path) == ("uncleanable", "unreadable", LOG)
     assert found in result.problem.found
     checked = check_partition(plan_archived(listed, Config(), sealed=False))
     assert [(p.kind, p.path, found in p.found) for p in checked.problems] == [("unreadable", LOG, True)]
@@ -144,7 +144,7 @@ def test_a_side_file_that_is_replaced_behind_the_listing(part: Partition, kind: 
     plan, listed = part.plan(), part.listed()
     put(path, pipe)
     result = part.compact(plan=plan)
-    assert (result.status, result.problem and result.problem.kind) == ("set_aside", "unreadable"), result
+    assert (result.status, result.problem and result.problem.kind) == ("uncleanable", "unreadable"), result
     assert result.problem is not None and "a named pipe" in result.problem.found
     assert result.problem.path.endswith(kind)
     checked = check_partition(plan_archived(listed, Config(), sealed=False))

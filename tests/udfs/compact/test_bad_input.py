@@ -1,5 +1,5 @@
-"""Corruption is a suite: `verify` finds each damage at its place, and the compaction sets the partition aside or notes
-it.
+"""Corruption is a suite: `verify` finds each damage at its place, and the partition is uncleanable or the compaction
+notes it.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def coded(tmp_path: Path, codec: int) -> Partition:
 
 
 def expect(part: Partition, kind: str, position: int, *, base: int = INNER, sealed: bool = False) -> Problem:
-    """Check that verify finds a problem, and that the compaction sets the partition aside for the same one."""
+    """Check that verify finds a problem, and that the partition is uncleanable for the same one."""
     path = f"t-0/{segment_file(base, 'log')}"
     checked = part.verify(sealed=sealed)
     found = [(p.kind, p.path, p.position) for p in checked.problems]
     assert (kind, path, position) in found
     result = part.compact(sealed=sealed)
-    assert result.status == "set_aside"
+    assert result.status == "uncleanable"
     problem = result.problem
     assert problem is not None
     assert (problem.kind, problem.path, problem.position) == (kind, path, position)
@@ -166,7 +166,7 @@ def test_length_past_the_end(part: Partition) -> None:
     assert [(p.kind, p.position) for p in checked.problems] == [("length", position)]
     result = part.compact()
     assert result.problem is not None
-    assert (result.status, result.problem.kind, result.problem.position) == ("set_aside", "torn_tail", position)
+    assert (result.status, result.problem.kind, result.problem.position) == ("uncleanable", "torn_tail", position)
 
 
 def test_length_past_the_end_without_an_index(part: Partition) -> None:
@@ -229,7 +229,7 @@ def test_a_damaged_offset_is_not_the_high_watermark(part: Partition, high_waterm
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position, struct.pack(">q", INNER + RECORDS + (1 << 40)))
     result = part.compact(plan=changed(part.plan(), high_watermark=high_watermark))
-    assert result.status == "set_aside"
+    assert result.status == "uncleanable"
     problem = result.problem
     assert problem is not None
     assert (problem.kind, problem.path, problem.position) == ("overlap", f"t-0/{segment_file(INNER, 'log')}", position)
@@ -292,7 +292,7 @@ def test_count_that_lies(tmp_path: Path, codec: str, change: int) -> None:
     edit(log, position + 57, struct.pack(">i", RECORDS + change))
     resign(log, position)
     result = part.compact()
-    assert result.status == "set_aside"
+    assert result.status == "uncleanable"
     assert result.problem is not None and result.problem.kind == "count"
     assert result.problem.base_offset == INNER + RECORDS
     assert [(p.kind, p.position) for p in part.verify().problems] == [("count", result.problem.position)]
@@ -840,7 +840,7 @@ def test_one_bit_anywhere(tmp_path: Path, codec: str) -> None:
         flip(log, at, bit)
         result, checked = part.compact(), part.verify()
         where = (base, at, at - start, bit, result.problem)
-        if result.status == "set_aside":
+        if result.status == "uncleanable":
             assert checked.problems, where
         else:
             assert at - start < 16, where

@@ -1,4 +1,5 @@
-"""A file that changes between two reads sets its partition aside as `changed`: unchecked bytes get no new checksum.
+"""A file that changes between two reads makes its partition uncleanable (`changed`): unchecked bytes get no new
+checksum.
 
 The files are real, and change at a chosen read (tests.builders.faults).
 """
@@ -60,8 +61,8 @@ def log_of(part: Partition, number: int = 1) -> Path:
     return files_in(part.folder)[number]
 
 
-def set_aside(result: PartitionResult, part: Partition) -> Problem:
-    assert result.status == "set_aside", result
+def uncleanable(result: PartitionResult, part: Partition) -> Problem:
+    assert result.status == "uncleanable", result
     assert result.problem is not None
     left = [p for p in part.store.rglob("*") if p.is_file()] if part.store.exists() else []
     assert not left
@@ -72,7 +73,7 @@ def changed(part: Partition, tmp_path: Path, *given: Fault) -> Problem:
     """Compact while faults happen; check that each happened, and return the problem, of kind "changed"."""
     plan = part.plan()
     with faults(tmp_path, *given):
-        problem = set_aside(compact_partition(plan), part)
+        problem = uncleanable(compact_partition(plan), part)
     did = happened(tmp_path)
     assert len(did) == len(given) > 0 and all(did)
     assert problem.kind == "changed"

@@ -133,7 +133,7 @@ def run_passes(drawn: Drawn, tmp: Path) -> None:
                 or expected.range.first_uncleanable_offset == segments[0].base_offset
             )
             return
-        if ours.result.status == "set_aside":
+        if ours.result.status == "uncleanable":
             assert ours.result.problem is not None
             assert ours.result.problem.kind == "null_key"
             assert drawn.null_keys == "fail"

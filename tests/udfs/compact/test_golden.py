@@ -116,14 +116,14 @@ def test_a_pass_changes_nothing_of_the_archive(cases: dict[str, Case], name: str
         assert after == before
 
 
-def test_records_without_key_set_the_partition_aside_unless_told_otherwise(
+def test_records_without_key_make_the_partition_uncleanable_unless_set_otherwise(
     cases: dict[str, Case], tmp_path: Path
 ) -> None:
     case = cases["null-keys"]
     (partition,) = case.partitions
     plan = golden_plan(case, partition, 1, archived_at(case.folder / "input", partition), tmp_path)
     fails = compact(changed(plan, settings=replace(plan.policy.settings, null_keys="fail")))
-    assert fails.result.status == "set_aside"
+    assert fails.result.status == "uncleanable"
     assert fails.result.problem is not None
     assert fails.result.problem.kind == "null_key"
     assert fails.files() == {}

@@ -223,4 +223,4 @@ def test_a_damaged_segment_that_would_go_is_a_problem_all_the_same(case, tmp_pat
     data[len(data) // 2] ^= 1
     first.write_bytes(data)
     plan = plan_for(case, tmp_path, archived_at(root, partition), retention_ms=0)
-    assert compact(plan).result.status == "set_aside"
+    assert compact(plan).result.status == "uncleanable"

@@ -100,7 +100,7 @@ def test_a_row_that_is_lost_or_comes_twice_ends_the_compaction(
 
     monkeypatch.setattr(stages, stage, broken)
     result = compact_in_blocks(plan).result
-    assert (result.status, result.problem and result.problem.kind) == ("set_aside", "readback")
+    assert (result.status, result.problem and result.problem.kind) == ("uncleanable", "readback")
     assert list((tmp_path / "store").glob("*")) == []
 
 
@@ -114,7 +114,7 @@ def test_a_problem_of_any_stage_is_that_of_the_partition(tmp_path: Path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(stages, stage, failing)
             result = compact_in_blocks(changed(plan, folder=stage)).result
-        assert result.status == "set_aside" and "broken here" in str(result.problem)
+        assert result.status == "uncleanable" and "broken here" in str(result.problem)
 
 
 def test_splits_end_at_chunks_and_are_as_large_as_each_other(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Damage, as the data source meets it: with badRecords=fail an error that says where, with set_aside a row that says
+"""Damage, as the data source meets it: with badRecords=fail an error that says where, with quarantine a row that says
 so, and every record of every batch that is whole.
 """
 
@@ -58,9 +58,9 @@ def fails(part: Partition, kind: str, path: str, position: int, **options: str) 
     assert error.expected and error.found
 
 
-def set_aside(part: Partition, **options: str) -> tuple[list[int], list[tuple[str, int]]]:
+def quarantine(part: Partition, **options: str) -> tuple[list[int], list[tuple[str, int]]]:
     """Return the offsets that are there, in order, and (kind, position) of the problems."""
-    rows = read("kafka_log", part.root, badRecords="set_aside", **options).to_pylist()
+    rows = read("kafka_log", part.root, badRecords="quarantine", **options).to_pylist()
     problems = [row["problem"] for row in rows if row["problem"]]
     for row in rows:
         if row["problem"]:
@@ -76,7 +76,7 @@ def expect(part: Partition, kind: str, position: int, lost: list[int], base: int
     fails(part, kind, segment_file(base, "log"), position)
     kept = [offset for offset in ALL if offset not in lost]
     for options in ({}, HOSTILE):
-        assert set_aside(part, **options) == (kept, [(kind, position)]), options
+        assert quarantine(part, **options) == (kept, [(kind, position)]), options
 
 
 @pytest.mark.parametrize("source", ["kafka_log", "kafka_log_batches"])
@@ -111,12 +111,12 @@ def test_a_damaged_offset_at_the_end_of_a_chunk_hides_no_batch(tmp_path, limit):
 
 def test_an_undamaged_archive_is_read_whole(part):
     assert read("kafka_log", part.root)["offset"].to_pylist() == ALL
-    assert set_aside(part, **HOSTILE) == (ALL, [])
+    assert quarantine(part, **HOSTILE) == (ALL, [])
 
 
 @pytest.mark.parametrize("at", [23, 30, 40, 52, 60, 61, 70])
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, ZSTD])
-def test_a_flipped_bit_sets_its_batch_aside(tmp_path, codec, at):
+def test_a_flipped_bit_quarantines_its_batch(tmp_path, codec, at):
     part = build(tmp_path / "archive", codec)
     position = part.positions(INNER)[1]
     flip(part.log(INNER), position + at, 3)
@@ -131,7 +131,7 @@ def test_a_last_offset_that_no_log_can_hold(part, past, isolation):
     fails(part, "offsets", segment_file(INNER, "log"), position, isolationLevel=isolation)
     kept = [offset for offset in ALL if offset not in SECOND]
     for options in ({}, HOSTILE):
-        found = set_aside(part, isolationLevel=isolation, **options)
+        found = quarantine(part, isolationLevel=isolation, **options)
         assert found == (kept, [("offsets", position)]), options
 
 
@@ -139,7 +139,7 @@ def test_one_bad_batch_does_not_hide_the_next(part):
     positions = part.positions(INNER)
     for position in positions:
         flip(part.log(INNER), position + 50)
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert problems == [("crc", position) for position in positions]
     assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER]
 
@@ -149,7 +149,7 @@ def test_bad_bodies_do_not_hide_one_another(part):
     for position in (positions[0], positions[2]):
         edit(log, position + 61, b"\xff" * 6)
         resign(log, position)
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert problems == [("varint", positions[0] + 61), ("varint", positions[2] + 61)]
     assert found == [offset for offset in ALL if not INNER <= offset < 2 * INNER or offset in SECOND]
 
@@ -174,14 +174,14 @@ def test_length_past_the_end(part, base):
     edit(part.log(base), position + 8, struct.pack(">i", 1 << 20))
     fails(part, "torn_tail", segment_file(base, "log"), position)
     lost = range(base + RECORDS, base + 2 * RECORDS)
-    assert set_aside(part) == ([offset for offset in ALL if offset not in lost], [("torn_tail", position)])
+    assert quarantine(part) == ([offset for offset in ALL if offset not in lost], [("torn_tail", position)])
 
 
 def test_damage_without_an_index(part):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
     (part.folder / segment_file(INNER, "index")).unlink()
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert problems == [("length", position)]
     assert found == [offset for offset in ALL if not INNER + RECORDS <= offset < 2 * INNER]
 
@@ -191,7 +191,7 @@ def test_count_that_lies(part, change):
     log, position = part.log(INNER), part.positions(INNER)[1]
     edit(log, position + 57, struct.pack(">i", RECORDS + change))
     resign(log, position)
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert [kind for kind, _ in problems] == ["count"]
     assert found == [offset for offset in ALL if offset not in SECOND]
 
@@ -207,7 +207,7 @@ def test_bodies_that_cannot_be_decompressed(part, codec, damage):
     }[damage]()
     edit(log, position + 22, bytes([codec]))
     replace_body(log, position, body)
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert problems == [("bomb" if damage == "bomb" else "compressed", position)]
     assert found == [offset for offset in ALL if offset not in SECOND]
 
@@ -234,7 +234,7 @@ def test_record_that_cannot_be(part, data, kind):
 def test_batches_out_of_order(part):
     part.write(INNER, [batch_at(INNER), batch_at(INNER + 8), batch_at(INNER + 4)])
     fails(part, "offsets", segment_file(INNER, "log"), part.positions(INNER)[2])
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert problems == [("offsets", part.positions(INNER)[2])]
     assert found == [offset for offset in ALL if offset not in SECOND]
 
@@ -243,7 +243,7 @@ def test_name_above_the_content(part):
     for kind in ("log", "index", "timeindex"):
         (part.folder / segment_file(INNER, kind)).rename(part.folder / segment_file(INNER + 2, kind))
     fails(part, "name", segment_file(INNER + 2, "log"), 0)
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert ("name", 0) in problems
     assert found == [offset for offset in ALL if offset not in (INNER, INNER + 1)]
 
@@ -251,7 +251,7 @@ def test_name_above_the_content(part):
 def test_overlapping_segments(part):
     part.write(INNER, [batch_at(INNER + i * RECORDS) for i in range(4)])
     fails(part, "overlap", segment_file(INNER, "log"), part.positions(INNER)[3])
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert problems == [("overlap", part.positions(INNER)[3])]
     assert found == ALL
 
@@ -259,9 +259,9 @@ def test_overlapping_segments(part):
 def test_zeros_of_a_preallocated_log(part):
     log = part.log(ACTIVE)
     log.write_bytes(log.read_bytes() + bytes(10_000))
-    assert set_aside(part) == (ALL, [])
+    assert quarantine(part) == (ALL, [])
     part.log(INNER).write_bytes(part.log(INNER).read_bytes() + bytes(500))
-    found, problems = set_aside(part)
+    found, problems = quarantine(part)
     assert found == ALL
     assert [kind for kind, _ in problems] == ["torn_tail"]
 
@@ -272,7 +272,7 @@ def test_markers_ahead_that_cannot_be_read(tmp_path):
     edit(files.logs[1], 8, b"\xff\xff\xff\xff")
     with pytest.raises(LogFormatError, match="length"):
         read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
-    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"2"]  # and what lies behind the damage is not found
     assert {row["problem"]["path"] for row in rows if row["problem"]} == {str(files.logs[1])}
@@ -288,7 +288,7 @@ def test_committed_data_on_both_sides_of_damage(tmp_path, in_last):
     files = write_partition(tmp_path / "archive" / "t-0", text, index_interval_bytes=1)
     at = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[3]["position"]
     edit(files.logs[0], at + 8, b"\xff\xff\xff\xff")
-    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"2", b"4", *([] if in_last else [b"6", b"7"])]
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {at}
@@ -307,7 +307,7 @@ def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, 
     given = {"isolationLevel": "read_committed", **({"endingOffsets": '{"t":{"0":2}}'} if ahead else {})}
     with pytest.raises(LogFormatError, match="crc"):
         read("kafka_log", tmp_path / "archive", **given)
-    rows = read("kafka_log", tmp_path / "archive", badRecords="set_aside", **given).to_pylist()
+    rows = read("kafka_log", tmp_path / "archive", badRecords="quarantine", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == ([b"2"] if ahead else [b"2", b"3", b"4"]), name
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {marker}
 
@@ -319,7 +319,7 @@ def test_damage_that_opens_a_transaction_which_nothing_ends_is_told(tmp_path):
     flip(files.logs[1], bad + 50, 1)
     with pytest.raises(LogFormatError, match="crc"):
         read("kafka_log", tmp_path / "archive", isolationLevel="read_committed")
-    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"1", b"2"]
     assert [row["problem"]["position"] for row in rows if row["problem"]] == [bad]
@@ -333,7 +333,7 @@ def test_data_without_a_marker_is_withheld_where_headers_are_damaged(tmp_path):
     edit(files.logs[0], 23, b"\x00\x00\x00\x09")
     for snapshot in files_in(tmp_path / "archive" / "t-0", "*.snapshot"):
         snapshot.unlink()
-    given = {"isolationLevel": "read_committed", "badRecords": "set_aside"}
+    given = {"isolationLevel": "read_committed", "badRecords": "quarantine"}
     rows = read("kafka_log", tmp_path / "archive", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"3", b"4"]
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {0}
@@ -348,7 +348,7 @@ def test_the_end_of_the_log_behind_damage(tmp_path, given):
     """Limits need the log's end; where damage hides it, the log is read up to there, and the damage reported."""
     files = write_partition(tmp_path / "archive" / "t-0", "a=0 || a=1 | b=2 | c=3 | d=4")
     edit(files.logs[1], 70 + 8, b"\xff\xff\xff\xff")
-    rows = read("kafka_log", tmp_path / "archive", badRecords="set_aside", **given).to_pylist()
+    rows = read("kafka_log", tmp_path / "archive", badRecords="quarantine", **given).to_pylist()
     assert [row["value"] for row in rows if row["value"]] == [b"0", b"1"]["startingOffsets" in given :]
     assert [row["problem"]["position"] for row in rows if row["problem"]] == [70]
 
@@ -358,7 +358,7 @@ def test_files_that_cannot_be_read(part):
     part.log(INNER).mkdir()
     with pytest.raises(LogFormatError, match="unreadable: expected a readable file, found a folder"):
         read("kafka_log", part.root)
-    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
     assert [row["problem"]["kind"] for row in rows] == ["unreadable"]
 
 
@@ -367,7 +367,7 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
     from lastkey.jobs.data_source.source import columns_of
     from tests.builders.sources import BY_NAME, _Partition, options_of, tasks_of
 
-    for given, kept in (({}, None), ({"badRecords": "set_aside"}, [o for o in ALL if not INNER <= o < 2 * INNER])):
+    for given, kept in (({}, None), ({"badRecords": "quarantine"}, [o for o in ALL if not INNER <= o < 2 * INNER])):
         tasks = tasks_of("kafka_log", part.root)
         whole = part.log(INNER).read_bytes()
         part.log(INNER).write_bytes(whole[:100])
@@ -392,7 +392,7 @@ def test_a_folder_that_cannot_be_listed(part, tmp_path, name):
     with faults(tmp_path, *refused):
         with pytest.raises(LogFormatError, match=f"{name}: unreadable: .* Permission denied"):
             read("kafka_log", part.root)
-        rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+        rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
     assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["unreadable"]
     assert len(rows) == 1 + (len(ALL) if name == "disk2" else 0)
 
@@ -419,7 +419,7 @@ def test_one_bit_anywhere_costs_at_most_its_batch(part, seed):
     at = position + min(BITS[seed % 2](rng), len(batch_at(base).data) - 1)
     flip(part.log(base), at, rng.randrange(8))
     lost = range(base + number * RECORDS, base + (number + 1) * RECORDS)
-    found, problems = set_aside(part, **(HOSTILE if seed % 3 == 0 else {}))
+    found, problems = quarantine(part, **(HOSTILE if seed % 3 == 0 else {}))
     if base == ACTIVE and number == 2 and not problems:  # a length that leads behind the end of the log: a torn tail
         assert at - position in range(8, 12)
     else:
@@ -427,12 +427,12 @@ def test_one_bit_anywhere_costs_at_most_its_batch(part, seed):
     assert found == [offset for offset in ALL if offset not in lost]
 
 
-def test_batches_and_indexes_are_set_aside_too(part):
+def test_batches_and_indexes_are_quarantined_too(part):
     position = part.positions(INNER)[1]
     edit(part.log(INNER), position + 8, struct.pack(">i", -1))
     with pytest.raises(LogFormatError, match="length"):
         read("kafka_log_batches", part.root)
-    rows = read("kafka_log_batches", part.root, badRecords="set_aside").to_pylist()
+    rows = read("kafka_log_batches", part.root, badRecords="quarantine").to_pylist()
     assert [row["base_offset"] for row in rows] == [
         offset if offset != INNER + RECORDS else None for offset in ALL[::RECORDS]
     ]
@@ -440,6 +440,6 @@ def test_batches_and_indexes_are_set_aside_too(part):
     index.write_bytes(index.read_bytes()[:-1])
     with pytest.raises(LogFormatError, match="index: expected entries of 8 bytes"):
         read("kafka_log_index", part.root)
-    rows = read("kafka_log_index", part.root, badRecords="set_aside").to_pylist()
+    rows = read("kafka_log_index", part.root, badRecords="quarantine").to_pylist()
     assert [row["problem"]["kind"] for row in rows if row["problem"]] == ["index"]
     assert len({row["path"] for row in rows}) == len(list(part.folder.glob("*index"))) + 1

@@ -47,7 +47,7 @@ def checkpoint(part: Partition, name: str, offset: int) -> None:
 
 
 def gap_of(part: Partition, source: str = "kafka_log", **options: Any) -> LogFormatError | None:
-    """Return the gap that reading ends with; check that it is a row with badRecords=set_aside, and none with
+    """Return the gap that reading ends with; check that it is a row with badRecords=quarantine, and none with
     gaps=accept.
     """
     try:
@@ -55,7 +55,7 @@ def gap_of(part: Partition, source: str = "kafka_log", **options: Any) -> LogFor
     except LogFormatError as error:
         assert error.kind == "gap"
         found = error
-    told = read(source, part.root, badRecords="set_aside", **options).to_pylist()
+    told = read(source, part.root, badRecords="quarantine", **options).to_pylist()
     problems = [row["problem"] for row in told if row["problem"]]
     assert ([(p["kind"], p["path"], p["expected"]) for p in problems[:1]]) == (
         [(found.kind, found.path, found.expected)] if found is not None else []
@@ -213,7 +213,7 @@ def test_a_cleaners_work_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.
     remove(part, 60)
     assert len(read("kafka_log", part.root, gaps="accept")) == 30
     assert looked == []
-    rows = read("kafka_log", part.root, badRecords="set_aside").to_pylist()
+    rows = read("kafka_log", part.root, badRecords="quarantine").to_pylist()
     assert sum(row["problem"] is not None for row in rows) == 29
     assert len(looked) == 29 + 29  # all above the first hole, once; and of each hole the segment that ends there
 
@@ -242,7 +242,7 @@ def test_a_stream_fails_at_a_gap(part: Partition) -> None:
     for accepting in ({"gaps": "accept"}, {"failOnDataLoss": "false"}):
         _, rows = micro_batch(stream_of(part, columns="offset", **accepting), end)
         assert [row["offset"] for row in rows] == [*range(END + INNER, END + INNER + RECORDS)]
-    _, rows = micro_batch(stream_of(part, badRecords="set_aside", columns="offset"), end)
+    _, rows = micro_batch(stream_of(part, badRecords="quarantine", columns="offset"), end)
     assert [row["problem"] and row["problem"]["kind"] for row in rows] == ["gap", *[None] * RECORDS]
 
 
@@ -251,7 +251,7 @@ def test_a_stream_does_not_begin_behind_a_gap(part: Partition) -> None:
     with pytest.raises(LogFormatError, match="gap"):
         stream_of(part, startingOffsets="earliest").initialOffset()
     assert stream_of(part, startingOffsets="earliest", gaps="accept").initialOffset() == {"t": {"0": INNER}}
-    aside = stream_of(part, startingOffsets="earliest", badRecords="set_aside", columns="offset")
+    aside = stream_of(part, startingOffsets="earliest", badRecords="quarantine", columns="offset")
     begin = aside.initialOffset()
     assert begin == {}
     middle, rows = micro_batch(aside, begin)

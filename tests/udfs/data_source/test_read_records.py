@@ -304,7 +304,7 @@ def test_a_torn_tail_ends_the_log_and_is_damage_before_its_end(tmp_path):
         file.write(b"\0\0\0\0\0\0\0\x02\0\0\1")
     with pytest.raises(LogFormatError, match=r"t-0/00000000000000000000.log at byte .*torn_tail: expected whole"):
         read("kafka_log", tmp_path)
-    found = read("kafka_log", tmp_path, badRecords="set_aside")
+    found = read("kafka_log", tmp_path, badRecords="quarantine")
     assert found["offset"].to_pylist() == [0, 1, None, 2, 3]
     assert found["problem"].to_pylist()[2]["kind"] == "torn_tail"
 
@@ -340,6 +340,6 @@ def test_what_a_snapshot_calls_committed_and_the_log_does_not(tmp_path):
     (folder / "00000000000000000003.snapshot").write_bytes(NO_PRODUCERS)
     with pytest.raises(LogFormatError, match=r"at byte 70 \(batch at offset 1\): transaction: expected a marker"):
         read("kafka_log", folder, **options)
-    table = read("kafka_log", folder, **options | {"badRecords": "set_aside"})
+    table = read("kafka_log", folder, **options | {"badRecords": "quarantine"})
     assert table["offset"].to_pylist() == [None, 0, 2, 3]
     assert read("kafka_log", folder, columns="offset")["offset"].to_pylist() == [0, 1, 2, 3]

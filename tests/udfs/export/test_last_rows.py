@@ -22,8 +22,8 @@ from tests.builders.trees import files_in
 from tests.reference.read_committed import last_stable_offset
 
 PLENTY = 1 << 30
-COMMITTED = Range(wanted=Wanted(committed=True), set_aside=True)
-STORED = Range(set_aside=True, accept_gaps=True, as_stored=True)
+COMMITTED = Range(wanted=Wanted(committed=True), quarantine=True)
+STORED = Range(quarantine=True, accept_gaps=True, as_stored=True)
 
 
 def last_rows(folder: Path, asked: Range = COMMITTED, memory: int = PLENTY, columns: tuple[str, ...] = ROWS):
@@ -43,7 +43,7 @@ def test_drawn_logs(tmp_path: Path, seed: int) -> None:
     stable = last_stable_offset(log.batches)
     end = rng.randrange(stable + 1)
     done, table = last_rows(log.folder, COMMITTED)
-    _, some = last_rows(log.folder, Range(end=Bound("offset", end), wanted=Wanted(committed=True), set_aside=True))
+    _, some = last_rows(log.folder, Range(end=Bound("offset", end), wanted=Wanted(committed=True), quarantine=True))
     for rows, until in ((table, stable), (some, end)):
         found = {r["key"]: (r["offset"], r["value"]) for r in rows.to_pylist() if not r["tombstone"]}
         assert found == log.rows(until)

@@ -29,7 +29,7 @@ def export(archive: Path, out: Path, kind: str = "parquet", number: int = 0, run
     out.mkdir(exist_ok=True)
     (out / "mark").write_text(f'"run": "{RUN}"')
     partitions = find_partitions((str(archive),), Selection())
-    pieces = each(partitions, [Range(wanted=Wanted(committed=True), set_aside=True)] * len(partitions))
+    pieces = each(partitions, [Range(wanted=Wanted(committed=True), quarantine=True)] * len(partitions))
     spec = ExportSpec(str(out), "mark", run, kind, {"key": "string", "value": None}, committed=True)
     return export_file(spec, [listed_logs(one) for one in partitions], ExportTask("t", number, tuple(pieces), 1 << 20))
 

@@ -78,7 +78,7 @@ def check_cleaned(drawn: Drawn, plan: PartitionPlan) -> None:
     settings = replace(plan.policy.settings, min_cleanable_dirty_ratio=-1.0)
     said = compact(changed(plan, dry_run=True, settings=settings)).result
     found = profile(plan)
-    if said.status == "set_aside":
+    if said.status == "uncleanable":
         assert said.problem is not None and said.problem.kind == "null_key"
         assert found.total("null_keys") > 0
         return

@@ -78,7 +78,7 @@ def log(root: Path, *segments: list[tuple[int, bytes | None, bytes | None, tuple
 def test_a_header_that_no_record_has_is_named(tmp_path: Path) -> None:
     archived = log(tmp_path / "archive", [(1, b"k", b"v", ((b"other", long(1)),)), (2, b"k", b"w", ())])
     done = compact(by(plan_for(archived, tmp_path), "header"))
-    assert done.result.status == "set_aside"
+    assert done.result.status == "uncleanable"
     assert done.result.problem is not None
     assert done.result.problem.expected == "a header 'version' of eight bytes, not negative, in some record"
     assert done.files() == {}
@@ -99,7 +99,7 @@ def test_more_keys_than_a_task_holds_take_several_rounds(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_record_below_the_log_start_takes_no_other_with_it(way: Callable[..., Outcome], tmp_path: Path) -> None:
-    """That record is not read any more: DeleteRecords went past it, in the middle of a segment."""
+    """The record is below the log start, which DeleteRecords moved into the middle of a segment."""
     archived = log(tmp_path / "archive", [(9, b"k", b"deleted", ()), (3, b"k", b"low", ()), (3, b"l", b"v", ())])
     done = way(changed(by(plan_for(archived, tmp_path), "timestamp"), log_start_offset=1))
     assert done.result.log.log_start_offset == 1

@@ -61,7 +61,7 @@ def plan_of(folder: Path, **fields: object) -> PartitionPlan:
 
 
 def judged(plan: PartitionPlan) -> Problem | Analysis | PartitionResult:
-    """Return the problem that sets the partition aside, or the analysis, or the result if nothing is due."""
+    """Return the problem that makes the partition uncleanable, or the analysis, or the result if nothing is due."""
     buffer = ChunkBuffer(1 << 20)
     try:
         return analyse(plan, scan_all(plan, buffer), scan_identity(plan, buffer), plan.extent)
@@ -164,11 +164,11 @@ def checkpoint(part: Partition, name: str, offset: int) -> None:
 
 
 def expect_gap(part: Partition, path: str) -> Problem:
-    """Check that the partition is set aside, that verify finds the gap at the same file, and that `gaps = "accept"`
+    """Check that the partition is uncleanable, that verify finds the gap at the same file, and that `gaps = "accept"`
     turns it into a note. Return the problem.
     """
     result = part.compact()
-    assert result.problem is not None and result.status == "set_aside"
+    assert result.problem is not None and result.status == "uncleanable"
     assert (result.problem.kind, result.problem.state, result.problem.path) == ("gap", "gap", f"t-0/{path}")
     assert ("gap", f"t-0/{path}") in [(p.kind, p.path) for p in part.verify().problems]
     plan = part.plan()
