@@ -66,21 +66,29 @@ def _below(kind: type[JobReport]) -> Iterator[type[JobReport]]:
 
 
 def _report(kind: type[JobReport]) -> dict[str, Any]:
-    own, is_open = _facts(kind, kind.facts)
+    own, others = _facts(kind, kind.facts)
     properties = {"job": {"type": "string"}, **_EVERY, **own}
     optional = {"io": {"type": "object"}, "error": {"type": "object"}}  # the second: of a run that ended early
     return _OBJECT | {
         "properties": properties | optional,
         "required": sorted(properties),
-        "additionalProperties": is_open,
+        "additionalProperties": others,
     }
 
 
-def _facts(kind: type, names: str) -> tuple[dict[str, Any], bool]:
-    """Return name -> schema of facts (`reporting.pick`), and whether there are others, with names of their own."""
-    pairs = [fact.partition("=") for fact in names.split()]
-    found = {n: _value(bool) if path[:1] == "?" else _reached(kind, path or n) for n, _, path in pairs if n != "*"}
-    return found, any(n == "*" for n, _, _ in pairs)
+def _facts(kind: type, names: str) -> tuple[dict[str, Any], Any]:
+    """Return name -> schema of facts (`reporting.pick`), and the schema of others, with names of their own."""
+    found: dict[str, Any] = {}
+    others: Any = False
+    for name, _, path in (fact.partition("=") for fact in names.split()):
+        made = _value(bool) if path[:1] == "?" else _reached(kind, path or name)
+        if name != "*":
+            found[name] = made
+        elif "properties" in made:  # of a report inside another one
+            found |= {name: made["properties"][name] for name in made["required"]}
+        else:
+            others = made.get("additionalProperties", True)
+    return found, others
 
 
 def _reached(kind: Any, path: str) -> dict[str, Any]:
@@ -127,14 +135,19 @@ def _value(kind: Any) -> dict[str, Any]:
         return {"type": "array"} | ({"items": of} if (of := _value(given[0])) else {})
     if isinstance(kind, type) and issubclass(kind, JobReport):
         return _report(kind)
+    if typing.is_typeddict(kind):
+        own = {name: _value(of) for name, of in _hints(kind).items()}
+        hints = typing.get_type_hints(kind, include_extras=True)
+        required = sorted(name for name in own if typing.get_origin(hints[name]) is not typing.NotRequired)
+        return _OBJECT | {"properties": own, "required": required, "additionalProperties": False}
     if hasattr(kind, "to_json"):
         return _value(_hints(kind.to_json)["return"])
     if not is_dataclass(kind):
         return {}
     names = getattr(kind, "facts", "") or " ".join(f.name for f in fields(kind))
-    own, is_open = _facts(kind, names)
+    own, others = _facts(kind, names)
     own = {name: of for name, of in own.items() if (kind, name) != (Problem, "state")}
-    return _OBJECT | {"properties": own, "required": sorted(own), "additionalProperties": is_open}
+    return _OBJECT | {"properties": own, "required": sorted(own), "additionalProperties": others}
 
 
 def text(schema: Mapping[str, Any]) -> str:

@@ -17,12 +17,11 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pyarrow import fs as pafs
 
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import JobReport, TextTable, labelled, pick
+from lastkey.jobs.command.reporting import JobReport, TextTable, labelled
 from lastkey.jobs.command.store_options import RebuildStateOptions
 from lastkey.jobs.errors import UNDECIDED, MissingPathError, UsageError
 from lastkey.jobs.store import manifests, writing
@@ -60,18 +59,19 @@ class RebuildReport(JobReport):
 
     job = "rebuild-state"
     done = "{store}: state of {decided:partition} {dry_run:would}made again"
-    facts = "store dry_run partitions left_out"
-    text_tables = (TextTable("partitions", "partition generation next_offset:covered_up_to_offset run_id:run"),)
+    facts = "store dry_run partitions=decided left_out"
+    text_tables = (
+        TextTable(
+            "decided",
+            "checkpoint.name:partition checkpoint.generation checkpoint.next_offset:covered_up_to_offset "
+            "checkpoint.run_id:run",
+        ),
+    )
 
     store: str
     dry_run: bool
     decided: list[Commit] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-
-    @property
-    def partitions(self) -> list[dict[str, Any]]:
-        """Generations that count."""
-        return [pick(c.checkpoint, "topic partition generation run_id next_offset") for c in self.decided]
 
     def _lines(self) -> list[str]:
         return labelled("left out", self.left_out)

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from lastkey.jobs.archive.listing import Archive, list_archive
 from lastkey.jobs.command.parse import check_topics
@@ -40,6 +40,20 @@ from lastkey.udfs.problem import timed
 from lastkey.udfs.storage import Root, absent, normal_uri, open_root
 
 
+@dataclass(frozen=True)
+class RolledBack:
+    """Partition before and after. lost: first and last offset of each range that nothing reads any more."""
+
+    facts: ClassVar[str] = (
+        "topic=after.topic partition=after.partition generation_before=before.generation run_id_before=before.run_id "
+        "next_offset_before=before.next_offset generation=after.generation back_to=after.back_to run_id=after.run_id "
+        "next_offset=after.next_offset lost"
+    )
+    before: Checkpoint
+    after: Checkpoint
+    lost: list[list[int]]
+
+
 @dataclass
 class RollbackReport(JobReport):
     """Report of `rollback`."""
@@ -50,14 +64,15 @@ class RollbackReport(JobReport):
     text_tables = (
         TextTable(
             "partitions",
-            "partition generation_before generation:now back_to:generation_as next_offset_before next_offset",
+            "after.name:partition before.generation:generation_before after.generation:now "
+            "after.back_to:generation_as before.next_offset:next_offset_before after.next_offset:next_offset",
         ),
     )
 
     store: str
     generation: int
     dry_run: bool
-    partitions: list[dict[str, Any]] = field(default_factory=list)
+    partitions: list[RolledBack] = field(default_factory=list)
     run_id: str = ""
 
     def figures(self) -> dict[str, Any]:
@@ -123,12 +138,7 @@ def _report_partitions(report: RollbackReport, commits: Sequence[Commit], curren
                 f"{name}: offsets {shown(lost)} are in generation {before.generation}, and {why}; nothing reads "
                 f"them after this rollback, unless you roll forward again (--generation {before.generation})"
             )
-        report.partitions.append(
-            {"topic": before.topic, "partition": before.partition}
-            | {f"{name}_before": getattr(before, name) for name in ("generation", "run_id", "next_offset")}
-            | {name: getattr(after, name) for name in ("generation", "back_to", "run_id", "next_offset")}
-            | {"lost": [[first, until - 1] for first, until in lost]}
-        )
+        report.partitions.append(RolledBack(before, after, [[first, until - 1] for first, until in lost]))
 
 
 def _listed(topics: frozenset[str], uri: str) -> Archive | None:

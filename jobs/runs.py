@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from lastkey.jobs.command.openmetrics import RunMetrics, openmetrics
 from lastkey.jobs.command.parse import check_topics
 from lastkey.jobs.command.progress import Progress
-from lastkey.jobs.command.reporting import JobReport, TextTable, counted, pick
+from lastkey.jobs.command.reporting import JobReport, TextTable, counted
 from lastkey.jobs.command.store_options import RunsOptions
 from lastkey.jobs.errors import DONE
 from lastkey.jobs.store.generations import open_store
@@ -22,6 +22,29 @@ from lastkey.jobs.store.paths import RUNS
 from lastkey.jobs.store.rows import JobRow, RunRow
 from lastkey.jobs.topics import EVERY_TOPIC
 from lastkey.logformat.names import partition_folder
+
+
+@dataclass(frozen=True)
+class RunPartition:
+    """Work on one partition. expired: segments that retention deleted, by rule."""
+
+    facts: ClassVar[str] = (
+        "topic=row.topic partition=row.partition generation_before=row.generation_before "
+        "generation=row.generation_after anew=row.anew records_read=row.records_read records_kept=row.records_left "
+        "expired=row.went bytes_before=row.bytes_before bytes_after=row.bytes_after back_to seconds"
+    )
+    row: RunRow
+
+    @property
+    def back_to(self) -> int | None:
+        """Generation whose files a rollback uses."""
+        return self.row.back_to or None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase."""
+        seconds: dict[str, float] = json.loads(self.row.seconds or "{}")
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -64,17 +87,9 @@ class JobRun:
         return None if self.at_work or self.job_row is None else self.job_row.ended_ms
 
     @property
-    def partitions(self) -> list[dict[str, Any]]:
+    def partitions(self) -> list[RunPartition]:
         """Work on each partition, for programs."""
-        return [
-            pick(
-                row,
-                "topic partition generation_before generation=generation_after anew records_read "
-                "records_kept=records_left expired=went bytes_before bytes_after",
-            )
-            | {"back_to": row.back_to or None, "seconds": json.loads(row.seconds or "{}")}
-            for row in self.rows
-        ]
+        return list(map(RunPartition, self.rows))
 
 
 def by_run(rows: Iterable[RunRow]) -> list[JobRun]:

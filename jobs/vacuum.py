@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from pyarrow import fs as pafs
 
@@ -59,6 +59,39 @@ from lastkey.udfs.storage import Root, delete_folder, exists
 Gone = list[pafs.FileInfo] | None  # files of a folder that go; None: it stays as it is
 
 
+class GenerationRow(TypedDict):
+    """Generation of a partition in the report."""
+
+    topic: str
+    partition: int
+    generation: int
+    run_id: str
+
+
+class OnlyCopy(GenerationRow):
+    """Generation with offsets that no current one's chain has read: first and last of each range."""
+
+    bytes: int
+    offsets: list[list[int]]
+
+
+class JudgedGeneration(GenerationRow):
+    """Committed generation, and why it stays or goes."""
+
+    started_ms: int | None
+    because: list[str]
+    goes: bool
+
+
+class DeletedFiles(TypedDict):
+    """Files of a partition that go."""
+
+    topic: str
+    partition: int
+    bytes: int
+    files: list[str]
+
+
 @dataclass
 class VacuumReport(JobReport):
     """Report of `vacuum`."""
@@ -74,11 +107,11 @@ class VacuumReport(JobReport):
     bytes: dict[Key, int] = field(default_factory=dict)
     state_files: int = 0  # files of the tables; a dry run reports them
     audits: list[str] = field(default_factory=list)  # tables of audits, which --erased deletes
-    kept: list[dict[str, Any]] = field(default_factory=list)  # with offsets that no current one's chain has read
-    generations: list[dict[str, Any]] = field(default_factory=list)  # each that was committed, and why it stays or goes
+    kept: list[OnlyCopy] = field(default_factory=list)
+    generations: list[JudgedGeneration] = field(default_factory=list)
 
     @property
-    def partitions(self) -> list[dict[str, Any]]:
+    def partitions(self) -> list[DeletedFiles]:
         """Files of each partition that go."""
         return [
             {"topic": key[0], "partition": key[1], "bytes": self.bytes[key], "files": self.deleted[key]}
@@ -110,10 +143,11 @@ class VacuumReport(JobReport):
                 f"generation's chain never read its offsets {', '.join(f'{a} to {b}' for a, b in g['offsets'])}; "
                 f"--give-up '{g['topic']}' lets vacuum delete it"
             )
-        for g in self.generations if self.dry_run or self.show_all else ():
-            made = f" of {moment(g['started_ms'], TO_THE_MINUTE)}" if g["started_ms"] is not None else ""
-            why = ", ".join(g["because"]) or "nothing keeps it"
-            yield f"{'goes' if g['goes'] else 'stays'}: {partition_name(g)}: generation {g['generation']}{made}: {why}"
+        for row in self.generations if self.dry_run or self.show_all else ():
+            made = f" of {moment(row['started_ms'], TO_THE_MINUTE)}" if row["started_ms"] is not None else ""
+            why = ", ".join(row["because"]) or "nothing keeps it"
+            of = f"{partition_name(row)}: generation {row['generation']}{made}"
+            yield f"{'goes' if row['goes'] else 'stays'}: {of}: {why}"
         if self.audits:
             yield f"{'would be deleted' if self.dry_run else 'deleted'}: {', '.join(self.audits)}"
 
@@ -209,7 +243,8 @@ def _chosen(
         kept = _kept(state, folders, young_ms, options, report)
         chosen = [(folder, _gone(folder, *kept)) for folder in folders]
         goes = {folder.run for folder, gone in chosen if gone is not None}
-        report.generations = [one | {"goes": _run_of(one) in goes} for one in report.generations]
+        for row in report.generations:
+            row["goes"] = ((row["topic"], row["partition"]), row["generation"], row["run_id"]) in goes
         # Empty folders too: a run may be about to write into one
         doomed = [folder.path for folder, gone in chosen if gone is not None]
         step("folders chosen")
@@ -292,10 +327,11 @@ def _kept(
         ("a manifest of its partition cannot be read", {run for run in there if run[0] in unreadable}),
     )
     report.generations = [
-        _generation(f.run)
-        | {
+        {
+            **_generation(f.run),
             "started_ms": times.get(f.path),
             "because": [*([by_rule[f.run]] if f.run in by_rule else []), *(text for text, of in why if f.run in of)],
+            "goes": False,
         }
         for f in committed
     ]
@@ -348,17 +384,14 @@ def _by_rule(committed: Sequence[RunFolder], times: Mapping[str, int], options: 
     return kept
 
 
-def _run_of(line: Mapping[str, Any]) -> Run:
-    return (line["topic"], line["partition"]), line["generation"], line["run_id"]
-
-
-def _generation(run: Run) -> dict[str, Any]:
+def _generation(run: Run) -> GenerationRow:
     (topic, partition), generation, run_id = run
     return {"topic": topic, "partition": partition, "generation": generation, "run_id": run_id}
 
 
-def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> dict[str, Any]:
-    return _generation(run) | {
+def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> OnlyCopy:
+    return {
+        **_generation(run),
         "bytes": sum(row.size_bytes for row in segments if row.root == "store"),
         "offsets": [[first, until - 1] for first, until in ranges],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypedDict, cast
 
 import numpy as np
 
@@ -30,6 +30,21 @@ _TEXTS: Final[dict[Rule, str]] = {
 }
 
 
+class HeldBackJson(TypedDict):
+    """Reason for programs; null: the rule has no such thing, or it is unknown."""
+
+    rule: Rule
+    offset: int | None
+    path: str | None
+    since_ms: int | None
+    until_ms: int | None
+    producer_id: int | None
+    found: float | None
+    limit: float | None
+    in_future: bool
+    message: str
+
+
 @dataclass(frozen=True)
 class HeldBack:
     """Reason why nothing is cleaned or deleted now. -1 and "": the rule has no such thing, or it is unknown."""
@@ -49,11 +64,11 @@ class HeldBack:
         """True if the timestamp lies behind the clock of the run."""
         return 0 <= self.now_ms < self.since_ms
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the reason for programs; null: the rule has no such thing, or it is unknown."""
+    def to_json(self) -> HeldBackJson:
+        """Return the reason for programs."""
         values = {name: None if value in (-1, "") else value for name, value in asdict(self).items()}
         del values["now_ms"]
-        return values | {"in_future": self.in_future, "message": str(self)}
+        return cast(HeldBackJson, values | {"in_future": self.in_future, "message": str(self)})
 
     def __str__(self) -> str:
         text = _TEXTS[self.rule].format(

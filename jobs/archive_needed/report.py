@@ -4,12 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
-from lastkey.jobs.command.reporting import JobReport, TextTable, partition_name, pick
+from lastkey.jobs.command.reporting import JobReport, TextTable, partition_name
 from lastkey.jobs.compact.needed import Answer, Needed, Reason, summary_lines
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.storage import Root, objects_of
+
+
+class Amount(TypedDict):
+    """Number of segments, and their bytes."""
+
+    segments: int
+    bytes: int
+
+
+# Reason, with the offset from which on it needs a partition's segments
+Because = TypedDict("Because", {"kind": str, "message": str, "from": int | None})
+
+
+class JudgedSegment(TypedDict):
+    """Segment of the archive, and the kinds of reasons why it is needed."""
+
+    base_offset: int
+    path: str
+    bytes: int
+    needed: bool
+    because: list[str]
+
+
+class JudgedPartition(TypedDict):
+    """Answer for one partition. files: paths that may be deleted."""
+
+    topic: str
+    partition: int
+    path: str
+    generation: int | None
+    judged: bool
+    needed_from: int | None
+    needed: Amount
+    not_needed: Amount
+    because: list[Because]
+    segments: list[JudgedSegment]
+    files: list[str]
 
 
 @dataclass
@@ -52,21 +89,24 @@ class ArchiveNeededReport(JobReport):
     entries: list[str] = field(default_factory=list)  # paths in the archive that no job reads
 
     @property
-    def _needed(self) -> dict[str, int]:
+    def _needed(self) -> Amount:
         return _sum([s for a in self.answers for s in a.needed])
 
     @property
-    def _not_needed(self) -> dict[str, int]:
+    def _not_needed(self) -> Amount:
         return _sum([s for a in self.answers for s in a.not_needed])
 
     @property
-    def _partitions(self) -> list[dict[str, Any]]:
+    def _partitions(self) -> list[JudgedPartition]:
         return list(map(self._partition, self.answers))
 
-    def _partition(self, a: Answer) -> dict[str, Any]:
+    def _partition(self, a: Answer) -> JudgedPartition:
         gone = a.first_needed
         return {
-            **pick(a, "topic=archived.topic partition=archived.partition path=archived.path generation"),
+            "topic": a.archived.topic,
+            "partition": a.archived.partition,
+            "path": a.archived.path,
+            "generation": a.generation,
             "judged": a.problem is None,
             "needed_from": a.needed[0].base_offset if a.needed else None,
             "needed": _sum(a.needed),
@@ -104,5 +144,5 @@ def _base(a: Answer, reason: Reason) -> int | None:
     return a.archived.segments[reason.segment].base_offset if a.archived.segments else None
 
 
-def _sum(segments: Sequence[Segment]) -> dict[str, int]:
+def _sum(segments: Sequence[Segment]) -> Amount:
     return {"segments": len(segments), "bytes": sum(s.size_bytes for s in segments)}

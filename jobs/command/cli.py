@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -45,6 +46,8 @@ over (--max-runtime), the rest is first next time; 130, 143 interrupted; 141 std
 """
 
 COMPLETE = "_LASTKEY_COMPLETE"
+_COLOURS = {"problem": "red", "error": "red", "note": "yellow"}
+_LABEL = re.compile(r"^(problem|error|note):", re.MULTILINE)
 program = "spark-submit.sh"  # as help calls it; `lastkey` where that was typed
 spark_options: Sequence[str] = ()  # names of those that the user gave: typed, in PYSPARK_SUBMIT_ARGS, in files
 
@@ -70,9 +73,15 @@ def lastkey() -> None:
 
 
 def _say(text: str, stream: TextIO) -> None:
-    """Write whole lines. Make control characters visible on a terminal, for names and keys come from the archive."""
+    """Write whole lines. On a terminal make control characters visible, for names and keys come from the archive, and
+    colour the labels of problems, errors and notes, unless the variable NO_COLOR is set.
+    """
+    if stream.isatty():
+        text = visible(text)
+        if not os.environ.get("NO_COLOR"):
+            text = _LABEL.sub(lambda label: click.style(label[0], fg=_COLOURS[label[1]], bold=True), text)
     with failures.writing() if stream is sys.stdout else nullcontext():
-        stream.write(visible(text) if stream.isatty() else text)
+        stream.write(text)
         stream.flush()
 
 

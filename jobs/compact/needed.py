@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition
 from lastkey.jobs.command.parse import some_of
@@ -72,15 +72,17 @@ class Reason:
 class Needed:
     """Reason why the archive is still needed, and for which of its partitions, entries or topics."""
 
+    facts: ClassVar[str] = "kind message names"
     kind: str  # a key of WHY
     names: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return WHY[self.kind] + (f": {some_of(self.names)}" if self.names else "")
+    @property
+    def message(self) -> str:
+        """Reason in words."""
+        return WHY[self.kind]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the reason for programs, with every name."""
-        return {"kind": self.kind, "message": WHY[self.kind], "names": list(self.names)}
+    def __str__(self) -> str:
+        return self.message + (f": {some_of(self.names)}" if self.names else "")
 
 
 def needed(

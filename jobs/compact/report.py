@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypedDict
 
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import (
@@ -15,7 +15,6 @@ from lastkey.jobs.command.reporting import (
     counted,
     counts,
     labelled,
-    pick,
     size,
     table,
 )
@@ -41,15 +40,42 @@ _SCHEDULE: Final = TextTable(
     "base_offset:offset size_bytes:size records dead_records:dead share reason:why",
     {"share": lambda s: f"{100 * s.dead_records / max(s.records, 1):.0f} %"},
 )
-_PARTITION: Final = (
+_OF_RESULT: Final = (  # facts of a partition that its result has
     "topic partition held_back first_dirty_offset_before=cleanable.first_dirty_offset "
     "first_dirty_offset=log.first_dirty_offset log_start_offset=log.log_start_offset next_offset=log.next_offset "
     "dirty_ratio=cleanable.ratio clean_bytes=cleanable.clean_bytes dirty_bytes=cleanable.cleanable_bytes "
     "bytes_before=work.bytes_before bytes_after=work.bytes_after bytes_read=work.bytes_read "
     "bytes_written=work.bytes_written recompressed_bytes=work.recompressed_bytes segments_before=log.segments_before "
     "expired=log.expired *=work.counters splits=work.splits rounds=work.rounds schedule "
-    "peak_memory_bytes=work.peak_memory_bytes seconds=work.seconds notes"
+    "peak_memory_bytes=work.peak_memory_bytes seconds=work.seconds notes problem"
 )
+
+
+class PhaseBytes(TypedDict):
+    """Bytes of each phase; written segments are read back."""
+
+    scan: int
+    clean: int
+    write: int
+    read_back: int
+
+
+@dataclass(frozen=True)
+class PartitionRow:
+    """Result of one partition, and what became of it in this run. gaps: first and last offset of each."""
+
+    facts: ClassVar[str] = (
+        " ".join(f"{name}=result.{path or name}" for name, _, path in (of.partition("=") for of in _OF_RESULT.split()))
+        + " state=result.problem.state status generation anew bytes_after_is_estimate segments_after gaps bytes"
+    )
+    result: PartitionResult
+    status: str
+    generation: int | None
+    anew: bool
+    bytes_after_is_estimate: bool
+    segments_after: int
+    gaps: list[list[int]]
+    bytes: PhaseBytes
 
 
 @dataclass
@@ -125,7 +151,7 @@ class CompactReport(JobReport):
         }
 
     @property
-    def partitions(self) -> list[dict[str, Any]]:
+    def partitions(self) -> list[PartitionRow]:
         """Bytes, seconds, and counts by reason of each partition."""
         return list(map(self._partition, self.results))
 
@@ -135,23 +161,23 @@ class CompactReport(JobReport):
         rows = [r for r in self.results if self.show_all or r.status != "not_due"]
         return [_row(r, self._status(r), self.dry_run) for r in sorted(rows, key=key_of)]
 
-    def _partition(self, r: PartitionResult) -> dict[str, Any]:
+    def _partition(self, r: PartitionResult) -> PartitionRow:
         rebuilt = r.work.counters.get("batches_rebuilt", 0) > 0
-        return pick(r, _PARTITION) | {
-            "status": self._status(r),
-            "generation": self.generations.get(key_of(r)),
-            "anew": key_of(r) in self.anew,
-            "problem": vars(r.problem) if r.problem else None,
-            "bytes_after_is_estimate": self.dry_run and rebuilt and _compressed(r),
-            "segments_after": len(r.log.segments),
-            "gaps": [[gap.first, gap.last] for gap in r.log.gaps],
-            "bytes": {  # of each phase; written segments are read back
+        return PartitionRow(
+            result=r,
+            status=self._status(r),
+            generation=self.generations.get(key_of(r)),
+            anew=key_of(r) in self.anew,
+            bytes_after_is_estimate=self.dry_run and rebuilt and _compressed(r),
+            segments_after=len(r.log.segments),
+            gaps=[[gap.first, gap.last] for gap in r.log.gaps],
+            bytes={
                 "scan": r.work.bytes_before,
                 "clean": r.work.bytes_read - r.work.bytes_before,
                 "write": r.work.bytes_written,
                 "read_back": 0 if self.dry_run else r.work.bytes_written,
             },
-        }
+        )
 
     def _status(self, r: PartitionResult) -> str:
         """Return cleaned, not_due, uncleanable, stopped; or conflict: cleaned, but another run had committed before."""

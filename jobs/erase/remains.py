@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class Held:
 class Remains:
     """Places where the keys still are, those that may be one included."""
 
+    facts: ClassVar[str] = "current older elsewhere archive generations=searched others=paths segments"
     current: int = 0  # of current generations
     older: int = 0  # of older ones, and of what dead runs left
     elsewhere: int = 0  # of other files of the store
@@ -112,6 +113,12 @@ class Remains:
         out.others, out.segments = dict(sorted(out.others.items())), sorted(set(out.segments))
         return out
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the places for programs."""
-        return vars(self) | {"generations": [str(where) for where in self.generations], "others": list(self.others)}
+    @property
+    def searched(self) -> list[str]:
+        """Generations that hold a key, as text."""
+        return list(map(str, self.generations))
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the other files."""
+        return list(self.others)

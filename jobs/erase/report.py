@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, counted, labelled
@@ -13,11 +13,11 @@ from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.erase.remains import Held, Remains, SearchedGeneration
 from lastkey.jobs.erase.search_store import SearchReport
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
-from lastkey.jobs.vacuum import VacuumReport
+from lastkey.jobs.vacuum import GenerationRow, JudgedGeneration, OnlyCopy, VacuumReport
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.udfs.problem import Problem
 
-Row = dict[str, Any]  # of a vacuum's report
+Row = TypeVar("Row", bound=GenerationRow)
 _RESULTS: Final = {
     "gone": "the store holds none of these keys",
     "older": "not gone yet: no current generation holds these keys, but other files of the store do: do what is said "
@@ -134,7 +134,9 @@ class EraseReport(JobReport):
             return "the partition is uncleanable: solve that problem, then erase again"
         return "erase again: they may have come meanwhile; if they stay, run verify --store"
 
-    def _how_to_delete(self, at: SearchedGeneration, held: Held, kept: Sequence[Row], known: Sequence[Row]) -> str:
+    def _how_to_delete(
+        self, at: SearchedGeneration, held: Held, kept: Sequence[OnlyCopy], known: Sequence[JudgedGeneration]
+    ) -> str:
         """Return what vacuum says of an older generation. One that it keeps may be needed by another one.
 
         kept, known: of its partition, what vacuum keeps for its offsets, and all that vacuum knows.
@@ -159,9 +161,8 @@ class EraseReport(JobReport):
     def _left(self) -> list[Problem]:
         """Return a problem for each other place of the store that holds a key, or may hold one."""
         older = {at: held for at, held in self.remains.generations.items() if not at.is_current}
-        kept, known = map(
-            _by_partition, ((), ()) if self.vacuum is None else (self.vacuum.kept, self.vacuum.generations)
-        )
+        kept = _by_partition(() if self.vacuum is None else self.vacuum.kept)
+        known = _by_partition(() if self.vacuum is None else self.vacuum.generations)
         hint = "vacuum --erased deletes tables of audits, once keys were erased"
         return [
             *(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TypedDict, cast
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,6 +42,18 @@ _FILES_A_CORE = 4  # tasks of a refresh, at most, each of which writes a file of
 _MOST_PROBLEMS = 100  # in a report, one of each partition
 
 
+class MinuteRow(TypedDict):
+    """Partition with data in a window of minutes. timestamps: their types, with commas."""
+
+    topic: str
+    partition: int
+    first_minute_ms: int
+    first_offset: int
+    minutes: int
+    segments: int
+    timestamps: str
+
+
 @dataclass
 class AtReport(JobReport):
     """Report of a window of minutes: the partitions with data in it."""
@@ -59,7 +71,7 @@ class AtReport(JobReport):
     store: str
     start_ms: int
     end_ms: int  # exclusive
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[MinuteRow] = field(default_factory=list)
     refreshed: dict[str, int] = field(default_factory=dict)
 
     def _lines(self) -> Iterable[str]:
@@ -151,7 +163,7 @@ def happened(
     end_ms: int,
     covers: Callable[[str, int], bool] = _all,
     ends: Mapping[Key, int] | None = None,
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[MinuteRow], list[str]]:
     """Return a row for each partition with data in minutes [start, end), with its first minute, first offset and
     counts; and some of the problems that end rows of the table early, of whichever minute.
 
@@ -192,7 +204,7 @@ def happened(
     problems = [problem for row in rows if (problem := row.pop("problem")) is not None]
     more = len(problems) - _MOST_PROBLEMS
     told = [f"and {counted(more, 'partition')} more whose rows end early"] if more > 0 else []
-    return [row for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS] + told
+    return [cast(MinuteRow, row) for row in rows if row["minutes"]], problems[:_MOST_PROBLEMS] + told
 
 
 def _covers(options: LookupOptions) -> Callable[[str, int], bool]:

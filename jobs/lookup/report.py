@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NotRequired, TypedDict
 
 from lastkey.jobs.command.reporting import JobReport, TextTable, moment
 from lastkey.udfs.lookup.queries import Lookup
@@ -19,6 +19,24 @@ class Query:
     text: str = ""
 
 
+class Answered(TypedDict):
+    """Query, an offset or a time, and its answer: the columns of ANSWER."""
+
+    topic: str
+    partition: int
+    offset: NotRequired[int]
+    time: NotRequired[str]
+    status: str
+    answer_offset: int | None
+    answer_timestamp: int | None
+    leader_epoch: int | None
+    segment: str | None
+    position: int | None
+    batch_size: int | None
+    batch_base_offset: int | None
+    batch_last_offset: int | None
+
+
 @dataclass(frozen=True)
 class Looked:
     """Answers of one partition; a row of `found.answers` for each query."""
@@ -31,8 +49,8 @@ class Looked:
     queries: list[Query]
 
     @property
-    def answers(self) -> list[dict[str, Any]]:
-        """Plain dicts: the query, then the answer."""
+    def answers(self) -> list[Answered]:
+        """Each query, then its answer."""
         out = []
         for query, answer in zip(self.queries, self.found.answers.to_pylist(), strict=True):
             asked: dict[str, Any] = {"topic": self.found.topic, "partition": self.found.partition}
@@ -68,7 +86,7 @@ class LookupReport(JobReport):
     partitions: list[Looked] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Answered]:
         """Answers of all partitions."""
         return [row for p in self.partitions for row in p.answers]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from pyarrow import fs as pafs
 
@@ -49,6 +49,15 @@ _EXPECTED: Final = (
 )
 
 
+@dataclass(frozen=True)
+class TopicPolicy:
+    """Topic with its table."""
+
+    facts: ClassVar[str] = "topic settings=table.settings left_out=table.left_out"
+    topic: str
+    table: TopicTable
+
+
 @dataclass
 class PoliciesReport(JobReport):
     """Report of `policies`: the TOML itself, unless it went to a file."""
@@ -68,8 +77,8 @@ class PoliciesReport(JobReport):
         return {name: None if value < 0 else value for name, value in vars(self.made).items()}
 
     @property
-    def _topics(self) -> list[dict[str, Any]]:
-        return [{"topic": topic} | vars(of) for topic, of in sorted(self.policies.items())]
+    def _topics(self) -> list[TopicPolicy]:
+        return [TopicPolicy(topic, of) for topic, of in sorted(self.policies.items())]
 
     @property
     def raw(self) -> str | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from lastkey.jobs.command.reporting import JobReport, TextTable, counted, counts, some
 from lastkey.udfs.problem import Problem
@@ -43,6 +43,23 @@ def _n_files(status: str, p: ReindexedPartition) -> int:
     return sum(file.status == status for file in p.files)
 
 
+class Totals(TypedDict):
+    """Sums of all partitions. reasons: number of files by reason."""
+
+    partitions: int
+    segments: int
+    files: int
+    same: int
+    differs: int
+    rebuilt: int
+    impossible: int
+    reasons: dict[str, int]
+    log_bytes: int
+    bytes_read: int
+    bytes_written: int
+    megabytes_per_second_per_core: float | None
+
+
 @dataclass
 class ReindexReport(JobReport):
     """Report of all partitions."""
@@ -77,7 +94,7 @@ class ReindexReport(JobReport):
         states = ("wrong" if any(map(_is_wrong, p.files)) else "right" for p in self.partitions)
         return super().figures() | done | {"partitions": counts(states)}
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> Totals:
         """Sum the partitions' counts."""
         statuses, reasons = Counter(f.status for f in self.files), Counter(f.reason for f in self.files if f.reason)
         busy = sum(p.task_seconds for p in self.partitions)
@@ -86,7 +103,10 @@ class ReindexReport(JobReport):
             "partitions": len(self.partitions),
             "segments": sum(p.segments for p in self.partitions),
             "files": sum(statuses.values()),
-            **{name: statuses[name] for name in STATUSES},
+            "same": statuses["same"],
+            "differs": statuses["differs"],
+            "rebuilt": statuses["rebuilt"],
+            "impossible": statuses["impossible"],
             "reasons": dict(sorted(reasons.items())),
             "log_bytes": log_bytes,
             "bytes_read": sum(p.bytes_read for p in self.partitions),

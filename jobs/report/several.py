@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 from lastkey.jobs.archive.places import is_same, lies_in
 from lastkey.jobs.errors import UsageError
@@ -13,6 +13,15 @@ from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.yields import Yields
 from lastkey.jobs.store.generations import open_store
 from lastkey.udfs.report.format_savings import merged
+
+
+@dataclass(frozen=True)
+class NamedArchive:
+    """Report of one archive, with its short name."""
+
+    facts: ClassVar[str] = "name *=report"
+    name: str
+    report: ArchiveReport
 
 
 @dataclass
@@ -38,8 +47,8 @@ class SeveralArchives(ArchiveReport):
         yield from super()._lines()
 
     @property
-    def _archives(self) -> list[dict[str, Any]]:
-        return [{"name": name, **part.to_json()} for name, part in self.parts.items()]
+    def _archives(self) -> list[NamedArchive]:
+        return [NamedArchive(name, part) for name, part in self.parts.items()]
 
     def join(self) -> None:
         """Take in what the reports of the archives hold."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from lastkey.jobs.command.reporting import TextTable
 from lastkey.jobs.store.rows import RunRow
@@ -35,20 +35,30 @@ class GenerationYield:
 
 
 @dataclass(frozen=True)
+class YieldSegment:
+    """Segment of a current generation."""
+
+    facts: ClassVar[str] = (
+        "topic partition base_offset=segment.base_offset records=segment.records superseded=segment.superseded "
+        "applied_to=segment.applied_to"
+    )
+    topic: str
+    partition: int
+    segment: Segment
+
+
+@dataclass(frozen=True)
 class Yields:
     """Partitions of a store that runs by yield have made."""
 
+    facts: ClassVar[str] = "generations segments=rows"
     generations: tuple[GenerationYield, ...] = ()  # by time
     segments: tuple[tuple[Key, Segment], ...] = ()  # of current generations, by partition and offset, oldest first
 
-    def to_json(self) -> dict[str, Any]:
-        """Return both for programs."""
-        names = ("base_offset", "records", "superseded", "applied_to")
-        segments = [
-            {"topic": topic, "partition": partition} | {name: getattr(row, name) for name in names}
-            for (topic, partition), row in self.segments
-        ]
-        return {"generations": [vars(one) for one in self.generations], "segments": segments}
+    @property
+    def rows(self) -> list[YieldSegment]:
+        """Segments for programs."""
+        return [YieldSegment(*key, segment) for key, segment in self.segments]
 
     def by_run(self) -> list[list[GenerationYield]]:
         """Return the generations that each run made, oldest first."""

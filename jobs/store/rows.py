@@ -269,6 +269,10 @@ class JobRow:
 class Commit:
     """Part of one partition in a wave's commit, planned on the generation that its run names as the one before."""
 
+    facts: ClassVar[str] = (
+        "topic=checkpoint.topic partition=checkpoint.partition generation=checkpoint.generation "
+        "run_id=checkpoint.run_id next_offset=checkpoint.next_offset"
+    )
     checkpoint: Checkpoint
     segments: list[Segment]
     run: RunRow

@@ -41,14 +41,14 @@ def hostile_archive(folder):
     return folder / "archive"
 
 
-def on_a_terminal(*words) -> tuple[int, str, str]:
+def on_a_terminal(*words, no_colour: str = "1") -> tuple[int, str, str]:
     """Return (exit code, stdout, stderr) of a Python, each on a terminal of its own that passes bytes on unchanged."""
     ends, texts, threads = [pty.openpty(), pty.openpty()], [bytearray(), bytearray()], []
     for _, inner in ends:
         tty.setraw(inner)
     process = subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=ends[0][1],
-        stderr=ends[1][1], env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
+        stderr=ends[1][1], env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", "NO_COLOR": no_colour},
     )  # fmt: skip
     for (outer, inner), text in zip(ends, texts, strict=True):
         os.close(inner)
@@ -204,3 +204,12 @@ def test_a_terminal_of_no_columns_has_a_bar():
     )
     assert code == 0, err
     assert "compact:  25%" in err
+
+
+def test_labels_have_colour_on_a_terminal_alone(folder: Path) -> None:
+    words = ["-m", "lastkey", "verify", f"{folder}/damaged/archive"]
+    code, out, _ = on_a_terminal(*words, no_colour="")
+    assert code == 3 and "\x1b[31m\x1b[1mproblem:\x1b[0m " in out
+    assert not active(out.replace("\x1b[31m\x1b[1mproblem:\x1b[0m", "").replace("\x1b[33m\x1b[1mnote:\x1b[0m", ""))
+    assert not active(on_a_terminal(*words)[1]), "NO_COLOR"
+    assert "\x1b[1m" not in into_a_pipe(*words)[1]

@@ -66,7 +66,7 @@ def test_a_missing_segment_from_run_to_run(lab, case, now_ms):
     assert aside.exit_code == 3 and aside.archive_needed
     assert f"problem: t-0/{missing} at byte 0: gap:" in aside.to_text()
     assert "no longer needed" not in aside.to_text()
-    assert aside.to_json()["partitions"][0]["problem"]["state"] == "gap"
+    assert aside.to_json()["partitions"][0]["state"] == "gap"
     assert lab.state().states()["t", 0].state == "gap"
     assert not lab.state().exists()
 
