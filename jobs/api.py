@@ -21,6 +21,7 @@ from lastkey.jobs.command.options import (
     ArchiveNeededOptions,
     CompactOptions,
     ConvertOptions,
+    MergeOptions,
     PackOptions,
     PoliciesOptions,
     ReindexOptions,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.export.report import ExportReport
+    from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.policies.job import PoliciesReport
     from lastkey.jobs.rebuild_state import RebuildReport
@@ -96,6 +98,15 @@ def convert() -> ConvertReport:
     """Write ARCHIVE, or a generation of STORE, again in another message format, without loss.
 
     The source is only read. Raises a JobError if the job stops (kinds NOT_EMPTY; CONVERT_FULL: the disk is full).
+    """
+    raise NotImplementedError
+
+
+@command(MergeOptions, Listing)
+def merge() -> MergeReport:
+    """Write the most complete log of several copies (ARCHIVE...) as a new log directory, batch by batch.
+
+    The archives are only read. Raises a JobError if the job stops (kinds NOT_EMPTY; MERGE_FULL: the disk is full).
     """
     raise NotImplementedError
 

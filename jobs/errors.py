@@ -339,6 +339,10 @@ CONVERT_FULL: Final = Kind("ConvertFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for converted logs.",
     hint="free space and run again with the same --output: it continues with the existing files")
+MERGE_FULL: Final = Kind("MergeFullError", MachineError,
+    "{path}: no space left: {found}",
+    cause="No space left for a merged log directory.",
+    hint="free space and run again; this run removed what it had written, and the archives are unchanged")
 OUTPUT_FULL: Final = Kind("OutputFullError", MachineError,
     "{path}: no space left: {found}",
     cause="No space left for rebuilt index files.",

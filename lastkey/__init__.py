@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         export,
         inspect,
         lookup,
+        merge,
         pack,
         policies,
         rebuild_state,
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AuditReport", "CompactReport", "ConvertReport", "EraseReport", "JobError", "LogFormatError", "ReindexReport",
     "RestoreReport", "SegmentWriter", "VerifyReport", "archive_needed", "audit", "compact", "convert", "erase",
-    "export", "inspect", "lookup", "open_archive", "open_partition", "open_segment", "pack", "policies",
+    "export", "inspect", "lookup", "merge", "open_archive", "open_partition", "open_segment", "pack", "policies",
     "rebuild_state", "register", "reindex", "replay", "report", "restore", "rollback", "runs", "vacuum", "verify",
 ]  # fmt: skip
 

@@ -187,6 +187,7 @@ def test_json_fields_of_compact():
         "verify",
         "reindex",
         "convert",
+        "merge",
         "export",
         "restore",
         "rollback",
@@ -202,6 +203,7 @@ def test_json_fields_of_the_other_jobs(job):
     from lastkey.jobs.convert.report import ConvertReport
     from lastkey.jobs.erase.report import EraseReport
     from lastkey.jobs.export.report import ExportedTopic, ExportReport
+    from lastkey.jobs.merge.report import MergeReport
     from lastkey.jobs.pack import PackReport
     from lastkey.jobs.rebuild_state import RebuildReport
     from lastkey.jobs.reindex.report import ReindexReport
@@ -213,6 +215,7 @@ def test_json_fields_of_the_other_jobs(job):
 
     report = {"verify": lambda: VerifyReport("A"), "reindex": lambda: ReindexReport("A", "check"),
               "convert": lambda: ConvertReport("A", "D", "v3"),
+              "merge": lambda: MergeReport(["A", "B"], "D"),
               "export": lambda: ExportReport("D", "delta", topics=[ExportedTopic("t", 1)]),
               "restore": lambda: RestoreReport("D"),
               "rebuild-state": lambda: RebuildReport("S", True),

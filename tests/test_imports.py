@@ -99,6 +99,7 @@ FLOORS: dict[str, set[str]] = {
     "udfs.lookup": _LOGS | _HOLES | {"logformat.search"},
     "udfs.convert_log": _LOGS | _TASK | {"logformat.writing", "udfs.read_back"},
     "udfs.reindex": _LOGS | _TASK | {"udfs.compact", "udfs.verify"},
+    "udfs.merge": _LOGS | _TASK | {"udfs.reindex"},
     "udfs.data_source": _LOGS | _HOLES | {"logformat.search", "udfs.lookup"},  # audits read by it: never compact
     "udfs.export": {"udfs.data_source", "udfs.decode", "udfs.compact"} | _LOGS | _TASK,
     "udfs.replay": {"udfs.data_source"} | _LOGS | _TASK,
@@ -146,14 +147,15 @@ FLOORS: dict[str, set[str]] = {
     "jobs.export": _JOB | {"jobs.data_source", "jobs.functions", "udfs.data_source", "udfs.decode", "udfs.export"},
     "jobs.replay": _JOB | {"jobs.live_cluster", "jobs.data_source", "udfs.data_source", "udfs.replay"},
     "jobs.convert": _JOB | {"jobs.restore", "udfs.convert_log"},
+    "jobs.merge": _JOB | {"udfs.merge"},
     "jobs.report": _JOB | {"jobs.compact", "jobs.runs", "udfs.report"},
     "jobs.audit": _JOB | {"jobs.data_source", "jobs.report", "udfs.audit", "udfs.data_source"},  # never compact
     "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL
-    | {"jobs.archive_needed", "jobs.compact", "jobs.convert", "jobs.erase", "jobs.export", "jobs.pack", "jobs.policies"}
+    | {"jobs.archive_needed", "jobs.compact", "jobs.convert", "jobs.erase", "jobs.export", "jobs.merge", "jobs.pack"}
     | {"jobs.rebuild_state", "jobs.reindex", "jobs.replay", "jobs.restore", "jobs.rollback", "jobs.runs", "jobs.vacuum"}
-    | {"jobs.verify"},  # reports
+    | {"jobs.policies", "jobs.verify"},  # reports
     "jobs.api_audit": _SHELL | {"jobs.audit"},
     "jobs.warm_up": _JOB
     | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}

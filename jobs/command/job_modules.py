@@ -15,6 +15,7 @@ JOBS = {
     "archive-needed": "lastkey.jobs.archive_needed.job",
     "reindex": "lastkey.jobs.reindex.job",
     "convert": "lastkey.jobs.convert.job",
+    "merge": "lastkey.jobs.merge.job",
     "replay": "lastkey.jobs.replay",
     "export": "lastkey.jobs.export.job",
     "inspect": "lastkey.jobs.inspect_log",

@@ -47,6 +47,7 @@ from lastkey.jobs.errors import UsageError
 from lastkey.jobs.topics import TopicFilter
 
 Compact = Literal["compact"]
+CopyLayout = Literal["copies", "replicas"]
 ExportFormat = Literal["ndjson", "parquet", "delta"]
 EXPORT_FORMATS: Final[tuple[ExportFormat, ...]] = get_args(ExportFormat)
 Isolation = Literal["read_committed", "read_uncommitted"]

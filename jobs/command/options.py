@@ -8,6 +8,7 @@ from typing import ClassVar, get_args
 from lastkey.jobs.command.declare import Value, argument, declared, option
 from lastkey.jobs.command.kinds import (
     ARCHIVE,
+    ARCHIVES,
     DIR,
     DURATION,
     FILE,
@@ -30,6 +31,7 @@ from lastkey.jobs.command.kinds import (
 )
 from lastkey.jobs.command.option_groups import (
     ArchiveOrStore,
+    CopyLayout,
     JobOptions,
     MessageFormat,
     NeededFormat,
@@ -221,6 +223,31 @@ class ConvertOptions(ArchiveOrStore, WithEngine):
 
     to: Value[MessageFormat, MessageFormat] = option(one_of(get_args(MessageFormat)), "The message format to write.")
     output: Place = option(DIR, "A new or empty folder, or that of a run that was cut off.", group="Output")
+
+
+@declared
+class MergeOptions(WithEngine):
+    """Options of `merge ARCHIVE... --output DIR`."""
+
+    job: ClassVar[str] = "merge"
+
+    archives: Value[Location | Iterable[Location], tuple[str, ...]] = argument(
+        ARCHIVES, "Log directories, or folders of them: a copy each; only read.", kw_only=False
+    )
+    output: Place = option(DIR, "A new or empty folder, which becomes a log directory.", kw_only=False, group="Output")
+    layout: Value[CopyLayout, CopyLayout] = option(
+        one_of(get_args(CopyLayout)),
+        "replicas: the folders right below ARCHIVE are a copy each.",
+        default="copies",
+        note="`copies`: each ARCHIVE is one. `replicas`: such as a folder of each broker",
+    )
+    dry_run: Flag = option(
+        FLAG,
+        "Show what would be taken from which copy; write nothing.",
+        default=False,
+        group="Output",
+        note="Reads all copies",
+    )
 
 
 @declared

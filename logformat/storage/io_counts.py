@@ -138,9 +138,14 @@ def listening(listener: Listener) -> Iterator[None]:
         _OF_THREAD.listener = before
 
 
+def listener_of_thread() -> Listener | None:
+    """Return this thread's listener, for other threads that read for it."""
+    listener: Listener | None = getattr(_OF_THREAD, "listener", None)
+    return listener
+
+
 def tell(n: int) -> None:
     """Tell this thread's listener, if there is one, that `n` more bytes have been read; and spend them."""
     spend(n)
-    listener: Listener | None = getattr(_OF_THREAD, "listener", None)
-    if listener is not None:
+    if (listener := listener_of_thread()) is not None:
         listener(n)

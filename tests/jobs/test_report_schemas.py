@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ COMMANDS = (
     "archive-needed ARCHIVE --store STORE",
     "reindex ARCHIVE --check",
     "convert ARCHIVE --to v3 --output CONVERTED",
+    "merge ARCHIVE COPY --output MERGED",
     "lookup ARCHIVE --offset 0 --offset 100 --time earliest",
     "lookup ARCHIVE --sizing",
     "report ARCHIVE --output PAGE",
@@ -56,7 +58,9 @@ def words(command: str, folder: Path) -> list[str]:
     """Return the arguments of a command, with the places in a folder."""
     job = next(name for name in JOBS if f"{command} ".startswith(f"{name} "))
     given = [str(folder / word) if word.partition(".")[0].isupper() else word for word in command.split()]
-    return given + list(SETTINGS if job == "compact" else THREADS if job in ("reindex", "convert", "erase") else ())
+    return given + list(
+        SETTINGS if job == "compact" else THREADS if job in ("reindex", "convert", "erase", "merge") else ()
+    )
 
 
 def check(told: object, command: str) -> None:
@@ -71,6 +75,8 @@ def folder(tmp_path: Path) -> Path:
     for archive, topic in (("ARCHIVE", "t"), ("OTHER", "u")):
         write_partition(tmp_path / archive / f"{topic}-0", "a=1 b=1 || a=2 c=1")
         write_partition(tmp_path / archive / f"{topic}-1", "a=1 || b=2")
+    shutil.copytree(tmp_path / "ARCHIVE", tmp_path / "COPY")
+    (tmp_path / "COPY" / "t-0" / f"{0:020d}.log").write_bytes(b"damaged")
     (tmp_path / "KEY").write_bytes(bytes(range(32)))
     (tmp_path / "KEY").chmod(0o600)
     (tmp_path / "QUERIES.csv").write_text("topic,partition,offset\nt,0,1\n")

@@ -1,0 +1,1 @@
+"""Several copies of a partition, written as one log."""

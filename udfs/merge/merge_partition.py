@@ -1,0 +1,423 @@
+"""Several copies of a partition -> one log: survey, lineage, choice, segments, side files.
+
+  each copy is read once, all checksums are compared        survey.py
+  leader epochs decide which batches belong to the log      lineage.py
+  the best batch for each range of offsets                  choose.py
+  byte ranges of the copies become segments                 write_log.py
+  the segments are read back, with checksums; from them come indexes, transactions and producer snapshots (udfs.reindex)
+
+Cost: each copy is read once, the chosen bytes a second time by the copy (on a disk inside the kernel) and once more
+when they are read back. Memory: a chunk of each copy, and windows of batch headers; the headers of all batches lie in
+temporary files, 96 bytes a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lastkey.logformat import names
+from lastkey.logformat.batches.chunks import NO_END
+from lastkey.logformat.errors import NO_POSITION, LogFormatError
+from lastkey.logformat.listing import Segment
+from lastkey.logformat.side_files import checkpoints, producer_snapshot
+from lastkey.logformat.storage.io_counts import Listener, listener_of_thread, listening
+from lastkey.udfs.merge.choose import Findings, Stream, choose, losing_ranges
+from lastkey.udfs.merge.copies import (
+    MOST_RANGES,
+    Copy,
+    CopyFacts,
+    Lack,
+    MergedPartition,
+    MergeSettings,
+    MergeTask,
+    Reason,
+    TakenRange,
+)
+from lastkey.udfs.merge.lineage import Chain, Lineage, chain_of, confirmed_epochs, decide, is_of_another_log
+from lastkey.udfs.merge.survey import Survey, survey
+from lastkey.udfs.merge.write_log import LogWriter, Source
+from lastkey.udfs.problem import Problem, attempt
+from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
+from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
+from lastkey.udfs.reindex.write import FileReport, Target
+from lastkey.udfs.storage import Root, exists, flush_whole, make_folder, open_root, read_file, write_file
+
+_THREADS = 4  # copies, or written segments, that are read at a time
+_SAMPLE = 200  # batches that are looked for in other copies
+_MOST_NAMED = 20  # conflicts that become problems
+
+
+def merge_partition(task: MergeTask) -> MergedPartition:
+    """Merge the copies of a partition. Whatever stops the work becomes a problem; only a full disk raises OSError."""
+    started = time.perf_counter()
+    out = MergedPartition(task.topic, task.partition)
+    done = attempt(task.folder, lambda: _merge(task, out))
+    if isinstance(done, Problem):
+        out.problems.append(done)
+        out.refused = True
+    out.seconds = time.perf_counter() - started
+    return out
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Decisions that are made before batches are chosen."""
+
+    surveys: list[Survey]
+    lineage: Lineage
+    streams: list[Stream]
+    sources: list[Source]
+    ranks: list[int]  # of each copy
+
+
+def _merge(task: MergeTask, out: MergedPartition) -> None:
+    surveys = _surveys(task, out)
+    if not surveys:
+        raise LogFormatError("gap", task.folder, NO_POSITION, "a copy that can be read", "none")
+    plan = _plan(surveys, out)
+    _report_losers(plan, out)
+    if out.refused:
+        return
+    writer = None
+    if task.output_uri:
+        output = make_folder(open_root(task.output_uri), task.folder)
+        writer = LogWriter(output, task.folder, plan.sources, plan.ranks.index(0), task.settings.segment_bytes)
+    found = Findings()
+    taken = _Taken(plan, out)
+    try:
+        for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
+            if found.conflicts:
+                break
+            epochs = taken.add(rows)
+            if writer is not None:
+                writer.write(rows, epochs)
+    finally:
+        if writer is not None:
+            writer.close()
+    _report_found(plan, found, out)
+    if out.refused:
+        return
+    taken.finish()
+    if writer is not None:
+        segments = writer.finish_log(out.next_offset)
+        out.segments = len(segments)
+        out.log_start_offset = max(out.log_start_offset, segments[0].base_offset)
+        _write_side_files(task, plan, segments, out)
+
+
+def _surveys(task: MergeTask, out: MergedPartition) -> list[Survey]:
+    out.copies = [CopyFacts(copy.name, copy.place, problem=copy.problem) for copy in task.copies]
+    readable = [
+        (copy, facts)
+        for copy, facts in zip(task.copies, out.copies, strict=True)
+        if copy.problem is None and copy.segments
+    ]
+    found = []
+    with ThreadPoolExecutor(_THREADS) as pool:
+        listener = listener_of_thread()
+        jobs = [pool.submit(_heard, listener, copy, task.settings) for copy, _ in readable]
+        for job, (_, facts) in zip(jobs, readable, strict=True):
+            one = job.result()
+            found.append(one)
+            facts.batches = len(one.rows) + len(one.overlapping)
+            facts.first_offset, facts.next_offset = one.begin, one.end
+            facts.lacks, facts.damaged_bytes, facts.notes = one.lacks, one.damaged_bytes, one.notes
+    return found
+
+
+def _heard(listener: Listener | None, copy: Copy, settings: MergeSettings) -> Survey:
+    with listening(listener) if listener is not None else nullcontext():
+        return survey(copy, settings)
+
+
+def _plan(surveys: list[Survey], out: MergedPartition) -> _Plan:
+    files = []
+    for one in surveys:
+        file = one.copy.leader_epochs
+        if file is not None and is_of_another_log(one.rows, file):
+            path = f"{one.copy.place}/{names.LEADER_EPOCH_CHECKPOINT}"
+            one.notes.append(f"{path}: contradicts the batches beside it; not used")
+            file = None
+        files.append(file)
+    confirmed = confirmed_epochs([one.runs for one in surveys], files)
+    chains = [chain_of(one.runs, file, confirmed) for one, file in zip(surveys, files, strict=True)]
+    lineage = decide(chains, [one.end for one in surveys], [one.rows for one in surveys])
+    out.leader_epochs = lineage.chain.entries
+    streams, sources, counts = [], [], []
+    for number, one in enumerate(surveys):
+        lacks = tuple((lack.first, lack.until) for lack in one.lacks)
+        main = Stream(number, one.rows, lineage.truncation[number], lacks)
+        counts.append(main.find(main.until) if main.until != NO_END else len(one.rows))
+        streams.append(main)
+        sources.append(Source(one, one.segment_rows))
+        if len(one.overlapping):
+            streams.append(Stream(number, one.overlapping, lineage.truncation[number], lacks))
+            sources.append(Source(one, one.overlapping_rows))
+    order = sorted(range(len(surveys)), key=lambda i: (-counts[i], i))
+    return _Plan(surveys, lineage, streams, sources, [order.index(i) for i in range(len(surveys))])
+
+
+def _report_losers(plan: _Plan, out: MergedPartition) -> None:
+    """List batches of losing lineages. Refuse copies that have no batch in common with the winning one."""
+    for number, one in enumerate(plan.surveys):
+        facts = _facts(out, one.copy)
+        facts.losing = [lost for stream in plan.streams if stream.copy == number for lost in losing_ranges(stream)]
+        first = int(one.rows["base_offset"][0]) if len(one.rows) else NO_END
+        if facts.losing and plan.lineage.truncation[number] <= first and not _agrees(plan, number):
+            winner = next(s for i, s in enumerate(plan.surveys) if plan.lineage.truncation[i] == NO_END)
+            expected = f"the log of {winner.copy.place}, with leader epochs {_shown(plan.lineage.chain)}"
+            found = f"another log, with leader epochs {_shown(plan.lineage.chains[number])}"
+            hint = "copies of different logs are not merged: leave out one of the two"
+            out.problems.append(Problem("duplicate", one.copy.place, NO_POSITION, expected, found, hint=hint))
+            out.refused = True
+
+
+def _agrees(plan: _Plan, number: int) -> bool:
+    """Return whether some batch of a copy is in another one too, of a sample."""
+    rows = plan.surveys[number].rows
+    for i in np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64)).tolist():
+        for other in plan.streams:
+            at = other.find(int(rows["base_offset"][i]))
+            if other.copy != number and at < len(other.rows) and _is_equal(rows[i], other.rows[at]):
+                return True
+    return False
+
+
+def _is_equal(one: np.void, other: np.void) -> bool:
+    return all(one[name] == other[name] for name in ("base_offset", "size", "crc"))
+
+
+def _shown(chain: Chain) -> str:
+    shown = ", ".join(f"{epoch} from offset {start}" for epoch, start in chain.entries[-3:])
+    return ("..., " if len(chain.entries) > 3 else "") + shown
+
+
+def _facts(out: MergedPartition, copy: Copy) -> CopyFacts:
+    return next(facts for facts in out.copies if facts.copy == copy.name and facts.path == copy.place)
+
+
+def _report_found(plan: _Plan, found: Findings, out: MergedPartition) -> None:
+    for conflict in found.conflicts[:_MOST_NAMED]:
+        sides = [plan.surveys[copy].copy.place for copy in conflict.copies]
+        expected = f"the batch of offsets {conflict.first} to {conflict.last} as in {sides[0]}"
+        what = f"another one of leader epoch {conflict.leader_epoch}; both have a right checksum"
+        hint = "nothing tells which of them belongs to the log: leave out the copy that you trust less"
+        out.problems.append(Problem("duplicate", sides[1], NO_POSITION, expected, what, conflict.first, hint))
+    out.refused |= bool(found.conflicts)
+    for copy, offsets in found.displaced.items():
+        one = plan.surveys[copy]
+        shown = ", ".join(map(str, offsets[:5])) + (", ..." if len(offsets) > 5 else "")
+        _facts(out, one.copy).notes.append(
+            f"{one.copy.place}: batches with a wrong base offset, as another copy shows: {shown}; left out"
+        )
+
+
+class _Taken:
+    """Ranges of the result, and the copies that they come from."""
+
+    def __init__(self, plan: _Plan, out: MergedPartition) -> None:
+        self.plan, self.out = plan, out
+        self.facts = [_facts(out, one.copy) for one in plan.surveys]
+        self.first: int | None = None
+        self.end = 0
+        self.last_epoch = -1
+        self.has_magic_3 = False
+        self._primary = plan.ranks.index(0)
+
+    def add(self, rows: np.ndarray) -> np.ndarray:
+        """Count chosen batches, CANDIDATE[n]; return the leader epochs to write, int64[n], -1: as they are."""
+        batch, copies, out = rows["batch"], rows["copy"], self.out
+        if self.first is None:
+            self.first = int(batch["base_offset"][0])
+        self.has_magic_3 |= bool((batch["magic"] == 3).any())
+        out.batches += len(rows)
+        out.records += int(np.maximum(batch["records_count"], 0).sum())
+        out.bytes += int(batch["size"].sum())
+        for number, facts in enumerate(self.facts):
+            mine = copies == number
+            facts.batches_taken += int(mine.sum())
+            facts.bytes_taken += int(batch["size"][mine].sum())
+        borders = [0, *(np.flatnonzero(copies[1:] != copies[:-1]) + 1).tolist(), len(rows)]
+        for a, b in pairwise(borders):
+            self._add_range(int(copies[a]), int(batch["base_offset"][a]), int(batch["last_offset"][b - 1]), b - a)
+        self.end = int(batch["last_offset"][-1]) + 1
+        return self._epochs(rows)
+
+    def _epochs(self, rows: np.ndarray) -> np.ndarray:
+        chain, stored = self.plan.lineage.chain, rows["batch"]["partition_leader_epoch"].astype(np.int64)
+        epochs = np.where(rows["epoch_fits"], -1, chain.epochs_at(rows["batch"]["base_offset"]))
+        if len(rows) and stored[-1] > chain.last_epoch:  # perhaps the first batch of another leader
+            epochs[-1] = -1
+        self.last_epoch = int(stored[-1])
+        self.out.epochs_corrected += int((epochs >= 0).sum())
+        return epochs
+
+    def _add_range(self, copy: int, first: int, last: int, batches: int) -> None:
+        ranges, name = self.out.ranges, self.facts[copy].copy
+        reason = self._reason(copy, first, last)
+        if ranges and ranges[-1].copy == name and ranges[-1].reason == reason and not self.out.ranges_left_out:
+            ranges[-1].last, ranges[-1].batches = last, ranges[-1].batches + batches
+        elif len(ranges) < MOST_RANGES:
+            ranges.append(TakenRange(first, last, name, reason, batches))
+        else:
+            self.out.ranges_left_out += 1
+
+    def _reason(self, copy: int, first: int, last: int) -> Reason:
+        """Return why a range does not come from the first choice among the copies."""
+        if copy == self._primary:
+            return "largest"
+        best = self.plan.surveys[self._primary]
+        lack = _first_lack(best.lacks, first, last)
+        if lack is not None:
+            return "missing" if lack.reason == "missing" else "damaged"
+        if first >= self.plan.lineage.truncation[self._primary]:
+            return "other lineage"
+        if first < best.begin:
+            return "begins later"
+        return "ends" if first >= best.end else "more records"
+
+    def finish(self) -> None:
+        """Add what is known when all batches are chosen: the ends of the log, and its gaps."""
+        out, surveys = self.out, self.plan.surveys
+        starts = [max(one.copy.log_start, one.begin) for one in surveys]
+        out.first_base_offset = min(one.begin for one in surveys)
+        out.log_start_offset = min(starts)
+        last = [one.copy.segments[-1].base_offset for one in surveys]  # the log went so far, whatever they hold now
+        valid = [base for base, until in zip(last, self.plan.lineage.truncation, strict=True) if base <= until]
+        out.next_offset = max(self.end, *valid)
+        out.gaps = list(_gaps(self.plan, out.first_base_offset, out.next_offset))
+        ends = [
+            one.copy.known_end
+            for one, until in zip(surveys, self.plan.lineage.truncation, strict=True)
+            if until == NO_END  # another lineage may have been longer
+        ]
+        if max(ends) > out.next_offset:
+            out.gaps.append((out.next_offset, max(ends)))
+        if self.has_magic_3:
+            out.notes.append("some batches have magic 3, which a broker does not read: convert --to v2 rewrites them")
+        if self.last_epoch > self.plan.lineage.chain.last_epoch and out.batches:
+            out.notes.append(f"leader epoch {self.last_epoch} is that of the last batch alone; no checkpoint names it")
+        used = [one.copy.cleaned_until for one, facts in zip(surveys, self.facts, strict=True) if facts.batches_taken]
+        out.cleaned_until = min(used, default=0)
+        if out.epochs_corrected:
+            out.notes.append(
+                f"{out.epochs_corrected} batches have another leader epoch than the log around them, which their "
+                "checksum does not cover; it was corrected"
+            )
+
+
+def _first_lack(lacks: Sequence[Lack], first: int, last: int) -> Lack | None:
+    return next((lack for lack in lacks if lack.first <= last and first < lack.until), None)
+
+
+def _gaps(plan: _Plan, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the offsets, first..until-1 each, that every copy lacks."""
+    common = [(begin, end)]
+    for one, until in zip(plan.surveys, plan.lineage.truncation, strict=True):
+        own = [(begin, one.begin), *((lack.first, lack.until) for lack in one.lacks), (min(one.end, until), end)]
+        common = list(_both(common, _joined(own)))
+    for first, until in common:
+        if first < until:
+            yield first, until
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for first, until in sorted(one for one in ranges if one[0] < one[1]):
+        if out and first <= out[-1][1]:
+            out[-1] = out[-1][0], max(until, out[-1][1])
+        else:
+            out.append((first, until))
+    return out
+
+
+def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the offsets that are in both of two lists of ranges, each by offset and without overlaps."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        first, until = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if first < until:
+            yield first, until
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+
+
+def _write_side_files(task: MergeTask, plan: _Plan, segments: list[Segment], out: MergedPartition) -> None:
+    """Read the segments back, and write what a broker keeps beside them."""
+    output, settings = open_root(task.output_uri), task.settings
+    target = Target("output", output.uri, output.uri)
+    reindex = ReindexSettings(
+        settings.index_interval_bytes,
+        settings.segment_index_bytes,
+        settings.time_index_interval_ms,
+        chunk_bytes=settings.chunk_bytes,
+        max_batch_bytes=settings.max_batch_bytes,
+    )
+    following = [segment.base_offset for segment in segments[1:]]
+    tasks = [
+        ReindexTask(target, task.folder, (segment,), reindex, after)
+        for segment, after in zip(segments, [*following, None], strict=True)
+    ]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        outcomes = [outcome for found in pool.map(reindex_segments, tasks) for outcome in found]
+    epochs = checkpoints.truncate_from_start(_epochs_of(plan, out, outcomes), out.log_start_offset)
+    out.leader_epochs = tuple(epochs)
+    path = f"{task.folder}/{names.LEADER_EPOCH_CHECKPOINT}"
+    write_file(output, path, checkpoints.write_leader_epochs(epochs))
+    side_files = SideFilesPlan(
+        target,
+        task.folder,
+        out.log_start_offset,
+        {},
+        {},
+        tuple(epochs),
+        path,
+        settings.producer_id_expiration_ms,
+    )
+    done = reindex_side_files(side_files, outcomes)
+    out.notes += [*done.notes, *_open_transactions(output, task.folder, out)]
+    unread = [outcome.problem for outcome in outcomes if outcome.problem is not None]
+    out.problems, out.refused = [*out.problems, *unread], bool(unread)
+    out.problems += [_problem(file) for file in done.files if file.status == "impossible"]
+    ids = sorted({one.copy.topic_id for one in plan.surveys if one.copy.topic_id is not None})
+    if ids:
+        out.topic_id = ids[0]
+        metadata = checkpoints.write_partition_metadata(checkpoints.parse_uuid(ids[0], names.PARTITION_METADATA))
+        write_file(output, f"{task.folder}/{names.PARTITION_METADATA}", metadata)
+    flush_whole(output, task.folder)
+
+
+def _open_transactions(output: Root, folder: str, out: MergedPartition) -> Iterator[str]:
+    """Yield a note on transactions that no marker ends."""
+    path = f"{folder}/{names.segment_file(out.next_offset, names.SNAPSHOT)}"
+    if not exists(output, path):
+        return
+    first = producer_snapshot.read(read_file(output, path), path)["current_txn_first_offset"]
+    first = first[first >= 0]
+    if len(first):
+        yield (
+            f"{len(first)} transactions have no marker; a consumer of committed records stops at offset {first.min()} "
+            "until a broker ends them"
+        )
+
+
+def _epochs_of(plan: _Plan, out: MergedPartition, outcomes: Sequence[SegmentOutcome]) -> list[tuple[int, int]]:
+    """Return the leader epochs of the result: those of the lineage, and of its last batch."""
+    found = list(plan.lineage.chain.entries)
+    last = max((epoch for outcome in outcomes for epoch in outcome.epochs), default=(-1, 0))
+    if last[0] > plan.lineage.chain.last_epoch:
+        found = checkpoints.assign(found, *last)
+    return [entry for entry in found if entry[1] <= out.next_offset]
+
+
+def _problem(file: FileReport) -> Problem:
+    return Problem(file.reason or "side_file", file.log or file.path, file.position, file.expected, file.found)
