@@ -122,7 +122,7 @@ FLOORS: dict[str, set[str]] = {
         "udfs.steps",
         "udfs.compact.retention",
         "udfs.lookup.minutes",
-        "udfs.audit.rows",
+        "udfs.audit.versions",
         "udfs.erased_keys",
         "udfs.export.write_files",
     },

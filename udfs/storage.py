@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from lastkey.logformat.storage.locations import TIERED, canonical, file_system, 
 from lastkey.logformat.storage.regular_files import LogFile, odd_entries, open_input
 from lastkey.logformat.tiered import objects as tiered
 
+_UPLOAD_BYTES: Final = 8 << 20  # of a part
 _FLUSHES: Final = 4  # of a process: more cost processor time, and no file is there sooner
 
 
@@ -143,6 +145,26 @@ def read_file(root: Root, path: str, log_bytes: int = 0) -> bytes:
 def open_output(root: Root, path: str) -> Any:
     """Open a new file for writing. What is written counts for the limit on I/O."""
     return paid(root.filesystem.open_output_stream(root.full(path), compression=None))
+
+
+@contextlib.contextmanager
+def native_output(root: Root, path: str, check: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    """Yield a stream of Arrow's own to a new file. A writer of Arrow that calls a stream of Python's aborts the process
+    if that ends meanwhile, as after another task's error.
+
+    In a bucket the file is a copy of a temporary one. check: called before an upload is complete; may raise.
+    """
+    if root.is_local:
+        with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
+            yield stream
+        return
+    with tempfile.NamedTemporaryFile(prefix="lastkey-") as copy:
+        with pa.OSFile(copy.name, "wb") as stream:
+            yield stream
+        with root.filesystem.open_output_stream(root.full(path), compression=None) as upload:
+            while data := copy.read(_UPLOAD_BYTES):
+                upload.write(data)
+            check()
 
 
 def put_file(root: Root, path: str, data: bytes | memoryview) -> None:

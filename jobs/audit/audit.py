@@ -1,14 +1,14 @@
-"""Frame of every audit: tables, sources, the reading of what is new, Spark's session, the report."""
+"""Frame of every audit: tables, sources, the reading of what is new, the report."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lastkey.jobs.archive.places import Place, check_apart
-from lastkey.jobs.audit.records import Gathered, ReadSettings, gather, records_of
+from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.audit_options import AuditOptions
@@ -20,11 +20,8 @@ from lastkey.jobs.spark import connector
 from lastkey.jobs.spark.engine import spark_workers
 from lastkey.jobs.spark.workers import SparkTasks
 from lastkey.jobs.store.audits import audit_secret, check_files
-from lastkey.jobs.store.minutes import session_for, uri_for_spark
+from lastkey.jobs.store.minutes import uri_for_spark
 from lastkey.jobs.store.tables import State, open_state
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 MOST: Final = 20  # rows of a table of the report; the tables of the store have all
 _FEW_BYTES: Final = 256 << 20  # of log: the JVM starts for a short time
@@ -38,27 +35,6 @@ class Audit:
     state: State
     found: Gathered
     report: AuditReport
-    size_bytes: int  # of the logs
-
-
-@dataclass(frozen=True)
-class SparkAudit(Audit):
-    """An audit that Spark answers from all records of its sources."""
-
-    spark: SparkSession
-    records: DataFrame  # see records_of
-
-
-def by_spark(ask: Callable[[SparkAudit], None]) -> Callable[[Audit], None]:
-    """Return a function for `run_audit` that gives a session to `ask`."""
-
-    def in_session(audit: Audit) -> None:
-        with audit.workers.spark(f"audit {audit.report.kind}") as whole:
-            spark = session_for(whole, audit.size_bytes)
-            given = (audit.workers, audit.state, audit.found, audit.report, audit.size_bytes)
-            ask(SparkAudit(*given, spark, records_of(spark, audit.state, audit.found)))
-
-    return in_session
 
 
 def run_audit(
@@ -114,10 +90,10 @@ def _run(
         report.other_problems += found.all_problems
         at = time.perf_counter()
         try:
-            ask(Audit(workers, state, found, report, size))
+            ask(Audit(workers, state, found, report))
         except Exception as error:
             if not isinstance(error, JobError):
-                check_files(state, found.files)  # raises if Spark failed at one of them
+                check_files(state, found.files)  # raises if a task failed at one of them
             raise
         report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - began

@@ -10,21 +10,16 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-
-from lastkey.jobs.audit.lags import POSITIONS
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
-from lastkey.jobs.spark.tasks import run_tasks
-from lastkey.jobs.topics import KAFKAS_OWN, TopicFilter
+from lastkey.jobs.spark.workers import Runner
+from lastkey.jobs.topics import KAFKAS_OWN, Key, TopicFilter
 from lastkey.udfs.audit.committed import TOPICS, Committed, gather, read_commits
+from lastkey.udfs.audit.delivery import Position
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _KAFKAS_OWN = TopicFilter((KAFKAS_OWN,))
 
@@ -33,7 +28,7 @@ _KAFKAS_OWN = TopicFilter((KAFKAS_OWN,))
 class Positions:
     """Positions of the groups that are audited."""
 
-    table: Any  # pa.Table of POSITIONS
+    by_unit: Mapping[Key, Sequence[Position]]
     unknown: Mapping[str, str]  # group -> why nobody can tell what it committed
     notes: Sequence[str] = ()
 
@@ -58,12 +53,10 @@ def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
     return found
 
 
-def committed_in(spark: SparkSession, source: Source, *, accept_gaps: bool = False) -> Committed:
+def committed_in(workers: Runner, source: Source, *, accept_gaps: bool = False) -> Committed:
     """Read the coordinators' topics in tasks. accept_gaps: missing offsets are no problem."""
     partitions = [one for one in source.partitions if one.topic in TOPICS]
-    return gather(
-        run_tasks(spark, partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets")
-    )
+    return gather(workers.run(partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets"))
 
 
 def positions_of(
@@ -84,7 +77,7 @@ def positions_of(
             near = difflib.get_close_matches(group, set(found.rows["group"].to_pylist()))
             hint = f"did you mean {' or '.join(near)}?" if near else "audit delivery without --group shows all"
             raise UnknownNameError(message=f"--group {group}: it has committed nothing", near=hint)
-    rows: list[dict[str, Any]] = []
+    by_unit: dict[Key, list[Position]] = {}
     notes = []
     for group, commits in sorted(by_group.items()):
         there = {(row["topic"], row["partition"]): row for row in commits if row["topic"] in n_partitions}
@@ -98,23 +91,21 @@ def positions_of(
         for topic in sorted({topic for topic, _ in there}):
             for partition in range(n_partitions[topic]):
                 row = there.get((topic, partition))
-                rows.append(_position(group, topic, partition, commits[0]["group_type"], row, unknown))
+                position = _position(group, commits[0]["group_type"], row, unknown)
+                by_unit.setdefault((topic, partition), []).append(position)
                 end = ends.get((topic, partition))
-                if end is not None and rows[-1]["start"] > end:
+                if end is not None and position.start > end:
                     notes.append(
-                        f"group {group!r} is at offset {rows[-1]['start']} of {topic}-{partition}, and what was read of"
+                        f"group {group!r} is at offset {position.start} of {topic}-{partition}, and what was read of"
                         f" it ends at {end}: the log is older than the offsets, or the topic was made anew"
                     )
-    return Positions(pa.Table.from_pylist(rows, schema=POSITIONS), unknown, notes)
+    return Positions(by_unit, unknown, notes)
 
 
-def _position(
-    group: str, topic: str, partition: int, kind: str, row: Mapping[str, Any] | None, unknown: Mapping[str, str]
-) -> dict[str, Any]:
-    ranges = [] if row is None else row["delivered"]
-    start = 0 if row is None or row["committed_offset"] is None else row["committed_offset"]
-    # a share group that has no row here has no state: one that could not be read has a row
-    known = (kind == "share" or group not in unknown) if row is None else row["certain"]
-    tail = min(max([start, *(each["last"] + 1 for each in ranges)]), 2**63 - 1)
-    values = group, kind if row is None else row["group_type"], topic, partition, start, tail, ranges, known
-    return dict(zip(POSITIONS.names, values, strict=True))
+def _position(group: str, kind: str, row: Mapping[str, Any] | None, unknown: Mapping[str, str]) -> Position:
+    if row is None:  # a share group that has no row here has no state: one that could not be read has a row
+        return Position(group, kind, known=kind == "share" or group not in unknown)
+    ranges = tuple((each["first"], each["last"]) for each in row["delivered"])
+    start = row["committed_offset"] or 0
+    tail = min(max([start, *(last + 1 for _, last in ranges)]), 2**63 - 1)
+    return Position(group, row["group_type"], start, tail, ranges, row["certain"])

@@ -1,34 +1,24 @@
 """`audit delivery`: the delivered offset of each key, and how far each group lags behind the last updates.
 
 Committed offsets come from the coordinators' own topics (coordinators.py), or deliveries by key from a table
-(delivery_table.py); lags.py has the queries over `audit_records`. The results are written first, and asked then.
+(delivery_table.py).
 """
 
 from __future__ import annotations
 
+import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from lastkey.jobs.audit.audit import MOST, SparkAudit, by_spark, run_audit
+from lastkey.jobs.audit.answers import Base, Request, Side, ask, commit, parts_of
+from lastkey.jobs.audit.audit import MOST, Audit, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of, positions_of
 from lastkey.jobs.audit.delivery_table import read_deliveries
-from lastkey.jobs.audit.lags import (
-    LAGS,
-    by_positions,
-    by_starts,
-    by_table,
-    figures_of,
-    newest_times,
-    spread_of,
-    with_lags,
-    worst_keys,
-)
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.audit_options import AuditDeliveryOptions
@@ -36,19 +26,33 @@ from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, duration, moment
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.parts import Card, Table
-from lastkey.jobs.store.audits import audit_secret, replace_results
+from lastkey.jobs.store.audits import audit_secret
 from lastkey.jobs.store.job_rows import job_rows
-from lastkey.jobs.store.paths import AUDIT_DELIVERIES
+from lastkey.jobs.store.paths import AUDIT_DELIVERIES, table_folder
 from lastkey.jobs.store.rows import JobRow
+from lastkey.jobs.topics import Key
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
+from lastkey.udfs.audit.delivery import (
+    COUNTS,
+    DELIVERIES,
+    TABLE_GROUP,
+    TOLD_FILES,
+    DeliveryQuestion,
+    DeliveryUnit,
+    Position,
+    Summary,
+    merged_figures,
+    newest_times,
+    write_told,
+)
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
-from lastkey.udfs.storage import normal_uri
+from lastkey.udfs.audit.runs import Sides
+from lastkey.udfs.storage import delete_folder, exists, normal_uri
 
 if TYPE_CHECKING:
     from lastkey.jobs.audit.sources import Source
 
 _TREND: Final = 10  # earlier audits in the report
-_COUNTS: Final = ("keys", "delivered", "undelivered", "unknown", "never", "undelivered_tombstones", "versions_behind")
 
 
 def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
@@ -59,39 +63,67 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     if options.deliveries is None:  # before Spark starts: it may be missing
         coordinators = coordinators_of(options.source, options.offsets_archive)
     tables = () if options.deliveries is None else (as_hadoop_names_it(normal_uri(options.deliveries)),)
-    asked = by_spark(partial(_ask, options, coordinators))
-    return run_audit("delivery", options, [options.source], asked, progress, tables=tables)
+    return run_audit(
+        "delivery", options, [options.source], partial(_ask, options, coordinators), progress, tables=tables
+    )
 
 
-def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: SparkAudit) -> None:
+def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audit) -> None:
     (name,) = audit.report.sources
     audit.report.details["unknown_groups"] = {}
-    counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
-    if coordinators is None:
-        of_keys, places = _from_table(options, audit)
-    else:
-        of_keys, places = _from_commits(options, coordinators, counts, audit)
-    times = newest_times(audit.records)
-    damaged = {(topic, partition) for (_, topic, partition), found in audit.found.problems.items() if found}
-    places = _with_whole(places, damaged).join(F.broadcast(times), ["topic", "partition"], "left")
-    result = replace_results(audit.state, AUDIT_DELIVERIES, name, with_lags(of_keys, places, name))
-    figures = figures_of(result).toArrow().to_pylist()
-    worst = worst_keys(result, MOST).toArrow().to_pylist()
+    folder = f"{table_folder(AUDIT_DELIVERIES)}/told-{uuid.uuid4().hex}"
+    parts = parts_of(audit.found, [Side(name)])
+    told: tuple[str, ...] = ()
+    positions: Mapping[Key, Sequence[Position]]
+    try:
+        if coordinators is None:
+            told, positions = _from_table(options, audit, folder, list(parts))
+        else:
+            positions = _from_commits(options, coordinators, audit)
+        damaged = {(topic, partition) for (_, topic, partition), found in audit.found.problems.items() if found}
+        units = {unit: DeliveryUnit(tuple(positions.get(unit, ())), unit not in damaged) for unit in parts}
+
+        def question(sides: Sides, _: Base) -> DeliveryQuestion:
+            newest = _newest(audit, sides)
+            asked = tuple(replace(units[u], newest_ms=ms) for u, ms in zip(sides.units, newest, strict=True))
+            return DeliveryQuestion(name, asked, MOST, options.max_age_ms, told)
+
+        extra = {unit: [asdict(one), options.hide_keys, folder if told else ""] for unit, one in units.items()}
+        request = Request(AUDIT_DELIVERIES, DELIVERIES, name, parts, extra, question)
+        answers = ask(audit, request)
+        commit(audit, request, answers)
+    finally:
+        if exists(audit.state.root, folder):
+            delete_folder(audit.state.root, folder)
+    if n_without := sum(summary.without for summary in answers.summaries):
+        audit.report.notes.append(
+            f"{counted(n_without, 'row')} of {options.deliveries}: no record with this key is left"
+        )
     if options.max_age_ms is not None:
-        late = (F.col("verdict") == "undelivered") & (F.col("age_ms") > options.max_age_ms)
-        audit.report.findings = result.where(late).count()
+        audit.report.findings = sum(summary.late for summary in answers.summaries)
     runs = (row for row in job_rows(audit.state) if row.job == "audit delivery")
     earlier = [row for row in runs if row.told.get("sources") == [name]]
-    _fill(audit.report, options, figures, worst, earlier)
+    _fill(audit.report, options, merged_figures(answers.summaries), _worst(answers.summaries), earlier)
+
+
+def _newest(audit: Audit, sides: Sides) -> list[int | None]:
+    """Return the newest timestamp of each unit."""
+    paths = sorted(path for files in sides.files for path in files)
+    found = audit.workers.run(partial(newest_times, sides), paths, "audit: newest timestamps")
+    known = (
+        [[ms for ms in of if ms is not None] for of in zip(*found, strict=True)] if found else [[] for _ in sides.units]
+    )
+    return [max(of, default=None) for of in known]
 
 
 def _from_commits(
-    options: AuditDeliveryOptions, coordinators: Source, counts: Mapping[str, int], audit: SparkAudit
-) -> tuple[DataFrame, DataFrame]:
-    """Return (what each group was delivered of each key, its places), by committed offsets."""
+    options: AuditDeliveryOptions, coordinators: Source, audit: Audit
+) -> Mapping[Key, Sequence[Position]]:
+    """Return what each group was delivered of each partition, by committed offsets."""
+    counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
     accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
-    found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
-    ends: dict[tuple[str, int], int] = {}
+    found = committed_in(audit.workers, coordinators, accept_gaps=accepts)
+    ends: dict[Key, int] = {}
     for part in audit.found.parts:
         place = part.read.topic, part.read.partition
         ends[place] = max(ends.get(place, 0), part.end_offset)
@@ -99,56 +131,42 @@ def _from_commits(
     audit.report.other_problems += [*found.problems, *found.unreadable(options.groups, counts)]
     audit.report.notes += [*found.notes, *positions.notes]
     for group, why in sorted(positions.unknown.items()):  # who asked for a group by name gets no answer
-        told = audit.report.other_problems if group in options.groups else audit.report.notes
-        told.append(f"group {group!r} is not known: {why}")
+        texts = audit.report.other_problems if group in options.groups else audit.report.notes
+        texts.append(f"group {group!r} is not known: {why}")
     audit.report.details["unknown_groups"] = dict(positions.unknown)
-    table, spark = positions.table, audit.spark
-    is_share = pc.equal(table["group_type"], "share")
-    of_share, others = table.filter(is_share), table.filter(pc.invert(is_share))
-    parts = [by_starts(audit.records, spark.createDataFrame(others))]
-    if len(of_share):
-        parts.append(by_positions(audit.records, spark.createDataFrame(of_share)))
-    places = spark.createDataFrame(table).select("group", "topic", "partition", "group_type", "known")
-    return reduce(DataFrame.unionByName, parts), places
+    return positions.by_unit
 
 
-def _from_table(options: AuditDeliveryOptions, audit: SparkAudit) -> tuple[DataFrame, DataFrame]:
-    """Return (what each group was delivered of each key, its places), by a table of deliveries."""
-    secret = audit_secret(audit.state) if options.hide_keys else None
-    told = read_deliveries(audit.spark, options.deliveries or "", options.key_format, secret)
-    if options.groups:
-        told = told.where(F.col("group").isin(*options.groups))
-    of_keys = by_table(audit.records, told)
-    columns: list[str] = [name for name in told.columns if name in ("topic", "partition", "key")]
-    there = audit.records.select(*columns).distinct()
-    n_without = told.join(there, columns, "left_anti").count()
-    if n_without:
-        audit.report.notes.append(
-            f"{counted(n_without, 'row')} of {options.deliveries}: no record with this key is left"
-        )
-    named = set(told.select("topic").distinct().toArrow()["topic"].to_pylist())
-    if others := sorted({topic for _, topic in audit.found.n_partitions} - named):
+def _from_table(
+    options: AuditDeliveryOptions, audit: Audit, folder: str, units: Sequence[Key]
+) -> tuple[tuple[str, ...], dict[Key, list[Position]]]:
+    """Return the files of deliveries by key, and the groups that a table names of each partition."""
+    write = partial(write_told, audit.state.root.uri, folder, audit_secret(audit.state))
+    with audit.workers.spark("audit delivery") as spark:
+        rows = read_deliveries(spark, options.deliveries or "", options.key_format)
+        if options.groups:
+            rows = rows.where(rows["group"].isin(*options.groups))
+        files = rows.mapInArrow(write, from_arrow_schema(TOLD_FILES)).toArrow().to_pylist()
+    named = sorted({(row["topic"], row["group"]) for row in files})
+    if others := sorted({topic for topic, _ in units} - {topic for topic, _ in named}):
         audit.report.notes.append(f"{options.deliveries} names no key of {', '.join(others)}: not judged")
-    places = (
-        told.select("group", "topic")
-        .distinct()
-        .join(F.broadcast(audit.records.select("topic", "partition").distinct()), "topic")
-        .withColumn("group_type", F.lit("table"))
-        .withColumn("known", F.lit(True))
-    )
-    return of_keys, places
+    positions = {unit: [Position(group, TABLE_GROUP) for topic, group in named if topic == unit[0]] for unit in units}
+    return tuple(sorted({row["path"] for row in files})), positions
 
 
-def _with_whole(places: DataFrame, damaged: set[tuple[str, int]]) -> DataFrame:
-    """Add the column `whole`: false for the partitions of which something could not be read."""
-    columns = {
-        "topic": pa.array([topic for topic, _ in damaged], pa.string()),
-        "partition": pa.array([partition for _, partition in damaged], pa.int32()),
-        "damaged": pa.array([True] * len(damaged), pa.bool_()),
-    }
-    marked = places.sparkSession.createDataFrame(pa.table(columns))
-    joined = places.join(F.broadcast(marked), ["topic", "partition"], "left")
-    return joined.withColumn("whole", F.col("damaged").isNull()).drop("damaged")
+def _worst(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return of each group and topic the keys whose last update waits longest."""
+
+    def waits(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        age = row["age_ms"]
+        return age is None, -(age or 0), -row["lag_versions"]
+
+    rows = [row for summary in summaries for row in summary.worst]
+    by_place = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
+    for row in sorted(rows, key=lambda row: (*waits(row), row["partition"], row["key"])):
+        by_place[row["group"], row["topic"]].append(row)
+    first = [row for of in by_place.values() for row in of[:MOST]]
+    return sorted(first, key=lambda row: (*waits(row), row["group"], row["topic"], row["partition"], row["key"]))
 
 
 # -- the report
@@ -157,18 +175,13 @@ def _with_whole(places: DataFrame, damaged: set[tuple[str, int]]) -> DataFrame:
 def _fill(
     report: AuditReport,
     options: AuditDeliveryOptions,
-    figures: list[dict[str, Any]],
+    figures: Mapping[tuple[str, ...], dict[str, Any]],
     worst: list[dict[str, Any]],
     earlier: Sequence[JobRow],
 ) -> None:
-    groups = [
-        {
-            **{name: row[name] for name in ("group", "group_type", "topic", *_COUNTS)},
-            **{lag: spread_of(row, lag) for lag in LAGS},
-        }
-        for row in figures
-    ]
-    total = {name: sum(row[name] or 0 for row in groups) for name in _COUNTS}
+    places = ("group", "group_type", "topic")
+    groups = [dict(zip(places, place, strict=True)) | row for place, row in figures.items()]
+    total = {name: sum(row[name] for row in groups) for name in COUNTS}
     report.summary = total | {"groups": groups}
     worst = [row | {"key": shown_key(row["key"], options.hide_keys)} for row in worst]
     trend = _trend(groups, earlier)

@@ -6,11 +6,8 @@ and group. Rows of one key count as their largest offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, IntegralType, StringType
 
@@ -19,7 +16,6 @@ from lastkey.jobs.errors import MissingPathError, UsageError
 from lastkey.jobs.spark import connector
 from lastkey.jobs.store.audits import delta_table
 from lastkey.logformat.storage.hadoop import as_hadoop_names_it
-from lastkey.udfs.audit.rows import Secret, hashed_keys
 from lastkey.udfs.storage import exists, normal_uri, open_root
 
 if TYPE_CHECKING:
@@ -29,11 +25,11 @@ NO_GROUP: Final = "(table)"  # of a table without the column
 _NEEDED: Final = ("topic", "key", "offset")
 
 
-def read_deliveries(spark: SparkSession, uri: str, key_format: KeyFormat, secret: Secret | None) -> DataFrame:
+def read_deliveries(spark: SparkSession, uri: str, key_format: KeyFormat) -> DataFrame:
     """Return group, topic, key (binary), told, and partition if the table has it; each key of a group once.
 
-    key_format: how a column of strings shows keys. secret: hash the keys by it, as the tables of audits do. Raise
-    UsageError for a table that has not these columns, or rows without values.
+    key_format: how a column of strings shows keys. Raise UsageError for a table that has not these columns, or rows
+    without values.
     """
     found = _loaded(spark, normal_uri(uri))
     names = {name.lower(): name for name in found.columns}
@@ -52,8 +48,6 @@ def read_deliveries(spark: SparkSession, uri: str, key_format: KeyFormat, secret
         columns["partition"] = _integer(F.col(names["partition"]), types["partition"], "int", "partition", uri)
     rows = found.select(*(column.alias(name) for name, column in columns.items()))
     _check_values(rows, uri, key_format)
-    if secret is not None:
-        rows = rows.mapInArrow(partial(_hashed, secret), rows.schema)
     by = [name for name in rows.columns if name != "told"]
     return rows.groupBy(*by).agg(F.max("told").alias("told"))
 
@@ -95,9 +89,3 @@ def _check_values(rows: DataFrame, uri: str, key_format: KeyFormat) -> None:
     if wrong:
         hint = f"; keys are read as {key_format} (--key-format)" if bad["key"] else ""
         raise UsageError(message=f"--deliveries {uri}: {', '.join(wrong)}{hint}")
-
-
-def _hashed(secret: Secret, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        at = batch.schema.get_field_index("key")
-        yield batch.set_column(at, "key", hashed_keys(batch.column("key"), secret))

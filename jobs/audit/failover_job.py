@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
-import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
-
-from lastkey.jobs.audit.audit import MOST, SparkAudit
+from lastkey.jobs.audit.audit import Audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of
-from lastkey.jobs.audit.failover import LOST
-from lastkey.jobs.audit.go_on import GoOn, GroupOffsets, go_on
+from lastkey.jobs.audit.go_on import GoOn, go_on
 from lastkey.jobs.audit.offset_files import plan_of, read_offsets
-from lastkey.jobs.audit.pairs import TABLE, Pair, first_unread, matches_of, replace_pair_results, run_pair, unread
+from lastkey.jobs.audit.pairs import Pair, run_pair
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.audit.sources import Source
@@ -29,11 +25,6 @@ from lastkey.jobs.report.write_page import checked_output, write_page
 from lastkey.jobs.topics import Key
 from lastkey.udfs.audit.committed import Committed
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-_PARTITION: Final = "partition"  # kind of a row; the other is LOST
 
 
 def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
@@ -52,31 +43,19 @@ def _ask(
     given: Mapping[Key, int] | None,
     coordinators: Source | None,
     plan: str | None,
-    audit: SparkAudit,
+    audit: Audit,
     pair: Pair,
 ) -> None:
     committed = {key: offset for key, offset in (given or {}).items() if key[0] in pair.topics}
     if coordinators is not None:
         accepts = options.config.topic_settings(CONSUMER_OFFSETS).gaps == "accept"
-        found = committed_in(audit.spark, coordinators, accept_gaps=accepts)
+        found = committed_in(audit.workers, coordinators, accept_gaps=accepts)
         committed = _committed(found, options.group, pair, audit.report)
     elif not committed:
         file, group = options.committed, options.group
         raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
-    in_a, in_b = unread(pair, audit.found)
-    matches = matches_of(audit, pair, ignore_timestamps=options.ignore_timestamps)
-    asked = GroupOffsets(committed, first_unread(pair, audit.found, in_b), in_a, options.ignore_timestamps)
-    answers, known = go_on(audit.spark, matches, asked)
-    wanted = {topic for topic, _ in committed} or pair.topics
-    answers = [one for one in answers if one.topic in wanted]
-    try:
-        lost = known.where((F.col("a_state") == LOST) & F.col("topic").isin(*sorted(wanted)))
-        result = _result(audit, options.group, pair, answers, lost)
-        first = result.where(F.col("kind") == LOST).orderBy("topic", "partition", "offset").limit(MOST)
-        lost_rows = first.select("topic", "partition", "offset", "timestamp_ms", "key").toArrow().to_pylist()
-    finally:
-        known.unpersist()
-    _fill(audit.report, options, pair, answers, lost_rows)
+    answers, lost = go_on(audit, pair, committed, options)
+    _fill(audit.report, options, pair, answers, lost)
     if plan is not None:
         write_page(plan, plan_of(answers, pair.in_b), PLAN)
 
@@ -98,14 +77,6 @@ def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) ->
     return {
         (row["topic"], row["partition"]): row["committed_offset"] for row in rows if row["committed_offset"] is not None
     }
-
-
-def _result(audit: SparkAudit, group: str, pair: Pair, answers: Sequence[GoOn], lost: DataFrame) -> DataFrame:
-    """Write a row for each partition and each lost record, and return them from the table."""
-    told = [asdict(one) | {"kind": _PARTITION, "b_topic": pair.in_b.get(one.topic)} for one in answers]
-    partitions = audit.spark.createDataFrame(pa.Table.from_pylist(told, TABLE))
-    records = lost.select(F.lit(LOST).alias("kind"), "topic", "partition", "a.offset", "a.timestamp_ms", "key")
-    return replace_pair_results(audit, pair, partitions.unionByName(records, allowMissingColumns=True), group)
 
 
 def _fill(

@@ -1,34 +1,56 @@
-"""Asks the questions of `failover` in turn, and decides where a group goes on in each partition, and says why there."""
+"""Asks the questions of `failover` in turn, and decides where a group goes on in each partition, and says why there.
+
+Each partition is answered by itself. Of one whose records and committed offset have not changed the earlier answer is
+kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Final, Literal
 
+import numpy as np
 import pyarrow as pa
-from pyspark import StorageLevel
 
-from lastkey.jobs.audit.failover import behind, figures, first_at, first_new, states
+from lastkey.jobs.audit.answers import Base, Request, ask, commit, parts_of
+from lastkey.jobs.audit.audit import MOST, Audit
+from lastkey.jobs.audit.pairs import Pair, first_unread, sides_of, unread
+from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.reporting import counted
+from lastkey.jobs.spark.workers import Runner
+from lastkey.jobs.store.paths import AUDIT_PAIRS, table_folder
 from lastkey.jobs.topics import Key
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from lastkey.udfs.audit.answers import write_rows
+from lastkey.udfs.audit.failover import (
+    COUNTED,
+    LEAST,
+    LOST,
+    PARTITION,
+    READ,
+    Behind,
+    FailoverQuestion,
+    Figures,
+    Found,
+    Suspect,
+    add_figures,
+    behind,
+    figure,
+    first_at,
+    first_lost,
+    first_new,
+)
+from lastkey.udfs.audit.failover import MOST as LARGEST
+from lastkey.udfs.audit.pairs import PAIRS
+from lastkey.udfs.audit.runs import Sides
+from lastkey.udfs.storage import delete_folder, exists
 
 Way = Literal["identity", "time", "start"]
 _LEAST_MATCH: Final = 0.5  # of the records that could match: fewer, and the values are others
 _NO_TIME: Final = -1
-
-
-@dataclass(frozen=True)
-class GroupOffsets:
-    """Group's offsets in A, and what is known of the logs beside their records."""
-
-    committed: Mapping[Key, int]
-    b_unread: Mapping[Key, int] = field(default_factory=dict)  # -> an offset of B before all that could not be read
-    a_unread: Collection[Key] = ()
-    ignore_timestamps: bool = False
+_INT64: Final = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -54,61 +76,121 @@ class GoOn:
     passed_over: int = 0  # records before `offset` that A had and dropped
     a_unread: bool = False
 
+    def to_row(self, source: str, group: str, pair: Pair) -> dict[str, Any]:
+        """Return the row of PAIRS. Its counts of versions are records."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name in PAIRS.names}
+        return columns | {
+            "source": source, "group": group, "kind": PARTITION, "b_topic": pair.in_b.get(self.topic),
+            "a_versions": self.a_records, "b_versions": self.b_records,
+            "missing_versions": self.a_records - self.matched, "extra_versions": self.b_records - self.matched,
+        }  # fmt: skip
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any], known: Known) -> GoOn:
+        """Return the answer of a row of PAIRS."""
+        columns = {f.name: row[f.name] for f in fields(cls) if f.name in row}
+        records = {"a_records": row["a_versions"], "b_records": row["b_versions"]}
+        matched = row["a_versions"] - row["missing_versions"]
+        return cls(**columns, **records, matched=matched, a_unread=(row["topic"], row["partition"]) in known.a_unread)
+
     @property
     def key(self) -> Key:
         """Topic and partition."""
         return self.topic, self.partition
 
 
-def go_on(spark: SparkSession, matches: DataFrame, asked: GroupOffsets) -> tuple[list[GoOn], DataFrame]:
-    """Return the answer for each partition of A, and the matches as `states` knows them, kept on disk until the caller
-    calls `unpersist`. matches: of `match`, with the same ignore_timestamps.
-    """
-    committed = [(*key, offset) for key, offset in asked.committed.items()]
-    known = states(matches, frame(spark, committed, "committed"), ignore_timestamps=asked.ignore_timestamps)
-    known = known.persist(StorageLevel.DISK_ONLY)
-    found = {key_of(row): row for row in figures(known).toArrow().to_pylist()}
-    of_a = sorted({key for key, row in found.items() if row["a_records"]} | set(asked.committed))
-    first = {key: _first(key, found.get(key, {}), asked) for key in of_a}
-    suspects = [key for key in of_a if _may_pass_over(first[key], found.get(key, {}))]
-    if suspects:
-        rows_of = ((key, found[key]) for key in suspects)
-        starts = frame(
-            spark,
-            [(*key, asked.committed[key], row["a_first"], row["first_copy"]) for key, row in rows_of],
-            "committed", "a_first", "first_copy",
-        )  # fmt: skip
-        for row in first_new(known, starts).toArrow().to_pylist():
-            first[key_of(row)] = _decided(first[key_of(row)], found[key_of(row)], row["first_new"])
-    by_time = {key: _from_ms(found[key]) for key in of_a if first[key].way == "time"}
-    if by_time:
-        times = frame(spark, [(*key, ms) for key, ms in by_time.items()], "from_ms")
-        for row in first_at(known, times).toArrow().to_pylist():
-            first[key_of(row)] = _by_time(first[key_of(row)], found[key_of(row)], row["first_at"])
-    answers = [_before_unread(first[key], asked.b_unread.get(key)) for key in of_a]
-    offsets = frame(spark, [(*one.key, one.offset) for one in answers if one.offset is not None], "go_on")
-    counts = {key_of(row): row for row in behind(known, offsets).toArrow().to_pylist()}
-    return [_counted(one, found.get(one.key, {}), counts.get(one.key, {})) for one in answers], known
+@dataclass(frozen=True)
+class Known:
+    """Group's offsets in A, and what is known of the logs beside their records."""
+
+    committed: Mapping[Key, int]
+    a_unread: set[Key]
+    b_unread: Mapping[Key, int]  # -> an offset of B before all that could not be read
 
 
-def frame(spark: SparkSession, rows: Iterable[Sequence[Any]], *numbers: str) -> DataFrame:
-    """Return a small DataFrame: topic, partition, and columns of numbers."""
-    fields = [pa.field("topic", pa.string()), pa.field("partition", pa.int32())]
-    schema = pa.schema([*fields, *[pa.field(name, pa.int64()) for name in numbers]])
-    return spark.createDataFrame(
-        pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    )
+def go_on(
+    audit: Audit, pair: Pair, committed: Mapping[Key, int], options: AuditFailoverOptions
+) -> tuple[list[GoOn], list[dict[str, Any]]]:
+    """Return the answer for each partition of A that the group read, and the first lost records; write both."""
+    in_a, in_b = unread(pair, audit.found)
+    known = Known(committed, in_a, first_unread(pair, audit.found, in_b))
+    topics = {topic for topic, _ in committed} or pair.topics
+    parts = {unit: of for unit, of in parts_of(audit.found, sides_of(pair)).items() if unit[0] in topics}
+    extra = {
+        unit: [committed.get(unit), unit in in_a, known.b_unread.get(unit), options.ignore_timestamps]
+        for unit in sorted({*parts, *committed})
+    }
+    source = f"{pair.result}, group {options.group}"
+    states = f"{table_folder(AUDIT_PAIRS)}/states"
+
+    def question(sides: Sides, _: Base) -> FailoverQuestion:
+        offsets = tuple(committed.get(unit, _NO_TIME) for unit in sides.units)
+        return FailoverQuestion(source, options.group, offsets, options.ignore_timestamps, MOST, folder)
+
+    request = Request(AUDIT_PAIRS, PAIRS, source, parts, extra, question, n_sides=2)
+    folder = f"{states}/{uuid.uuid4().hex}"
+    try:
+        answers = ask(audit, request)
+        found = [one.summary for one in answers.fresh]
+        fresh = decide(audit.workers, audit.state.root.uri, answers.asked, found, known) if found else []
+    finally:
+        if exists(audit.state.root, folder):
+            delete_folder(audit.state.root, folder)
+    rows = pa.Table.from_pylist([one.to_row(source, options.group, pair) for one in fresh], PAIRS)
+    asked = {unit: answers.fingerprints[unit] for unit in answers.asked}
+    more = [write_rows(audit.state.root.uri, answers.folder, rows, asked, None)] if asked else []
+    commit(audit, request, answers, more)
+    kept = [GoOn.of_row(row, known) for one in answers.kept for row in one.summary.answers]
+    lost = pa.Table.from_pylist([row | {"kind": LOST} for one in answers.summaries for row in one.lost], PAIRS)
+    return sorted([*fresh, *kept], key=lambda one: one.key), first_lost(lost, MOST)
 
 
-def key_of(row: Mapping[str, Any]) -> Key:
-    """Return topic and partition of a row."""
-    return row["topic"], row["partition"]
+def decide(workers: Runner, root: str, units: Sequence[Key], found: Sequence[Found], known: Known) -> list[GoOn]:
+    """Return the answers of units. found: of all ranges."""
+    run, paths = workers.run, [path for one in found for path in one.states]
+    figures = _rows(units, add_figures([one.figures for one in found]))
+    of_a = [key for key, row in figures.items() if row["a_records"] or key in known.committed]
+    first = {key: _first(key, figures[key], known) for key in of_a}
+    numbers = {unit: number for number, unit in enumerate(units)}
+    suspects = [key for key in of_a if _may_pass_over(first[key], figures[key])]
+    asked = [
+        Suspect(numbers[key], known.committed[key], figures[key]["a_first"], figures[key]["first_copy"])
+        for key in suspects
+    ]
+    for key, new in zip(suspects, run(partial(first_new, root, paths), asked, "audit: holes"), strict=True):
+        first[key] = _decided(first[key], figures[key], new)
+    from_ms = [_from_ms(figures[u]) if u in first and first[u].way == "time" else None for u in units]
+    if any(ms is not None for ms in from_ms):
+        times = Behind(root, (), tuple(from_ms))
+        first_later = np.minimum.reduce(run(partial(first_at, times), paths, "audit: times"))
+        for key in of_a:
+            if first[key].way == "time":
+                at = int(first_later[numbers[key]])
+                first[key] = _by_time(first[key], figures[key], None if at == _INT64 - 1 else at)
+    final = {key: _before_unread(first[key], known.b_unread.get(key)) for key in of_a}
+    offsets = [one.offset if (one := final.get(unit)) is not None and one.offset is not None else -1
+               for unit in units]  # fmt: skip
+    parts = run(partial(behind, Behind(root, tuple(offsets), ())), paths, "audit: what is read again")
+    earliest = np.minimum.reduce([part[1] for part in parts])
+    latest = np.maximum.reduce([part[2] for part in parts])
+    out = []
+    for key, one in final.items():
+        unit = numbers[key]
+        counts = {name: int(sum(part[0][name][unit] for part in parts)) for name in READ}
+        span = int(latest[unit]) - int(earliest[unit]) if counts["again"] else 0
+        out.append(_counted(one, figures[key], counts | {"again_ms": span if span < _INT64 else 0}))
+    return out
 
 
-def _first(key: Key, row: Mapping[str, Any], asked: GroupOffsets) -> GoOn:
+def _rows(units: Sequence[Key], figures: Figures) -> dict[Key, dict[str, Any]]:
+    names = (*COUNTED, *LEAST, *LARGEST)
+    return {unit: {name: figure(figures, name, number) for name in names} for number, unit in enumerate(units)}
+
+
+def _first(key: Key, row: Mapping[str, Any], asked: Known) -> GoOn:
     """Return where to go on as far as identity alone tells."""
     names = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
-    one = GoOn(*key, asked.committed.get(key), a_unread=key in asked.a_unread, **{n: row.get(n, 0) for n in names})
+    one = GoOn(*key, asked.committed.get(key), a_unread=key in asked.a_unread, **{n: row[n] for n in names})
     if not one.b_records:
         return replace(one, why=f"B has no record of it, A has {counted(one.undelivered, 'undelivered record')}")
     if one.a_records and one.matched < _LEAST_MATCH * min(one.a_records, one.b_records):
@@ -159,8 +241,7 @@ def _before_unread(one: GoOn, unread: int | None) -> GoOn:
 
 def _counted(one: GoOn, row: Mapping[str, Any], counts: Mapping[str, Any]) -> GoOn:
     """Return the answer with what is read from there on. Without identity, all but as many as were not delivered."""
-    names = ("read", "again", "again_ms", "not_of_a", "passed_over")
-    one = replace(one, **{name: counts.get(name, 0) for name in names})
+    one = replace(one, **counts)
     if one.way == "identity":
         return one
     again_ms = max((row["delivered_to_ms"] or 0) - _from_ms(row), 0)

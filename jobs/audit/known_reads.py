@@ -16,7 +16,7 @@ from typing import Final
 
 from lastkey.jobs.store.audits import AuditRead
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.audit.rows import batch_end
+from lastkey.udfs.audit.versions import batch_end
 from lastkey.udfs.storage import absent, open_root
 
 NO_PROBLEMS: Final = "[]"

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 
-from lastkey.jobs.audit.audit import MOST, SparkAudit
-from lastkey.jobs.audit.matches import ALL_PARTITIONS
-from lastkey.jobs.audit.mirror import COUNTS, DELETED, EQUAL, LAWFUL, UNKNOWN, compare
-from lastkey.jobs.audit.pairs import Pair, matches_of, replace_pair_results, run_pair, spread, unread
+from lastkey.jobs.audit.answers import Base, Request, ask, commit, parts_of
+from lastkey.jobs.audit.audit import MOST, Audit
+from lastkey.jobs.audit.pairs import Pair, run_pair, sides_of, spread, unread
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
 from lastkey.jobs.command.audit_options import AuditMirrorOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
 from lastkey.jobs.report.parts import Card, Table
+from lastkey.jobs.store.paths import AUDIT_PAIRS
 from lastkey.jobs.topics import Key
+from lastkey.udfs.audit.mirror import (
+    COUNTS,
+    DELETED,
+    EQUAL,
+    FINDINGS,
+    UNKNOWN,
+    MirrorQuestion,
+    by_partition,
+    first_findings,
+)
+from lastkey.udfs.audit.pairs import PAIRS
+from lastkey.udfs.audit.runs import ALL_PARTITIONS, Sides
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-_KINDS: Final = (
-    "missing", "stale", "different", "extra", "ahead", "order", "missing_version", "extra_version",
-    "missing_record", "extra_record", UNKNOWN,
-)  # fmt: skip
 _SAY: Final = {
     "missing": "keys that B does not have",
     "stale": "keys with an older version in B",
@@ -48,43 +52,31 @@ def run(options: AuditMirrorOptions, progress: Progress) -> AuditReport:
     return run_pair("mirror", options, partial(_ask, options), progress)
 
 
-def _ask(options: AuditMirrorOptions, audit: SparkAudit, pair: Pair) -> None:
+def _ask(options: AuditMirrorOptions, audit: Audit, pair: Pair) -> None:
     apart = spread(pair, audit.found.n_partitions)
     in_a, in_b = (_placed(keys, apart) for keys in unread(pair, audit.found))
-    outcomes = compare(
-        matches_of(audit, pair, spread=apart, ignore_timestamps=options.ignore_timestamps),
-        _unread_frame(audit.spark, in_a, in_b),
-        ignore_timestamps=options.ignore_timestamps,
-        every_version=options.every_version,
-    )
-    table = replace_pair_results(audit, pair, outcomes).select(outcomes.columns)
-    by_partition = (
-        table.groupBy("topic", "partition", "kind", "without_key")
-        .agg(*[F.sum(name).alias(name) for name in COUNTS])
-        .orderBy("topic", "partition", "kind")
-        .toArrow()
-        .to_pylist()
-    )
-    findings = table.where(~F.col("kind").isin(*LAWFUL)).orderBy("topic", "partition", "kind", "a_offset", "b_offset")
-    first = findings.limit(MOST).drop("keys").toArrow().to_pylist()
+    parts = parts_of(audit.found, sides_of(pair), apart)
+    asked = [options.ignore_timestamps, options.every_version, options.hide_keys]
+
+    def question(sides: Sides, _: Base) -> MirrorQuestion:
+        unread_units = tuple((unit in in_a, unit in in_b) for unit in sides.units)
+        return MirrorQuestion(pair.result, unread_units, options.ignore_timestamps, options.every_version, MOST)
+
+    extra = {unit: [*asked, unit in in_a, unit in in_b] for unit in parts}
+    request = Request(AUDIT_PAIRS, PAIRS, pair.result, parts, extra, question, n_sides=2, timed=True)
+    answers = ask(audit, request)
+    commit(audit, request, answers)
+    by_kind = by_partition(pa.Table.from_pylist([row for of, _ in answers.summaries for row in of], PAIRS))
+    first = [row for _, of in answers.summaries for row in of]
+    first = first_findings(pa.Table.from_pylist(first, PAIRS), MOST)
     audit.report.notes += [
         f"{topic}: another number of partitions in B: compared as a whole" for topic in sorted(apart)
     ]
-    _fill(audit.report, options, pair, by_partition, first)
+    _fill(audit.report, options, pair, by_kind, first)
 
 
 def _placed(keys: Collection[Key], apart: Collection[str]) -> set[Key]:
     return {(topic, ALL_PARTITIONS if topic in apart else partition) for topic, partition in keys}
-
-
-def _unread_frame(spark: SparkSession, in_a: Collection[Key], in_b: Collection[Key]) -> DataFrame | None:
-    rows = [(*key, key in in_a, key in in_b) for key in sorted({*in_a, *in_b})]
-    if not rows:
-        return None
-    types = (pa.string(), pa.int32(), pa.bool_(), pa.bool_())
-    names = ("topic", "partition", "a_unread", "b_unread")
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), types, strict=True)]
-    return spark.createDataFrame(pa.table(columns, names=names))
 
 
 def _fill(
@@ -94,17 +86,17 @@ def _fill(
     by_partition: list[dict[str, Any]],
     first: list[dict[str, Any]],
 ) -> None:
-    keys = {kind: sum(r["keys"] for r in by_partition if r["kind"] == kind) for kind in (EQUAL, DELETED, *_KINDS)}
+    keys = {kind: sum(r["keys"] for r in by_partition if r["kind"] == kind) for kind in (EQUAL, DELETED, *FINDINGS)}
     keys[EQUAL] = sum(r["keys"] for r in by_partition if r["kind"] == EQUAL and not r["without_key"])
     total = {name: sum(r[name] for r in by_partition) for name in COUNTS if name != "keys"}
-    report.findings = sum(keys[kind] for kind in _KINDS)
+    report.findings = sum(keys[kind] for kind in FINDINGS)
     report.summary = {"keys": keys, **total}
     shown = [row | {"key": None if row["without_key"] else shown_key(row["key"], options.hide_keys)} for row in first]
     report.details = {"partitions": by_partition, "first": shown, "keys_hidden": options.hide_keys}
     report.cards = [
         Card("equal", counted(keys[EQUAL], "key"), "the last version is the same"),
         Card("deleted", counted(keys[DELETED], "key"), "a tombstone on one side, nothing on the other"),
-        *[Card(kind.replace("_", " "), count(keys[kind]), _SAY[kind]) for kind in _KINDS if keys[kind]],
+        *[Card(kind.replace("_", " "), count(keys[kind]), _SAY[kind]) for kind in FINDINGS if keys[kind]],
         Card("versions", count(total["a_versions"]), f"{total['b_versions']:,} in B"),
     ]
     places = sorted({(r["topic"], r["partition"]) for r in by_partition})
@@ -132,7 +124,7 @@ def _fill(
 
 def _kinds(by_partition: list[dict[str, Any]]) -> list[str]:
     there = {r["kind"] for r in by_partition}
-    return [kind for kind in (EQUAL, DELETED, *_KINDS) if kind in there]
+    return [kind for kind in (EQUAL, DELETED, *FINDINGS) if kind in there]
 
 
 def _name(topic: str, partition: int) -> str:

@@ -1,19 +1,15 @@
-"""Audits of two sources: their topics under one name, where one could not be read, and the table of results."""
+"""Audits of two sources: their topics under one name, and where one could not be read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_type
-
-from lastkey.jobs.audit.audit import SparkAudit, by_spark, run_audit
+from lastkey.jobs.audit.answers import Side
+from lastkey.jobs.audit.audit import Audit, run_audit
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
-from lastkey.jobs.audit.matches import match, two_sides
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.sources import Source, archive_source, store_source
@@ -22,53 +18,8 @@ from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.rename import Rename
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.store.audits import replace_results
-from lastkey.jobs.store.paths import AUDIT_PAIRS
 from lastkey.jobs.topics import EVERY_TOPIC, Key, TopicFilter
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-# Columns of `audit_pairs`. `mirror` writes findings, and a row for all that is lawful of a partition; `failover` has a
-# row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
-TABLE: Final = pa.schema(
-    [
-        pa.field("source", pa.string()),  # Pair.result; of failover with the group
-        pa.field("group", pa.string()),  # of failover; null: of mirror
-        pa.field("kind", pa.string()),
-        pa.field("topic", pa.string()),  # A's name
-        pa.field("partition", pa.int32()),
-        pa.field("key", pa.binary()),
-        # of mirror
-        pa.field("without_key", pa.bool_()),
-        pa.field("a_partition", pa.int32()),
-        pa.field("a_offset", pa.int64()),
-        pa.field("a_timestamp_ms", pa.int64()),
-        pa.field("b_partition", pa.int32()),
-        pa.field("b_offset", pa.int64()),
-        pa.field("b_timestamp_ms", pa.int64()),
-        pa.field("keys", pa.int64()),
-        pa.field("a_versions", pa.int64()),
-        pa.field("b_versions", pa.int64()),
-        pa.field("missing_versions", pa.int64()),
-        pa.field("extra_versions", pa.int64()),
-        # of failover
-        pa.field("b_topic", pa.string()),
-        pa.field("committed", pa.int64()),  # in A; null: nothing
-        pa.field("offset", pa.int64()),  # in B; null: B has nothing. Of a lost record: in A
-        pa.field("way", pa.string()),  # identity, time or start
-        pa.field("why", pa.string()),
-        pa.field("undelivered", pa.int64()),  # records of A
-        pa.field("lost", pa.int64()),  # of these, without a copy
-        pa.field("superseded", pa.int64()),  # without a copy, but B has a newer version of the key
-        pa.field("read", pa.int64()),  # records of B from the offset on
-        pa.field("again", pa.int64()),  # of these, delivered before
-        pa.field("again_ms", pa.int64()),
-        pa.field("not_of_a", pa.int64()),
-        pa.field("passed_over", pa.int64()),
-        pa.field("timestamp_ms", pa.int64()),  # of a lost record
-    ]
-)
 _INTERNAL: Final = ("*.internal", "*-internal")  # MirrorMaker's own and Connect's: no mirror copies them
 
 
@@ -94,32 +45,17 @@ class Pair:
 
 
 def run_pair(
-    kind: str, options: AuditPairOptions, ask: Callable[[SparkAudit, Pair], None], progress: Progress
+    kind: str, options: AuditPairOptions, ask: Callable[[Audit, Pair], None], progress: Progress
 ) -> AuditReport:
     """Run an audit of two sides; `ask` fills the report."""
     pair = Pair()
     sides, listed = [options.a, options.b], partial(list_pair, pair, options)
-    return run_audit(kind, options, sides, by_spark(lambda audit: ask(audit, pair)), progress, listed)
+    return run_audit(kind, options, sides, lambda audit: ask(audit, pair), progress, listed)
 
 
-def matches_of(
-    audit: SparkAudit, pair: Pair, *, spread: Collection[str] = (), ignore_timestamps: bool = False
-) -> DataFrame:
-    """Return the matches of both sides (`match`)."""
-    rows = two_sides(audit.records, pair.a, pair.b, pair.topics, pair.names)
-    return match(rows, spread=spread, ignore_timestamps=ignore_timestamps)
-
-
-def replace_pair_results(audit: SparkAudit, pair: Pair, rows: DataFrame, group: str | None = None) -> DataFrame:
-    """Put rows in place of those of the last audit of a pair (and group) in `audit_pairs`, and return them from there.
-
-    rows: some columns of the table; null in the others.
-    """
-    source = pair.result if group is None else f"{pair.result}, group {group}"
-    told = rows.withColumns({"source": F.lit(source), "group": F.lit(group)})
-    given = {name: F.col(name) for name in told.columns}
-    columns = [given.get(c.name, F.lit(None)).cast(from_arrow_type(c.type)).alias(c.name) for c in TABLE]
-    return replace_results(audit.state, AUDIT_PAIRS, source, told.select(columns))
+def sides_of(pair: Pair) -> list[Side]:
+    """Return both sides under A's names."""
+    return [Side(pair.a, {topic: topic for topic in pair.topics}), Side(pair.b, pair.names)]
 
 
 def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> list[Source]:

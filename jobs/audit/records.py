@@ -1,4 +1,4 @@
-"""Records of sources as one DataFrame: what no audit has read yet is read by tasks, once, into `audit_records`.
+"""Records of sources: what no audit has read yet is read by tasks, once, into `audit_versions`.
 
 A stretch of a log that was read counts as long as its file has the same size and time. If the file has grown, and the
 last batch that was read is still there, only what came after it is read. So a nightly audit reads what is new; and a
@@ -14,10 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
+from typing import Any, Final
 
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, doubled, replaced, that_count
 from lastkey.jobs.audit.sources import Source
@@ -26,32 +23,18 @@ from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.data_source.plan_tasks import each
 from lastkey.jobs.spark.workers import Workers
 from lastkey.jobs.store.audits import AuditRead, audit_reads, commit_reads, lost_files, secret_id
-from lastkey.jobs.store.audits import records as all_records
-from lastkey.jobs.store.paths import AUDIT_RECORDS, table_folder
+from lastkey.jobs.store.paths import AUDIT_VERSIONS, table_folder
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.audit.rows import FileRead, ReadTask, Secret, Stretch, StretchRead, read_task
+from lastkey.udfs.audit.versions import FileRead, ReadTask, Secret, Stretch, StretchRead, read_task
 from lastkey.udfs.data_source.pieces import Piece, Range, Wanted, listed_logs
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 _TASK_BYTES: Final = 128 << 20
 _WHOLE: Final = 1 << 62  # a segment is one stretch
 Place = tuple[str, str, int]  # source, topic, partition
-# Which records a source shows: those of a read with offsets in [start_offset, end_offset)
-_VISIBLE: Final = pa.schema(
-    [
-        pa.field("source", pa.string()),
-        pa.field("read_id", pa.int64()),
-        pa.field("start_offset", pa.int64()),
-        pa.field("end_offset", pa.int64()),
-        pa.field("mtime_ms", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -77,7 +60,7 @@ class Gathered:
 
     @property
     def files(self) -> set[str]:
-        """Files of `audit_records` that hold the records."""
+        """Files of `audit_versions` that hold the records."""
         return {part.read.file for part in self.parts if part.read.records}
 
     @property
@@ -206,7 +189,7 @@ def _read_of(stretch: Stretch, listed: Segment, end_offset: int, asked: ReadSett
 
 def _read(state: State, plan: _ReadPlan, asked: ReadSettings, workers: Workers, progress: Progress) -> list[FileRead]:
     """Read the new stretches in tasks."""
-    folder = table_folder(AUDIT_RECORDS)
+    folder = table_folder(AUDIT_VERSIONS)
     tasks = [
         ReadTask(group, state.root.uri, folder, asked.secret, asked.hide_keys, _most_bytes(group, asked.config))
         for group in groups(plan.new.values(), _size, _TASK_BYTES)
@@ -257,19 +240,3 @@ def _counting(problems: Sequence[Problem], topic: str, asked: ReadSettings) -> l
     """Return the problems that count: gaps are always looked for, because what was read may serve either way."""
     accepts = asked.config.topic_settings(topic).gaps == "accept"
     return [problem for problem in problems if not (accepts and problem.kind == "gap")]
-
-
-def records_of(spark: SparkSession, state: State, found: Gathered) -> DataFrame:
-    """Return a row for each record that the sources show: source, the columns of AUDIT_RECORDS without read_id, and
-    mtime_ms of its file.
-    """
-    rows = [
-        (part.source, part.read.read_id, part.start_offset, part.end_offset, part.read.mtime_ms)
-        for part in found.parts
-        if part.read.records
-    ]
-    visible = pa.Table.from_pylist([dict(zip(_VISIBLE.names, row, strict=True)) for row in rows], _VISIBLE)
-    shown = F.broadcast(spark.createDataFrame(visible))
-    inside = (F.col("offset") >= F.col("start_offset")) & (F.col("offset") < F.col("end_offset"))
-    joined = all_records(spark, state, found.files).join(shown, "read_id").where(inside)
-    return joined.drop("read_id", "start_offset", "end_offset")

@@ -16,7 +16,7 @@ class AuditReport(JobReport):
     """Report of one audit."""
 
     job = "audit"
-    facts = "sources audits findings summary *=details stretches_read bytes_read"
+    facts = "sources audits findings summary *=details stretches_read bytes_read partitions_answered partitions_kept"
 
     kind: str
     sources: list[str] = field(default_factory=list)
@@ -28,6 +28,8 @@ class AuditReport(JobReport):
     findings: int = 0  # what must not be; not: what could not be read
     stretches_read: int = 0
     bytes_read: int = 0
+    partitions_answered: int = 0
+    partitions_kept: int = 0  # their results follow from what an earlier audit read
 
     @property
     def exit_code(self) -> int:
@@ -50,4 +52,6 @@ class AuditReport(JobReport):
 
     def _outcome(self) -> str:
         read = f"{counted(self.stretches_read, 'stretch', 'stretches')} of logs, {size(self.bytes_read)}"
-        return f"{self._name()}: {', '.join(self.sources)}: read {read}; {counted(self.findings, 'finding')}"
+        answered = f"answered {counted(self.partitions_answered, 'partition')}, kept {self.partitions_kept:,}"
+        found = counted(self.findings, "finding")
+        return f"{self._name()}: {', '.join(self.sources)}: read {read}; {answered}; {found}"

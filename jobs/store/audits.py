@@ -1,11 +1,11 @@
 """Tables `audit_*` of a store: what audits have read of logs, and their results. They are no part of a generation.
 
-`audit_records` has a row for each record, in files that the tasks write. `audit_reads` is the switch: a row for each
-stretch of a log, whose read_id its records carry. Records that no read counts do not exist: a killed audit leaves such.
-Order: files of records, then their reads; reads that others replace, then the files that no read needs. Vacuum deletes
-these a week later, so an audit that is at work still finds them.
+`audit_versions` has what audits keep of each record, in files that the tasks write. `audit_reads` is the switch: a row
+for each stretch of a log, whose read_id its records carry. Records that no read counts do not exist: a killed audit
+leaves such. Order: files of records, then their reads; reads that others replace, then the files that no read needs.
+Vacuum deletes these a week later, so an audit that is at work still finds them.
 
-delta-rs commits (`jobs.store.table`); Spark reads and writes plain Parquet files, and needs no Delta.
+delta-rs commits (`jobs.store.table`); tasks read and write Parquet files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import secrets
 import struct
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,23 +24,17 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs as pafs
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from lastkey.jobs.errors import DAMAGED_AUDIT
+from lastkey.jobs.errors import DAMAGED_AUDIT, ConflictError
 from lastkey.jobs.store import rows
 from lastkey.jobs.store.commit_file import DataFile
-from lastkey.jobs.store.minutes import uri_for_spark
-from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_RECORDS, table_folder
+from lastkey.jobs.store.paths import AUDIT_KEY, AUDIT_READS, AUDIT_VERSIONS, table_folder
 from lastkey.jobs.store.table import FILE, Change, Version, in_files
 from lastkey.jobs.store.tables import State
 from lastkey.logformat.storage.access_error import in_one_line
-from lastkey.udfs.audit.rows import AUDIT_RECORDS as RECORD_COLUMNS
-from lastkey.udfs.audit.rows import FileRead, Secret
+from lastkey.udfs.audit.versions import VERSIONS, FileRead, Secret
 from lastkey.udfs.storage import (
     exists,
-    flush,
-    flush_folder,
     make_folders,
     make_private,
     open_file,
@@ -51,14 +45,13 @@ from lastkey.udfs.storage import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 _KEY: Final = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True)
 class AuditRead:
-    """Row of `audit_reads`: a stretch of one `.log` whose records are in `audit_records`."""
+    """Row of `audit_reads`: a stretch of one `.log` whose records are in `audit_versions`."""
 
     read_id: int
     root: str  # URI that path is below
@@ -77,7 +70,7 @@ class AuditRead:
     secret_id: str
     records: int
     problems: str  # JSON: a list of what could not be read
-    file: str  # of `audit_records`; "": no record
+    file: str  # of `audit_versions`; "": no record
 
 
 def audit_secret(state: State) -> Secret:
@@ -125,12 +118,12 @@ def commit_reads(
     """Add files of records and their reads; drop the reads with the ids `replaced`, and files that none needs then."""
     written = [DataFile.counted(file.path, file.size, file.records) for file in files if file.path]
     if written:
-        state.swap(AUDIT_RECORDS, RECORD_COLUMNS, lambda _: Change(written=written))
+        state.swap(AUDIT_VERSIONS, VERSIONS, lambda _: Change(written=written))
     maybe = {read.file for read in audit_reads(state) if read.read_id in replaced} - {""} if replaced else set()
     state.swap(AUDIT_READS, rows.arrow_schema(AuditRead), lambda version: _with(state, version, reads, replaced))
     if maybe:
         gone = maybe - {read.file for read in audit_reads(state)}
-        state.swap(AUDIT_RECORDS, RECORD_COLUMNS, lambda version: Change(removed=gone & set(version.files())))
+        state.swap(AUDIT_VERSIONS, VERSIONS, lambda version: Change(removed=gone & set(version.files())))
 
 
 def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: Collection[int]) -> Change:
@@ -143,30 +136,16 @@ def _with(state: State, version: Version, reads: Sequence[AuditRead], replaced: 
     return Change(added=in_files(new), removed=touched.to_pylist())
 
 
-def records(spark: SparkSession, state: State, files: Collection[str]) -> DataFrame:
-    """Return the rows of files of `audit_records`. A file that a vacuum has taken meanwhile raises in Spark."""
-    if not files:
-        return spark.createDataFrame(RECORD_COLUMNS.empty_table())
-    folder = uri_for_spark(state.root, AUDIT_RECORDS)
-    return _parquet(spark, from_arrow_schema(RECORD_COLUMNS), *(f"{folder}/{name}" for name in sorted(files)))
-
-
-def _parquet(spark: SparkSession, schema: StructType, *uris: str) -> DataFrame:
-    """Return the rows of files. Parquet's own checksums are off unless asked for; brackets in a path are no pattern."""
-    reader = spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true")
-    return reader.option("__globPaths__", "false").parquet(*uris)
-
-
 def lost_files(state: State, files: Collection[str]) -> set[str]:
-    """Return those files of `audit_records` that are not as they were written: gone, or of another size."""
-    there, sizes = sizes_in(state.root, table_folder(AUDIT_RECORDS)), state.head(AUDIT_RECORDS).sizes()
+    """Return those files of `audit_versions` that are not as they were written: gone, or of another size."""
+    there, sizes = sizes_in(state.root, table_folder(AUDIT_VERSIONS)), state.head(AUDIT_VERSIONS).sizes()
     return {name for name in files if name not in there or there[name] != sizes.get(name)}
 
 
 def check_files(state: State, files: Collection[str]) -> None:
-    """Raise DAMAGED_AUDIT for a file of `audit_records` whose pages do not fit their checksums."""
+    """Raise DAMAGED_AUDIT for a file of `audit_versions` whose pages do not fit their checksums."""
     for name in sorted(files):
-        path = f"{table_folder(AUDIT_RECORDS)}/{name}"
+        path = f"{table_folder(AUDIT_VERSIONS)}/{name}"
         try:
             with open_file(state.root, path) as file:
                 for _ in pq.ParquetFile(file, page_checksum_verification=True).iter_batches():
@@ -186,39 +165,29 @@ def _of_source(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def commit_results(state: State, name: str, source: str, schema: pa.Schema, written: Sequence[DataFile]) -> None:
-    """Put files in place of those of the last audit of `source` in a table of results. delta-rs commits them: Spark's
-    own first commit takes seconds.
+def results_of(state: State, name: str, source: str) -> list[str]:
+    """Return the files of the last audit of `source` in a table of results."""
+    return _files_of(state.head(name), source)
+
+
+def _files_of(version: Version, source: str) -> list[str]:
+    return [path for path in version.files() if path.startswith(f"{_of_source(source)}/")]
+
+
+def commit_results(
+    state: State, name: str, source: str, schema: pa.Schema, written: Sequence[DataFile], kept: Collection[str] = ()
+) -> None:
+    """Put files in place of those of the last audit of `source` in a table of results, of which some are kept. Raise
+    ConflictError if another audit has replaced one that is kept.
     """
 
     def plan(version: Version) -> Change:
-        old = [path for path in version.files() if path.startswith(f"{_of_source(source)}/")]
-        return Change(written=written, removed=old)
+        old = _files_of(version, source)
+        if not {*kept} <= {*old}:
+            raise ConflictError(message=f"another audit of {source} has ended meanwhile: run this one again")
+        return Change(written=written, removed=[path for path in old if path not in kept])
 
     state.swap(name, schema, plan)
-
-
-def replace_results(state: State, name: str, source: str, frame: DataFrame) -> DataFrame:
-    """Put rows in place of those of the last audit of `source` in a table of results, and return them from there."""
-    folder = results_folder(source)
-    uri = f"{uri_for_spark(state.root, name)}/{folder}"
-    frame.write.parquet(uri, compression="zstd")
-    schema = pa.schema([column.with_nullable(True) for column in to_arrow_schema(frame.schema)])
-    commit_results(state, name, source, schema, list(_written(state, name, folder)))
-    return _parquet(frame.sparkSession, frame.schema, uri)
-
-
-def _written(state: State, name: str, folder: str) -> Iterator[DataFile]:
-    """Yield the files that Spark wrote to a folder of a table, flushed."""
-    root, table = state.root, table_folder(name)
-    for info in root.filesystem.get_file_info(pafs.FileSelector(root.full(f"{table}/{folder}"))):
-        if info.base_name.endswith(".parquet"):
-            path = f"{folder}/{info.base_name}"
-            with open_file(root, f"{table}/{path}") as file:
-                n_rows = pq.read_metadata(file).num_rows
-            flush(root, f"{table}/{path}")
-            yield DataFile.counted(path, info.size, n_rows)
-    flush_folder(root, f"{table}/{folder}")
 
 
 def delta_table(spark: SparkSession, uri: str) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Audits without Spark: what is new is read into the table of records, in this process."""
+"""Audits without Spark: what is new is read into the table of versions, in this process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def seen(audits: Path | str, found: Gathered) -> Seen:
     """Return offsets and keys that an audit counts."""
     root, rows = open_state(str(audits)).root, []
     for part in (part for part in found.parts if part.read.records):
-        with root.filesystem.open_input_file(root.full(f"state/audit_records/{part.read.file}")) as file:
+        with root.filesystem.open_input_file(root.full(f"state/audit_versions/{part.read.file}")) as file:
             table = pq.read_table(file).to_pylist()
         for row in table:
             if row["read_id"] == part.read.read_id and part.start_offset <= row["offset"] < part.end_offset:
                 rows.append((row["offset"], row["key"]))
-    return sorted(rows)
+    return sorted(rows, key=lambda row: (row[0], row[1] or b""))

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides
+from lastkey.udfs.audit.versions import VERSIONS, bins
 from tests.reference.sides import Seen
-
-A, B = "a", "b"  # the names of the sources
-_RECORDS = pa.schema(
-    [
-        pa.field("source", pa.string()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp_ms", pa.int64()),
-        pa.field("key", pa.binary()),
-        pa.field("tombstone", pa.bool_()),
-        pa.field("digest_high", pa.int64()),
-        pa.field("digest_low", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -101,26 +93,44 @@ def _changed(rows: list[Seen], rng: random.Random, topic: str, partition: int) -
     return rows
 
 
-def records_table(a: Iterable[Seen], b: Iterable[Seen]) -> pa.Table:
-    """Return the rows as `records_of` gives them, as far as audits of two sides read them."""
-    sides = [(A, row) for row in a] + [(B, row) for row in b]
-    digests = {None: 0, **{value: i + 1 for i, value in enumerate("vwxyz")}}
-    rows = [
-        {
-            "source": source, "topic": r.topic, "partition": r.partition, "offset": r.offset,
-            "timestamp_ms": r.timestamp, "key": r.key, "tombstone": r.value is None,
-            "digest_high": digests.get(r.value, -1), "digest_low": hash_of(r),
-        }
-        for source, r in sides
-    ]  # fmt: skip
-    return pa.Table.from_pylist(rows, _RECORDS)
+def sides_of(root: Path, a: Sequence[Seen], b: Sequence[Seen], spread: Collection[str] = ()) -> Sides:
+    """Write the records as files of `audit_versions`, a few runs each, and return them as what two sources show."""
+    units = sorted({(row.topic, ALL_PARTITIONS if row.topic in spread else row.partition) for row in (*a, *b)})
+    number = {unit: n for n, unit in enumerate(units)}
+    files = []
+    for side, rows in enumerate((a, b)):
+        reads = sorted({(row.topic, row.partition) for row in rows})
+        path, shown = f"{side}-{uuid.uuid4().hex}.parquet", list[Shown]()
+        for read_id, (topic, partition) in enumerate(reads):
+            unit = number[topic, ALL_PARTITIONS if topic in spread else partition]
+            shown.append(Shown(read_id, 0, 1 << 62, unit, partition))
+        write_rows(root / path, [_version(reads.index((row.topic, row.partition)), row) for row in rows])
+        files.append({path: shown} if rows else {})
+    timed = frozenset(n for unit, n in number.items() if unit[0] in spread)
+    return Sides(str(root), tuple(units), tuple(files), timed)
 
 
-def hash_of(row: Seen) -> int:
-    """Return the other half of a digest, which covers the key too."""
-    return -1 if row.key is None else int.from_bytes(row.key, "big")
+def write_rows(path: Path, rows: Sequence[dict[str, object]], n_runs: int = 3) -> None:
+    """Write rows as runs of VERSIONS."""
+    step = max(-(-len(rows) // n_runs), 1)
+    with pq.ParquetWriter(path, VERSIONS) as writer:
+        for first in range(0, len(rows), step):
+            run = pa.Table.from_pylist(rows[first : first + step], VERSIONS)
+            order = np.argsort(bins(np.asarray(run["high"])), kind="stable")
+            writer.write_table(run.take(pa.array(order)), row_group_size=50)
 
 
-def topics_of(a: Iterable[Seen], b: Iterable[Seen]) -> tuple[set[str], dict[str, str]]:
-    """Return the topics of A, and those of B with their names in A, for `two_sides`."""
-    return {row.topic for row in a}, {row.topic: row.topic for row in b}
+def _version(read_id: int, row: Seen) -> dict[str, object]:
+    digest, of_key = hash_of(repr((row.key, row.value)).encode()), hash_of(row.key or b"")
+    high, low = digest if row.key is None else of_key
+    return {
+        "read_id": read_id, "high": high, "low": low, "keyless": row.key is None, "digest": digest[1],
+        "offset": row.offset, "timestamp_ms": row.timestamp, "key": row.key, "tombstone": row.value is None,
+        "size_bytes": 1,
+    }  # fmt: skip
+
+
+def hash_of(data: bytes) -> tuple[int, int]:
+    """Return two halves of a hash, as columns of VERSIONS hold them."""
+    digest = hashlib.sha256(data).digest()
+    return int.from_bytes(digest[:8], "little", signed=True), int.from_bytes(digest[8:16], "little", signed=True)

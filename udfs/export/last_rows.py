@@ -28,9 +28,9 @@ from lastkey.udfs.compact.clean.key_kernels import SLOT
 from lastkey.udfs.data_source.find_pieces import find_pieces
 from lastkey.udfs.data_source.pieces import Range, ReadSpec, SourcePartition, listed_logs, logs_behind
 from lastkey.udfs.data_source.records import read_batches, read_records
-from lastkey.udfs.export.write_files import decoded, decoded_schema, native_output, write_parquet
+from lastkey.udfs.export.write_files import decoded, decoded_schema, write_parquet
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.storage import cached_root, make_folder
+from lastkey.udfs.storage import cached_root, make_folder, native_output
 
 ROWS: Final = ("partition", "offset", "timestamp", "key", "value")
 _KEYS: Final = select(RECORDS, ["offset", "key"])

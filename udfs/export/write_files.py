@@ -10,9 +10,8 @@ In memory at a time: what udfs.data_source says, and 64 MiB of rows.
 from __future__ import annotations
 
 import json
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +30,7 @@ from lastkey.udfs.decode.decoders import as_binary, decoder
 from lastkey.udfs.export.json_lines import json_lines
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
-from lastkey.udfs.storage import Root, cached_root, flush, make_folder, read_file
+from lastkey.udfs.storage import Root, cached_root, flush, make_folder, native_output, read_file
 
 Format = Literal["parquet", "ndjson", "delta"]
 TOMBSTONE: Final = "tombstone"
@@ -41,7 +40,6 @@ _READ: Final = select(
 )
 _BOUNDED: Final = ("partition", "offset", "timestamp_ms")  # columns with a least and a largest value in Delta's log
 _GROUP_BYTES: Final = 64 << 20
-_PART_BYTES: Final = 8 << 20  # of an upload
 _ENDINGS: Final[Mapping[Format, str]] = {"parquet": ".zstd.parquet", "ndjson": ".json", "delta": ".zstd.parquet"}
 
 
@@ -199,26 +197,6 @@ def _write_lines(stream: Any, schema: Any, rows: Iterator[pa.RecordBatch]) -> No
 
 class _TakenError(Exception):
     """Another export has taken the folder."""
-
-
-@contextmanager
-def native_output(root: Root, path: str, check: Callable[[], None] = lambda: None) -> Iterator[Any]:
-    """Yield a stream of Arrow's own to a new file. A writer of Arrow that calls a stream of Python's aborts the process
-    if that ends meanwhile, as after another task's error.
-
-    In a bucket the file is a copy of a temporary one. check: called before an upload is complete; may raise.
-    """
-    if root.is_local:
-        with root.filesystem.open_output_stream(root.full(path), compression=None) as stream:
-            yield stream
-        return
-    with tempfile.NamedTemporaryFile(prefix="lastkey-") as copy:
-        with pa.OSFile(copy.name, "wb") as stream:
-            yield stream
-        with root.filesystem.open_output_stream(root.full(path), compression=None) as upload:
-            while data := copy.read(_PART_BYTES):
-                upload.write(data)
-            check()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ from deltalake import write_deltalake
 
 from lastkey.jobs.audit.coordinators import positions_of
 from lastkey.jobs.audit.delivery import run
-from lastkey.jobs.audit.lags import (
-    LAGS,
-    POSITIONS,
-    by_positions,
-    by_starts,
-    by_table,
-    figures_of,
-    newest_times,
-    spread_of,
-    with_lags,
-)
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.command.audit_options import AuditDeliveryOptions
 from lastkey.jobs.command.kinds import AuditSource
@@ -41,7 +29,6 @@ from tests.builders.archives import Lab
 from tests.builders.damage import edit
 from tests.builders.groups import commit, commit_key, end, in_transaction, share_record, share_topics, write_log
 from tests.builders.logs import START_MS, Row, write_partition
-from tests.reference.delivery import Version, lag_of, rank
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -222,16 +209,16 @@ def test_what_is_left_out_of_positions_is_named():
         "group 's': nothing says the names of the topics id: left out",
         "group 's' has committed no offset of a topic that is audited",
     ]
-    rows = [(row["group"], row["partition"], row["start"], row["known"]) for row in positions.table.to_pylist()]
-    assert rows == [("h", 0, 5, True), ("h", 1, 0, True)] and positions.unknown == {}
+    rows = [(one.group, unit, one.start, one.known) for unit, of in positions.by_unit.items() for one in of]
+    assert rows == [("h", ("orders", 0), 5, True), ("h", ("orders", 1), 0, True)] and positions.unknown == {}
 
 
 def test_a_share_group_that_acknowledged_the_last_offset_there_can_be():
     most = 2**63 - 1
     commits = (OffsetCommit("s", "orders", "id", 0, 5, delivered=((7, most),), record_offset=1),)
     found = gather([CommitsRead("__share_group_state", 0, commits), CommitsRead("__consumer_offsets", 0)])
-    (row,) = positions_of(found, (), {"orders": 1}, {}).table.to_pylist()
-    assert (row["tail"], row["ranges"]) == (most, [{"first": 7, "last": most}])
+    ((position,),) = positions_of(found, (), {"orders": 1}, {}).by_unit.values()
+    assert (position.tail, position.ranges) == (most, ((7, most),))
 
 
 TOLD = {"topic": ["orders", "orders", "orders"], "key": ["a", "b", "gone"], "offset": [2, 5, 1]}
@@ -284,134 +271,6 @@ def test_tables_that_say_nothing(spark, archive, tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "told.parquet")
     with pytest.raises(UsageError, match=message):
         audit(archive, tmp_path / "audits", deliveries=str(tmp_path / "told.parquet"), key_format="hex")
-
-
-# -- drawn logs
-
-_TOPICS = 30
-
-
-def drawn_case(drawn: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return (records, positions, deliveries by key) of topics with drawn keys, gaps and times out of order."""
-    records, positions, told = [], [], []
-    for number in range(_TOPICS):
-        topic = f"t{number}"
-        for partition in range(drawn.randrange(1, 3)):
-            offset, end = drawn.randrange(5), drawn.randrange(3, 60)
-            while offset < end:
-                key = drawn.choice([b"", b"a", b"b", b"c", b"\xff", None])
-                time = drawn.choice([-1, START_MS + offset * 10 + drawn.randrange(-40, 40)])
-                records.append({"topic": topic, "partition": partition, "offset": offset, "timestamp_ms": time,
-                                "key": key, "tombstone": drawn.random() < 0.2})  # fmt: skip
-                offset += drawn.choice([1, 1, 1, 4])
-            for group, kind in (("classic", "classic"), ("share", "share")):
-                start, ranges = drawn.randrange(70), []
-                if kind == "share":
-                    edges = sorted(drawn.sample(range(start, start + 30), 2 * drawn.randrange(4)))
-                    ranges = [{"first": a, "last": b} for a, b in zip(edges[::2], edges[1::2], strict=True)]
-                tail = max([start, *(each["last"] + 1 for each in ranges)])
-                values = group, kind, topic, partition, start, tail, ranges, drawn.random() < 0.9
-                positions.append(dict(zip(POSITIONS.names, values, strict=True)))
-        told += [
-            {
-                "group": "table",
-                "topic": topic,
-                "key": key,
-                "told": drawn.choice([-(2**63), -1, *(drawn.randrange(60) for _ in range(6))]),
-            }
-            for key in (b"", b"a", b"c")
-            if drawn.random() < 0.7
-        ]
-    return records, positions, told
-
-
-def test_lags_of_drawn_logs_as_plain_code_counts_them(spark):
-    records, positions, told = drawn_case(random.Random(8))
-    frame = spark.createDataFrame(
-        pa.Table.from_pylist(records, pa.schema([("topic", pa.string()), ("partition", pa.int32()),
-                                                ("offset", pa.int64()), ("timestamp_ms", pa.int64()),
-                                                ("key", pa.binary()), ("tombstone", pa.bool_())]))
-    )  # fmt: skip
-    by_kind = {
-        kind: spark.createDataFrame(
-            pa.Table.from_pylist([row for row in positions if row["group_type"] == kind], POSITIONS)
-        )
-        for kind in ("classic", "share")
-    }
-    deliveries = spark.createDataFrame(
-        pa.Table.from_pylist(told, pa.schema([("group", pa.string()), ("topic", pa.string()), ("key", pa.binary()),
-                                              ("told", pa.int64())]))
-    )  # fmt: skip
-    found = (
-        by_starts(frame, by_kind["classic"])
-        .unionByName(by_positions(frame, by_kind["share"]))
-        .unionByName(by_table(frame, deliveries))
-    )
-    topics = {one["topic"] for one in told}
-    places = [
-        {**{name: row[name] for name in ("group", "group_type", "topic", "partition", "known")}, "whole": True}
-        for row in positions
-    ]
-    places += [
-        {"group": "table", "group_type": "table", "topic": topic, "partition": partition, "known": True, "whole": True}
-        for topic, partition in sorted({(r["topic"], r["partition"]) for r in records if r["topic"] in topics})
-    ]
-    schema = "group string, group_type string, topic string, partition int, known boolean, whole boolean"
-    of_places = spark.createDataFrame(places, schema).join(newest_times(frame), ["topic", "partition"], "left")
-    result = with_lags(found, of_places, "s").localCheckpoint()
-    ours = {
-        (row["group"], row["topic"], row["partition"], row["key"]): row
-        for row in result.drop("source", "group_type").toArrow().to_pylist()
-    }
-    expected = {}
-    for place in places:
-        mine = [r for r in records if (r["topic"], r["partition"]) == (place["topic"], place["partition"])]
-        newest = max((r["timestamp_ms"] for r in mine if r["timestamp_ms"] >= 0), default=None)
-        for key in {r["key"] for r in mine} - {None}:
-            versions = [Version(r["offset"], r["timestamp_ms"], r["tombstone"]) for r in mine if r["key"] == key]
-            row = lag_of(versions, delivered_by(place, key, positions, told), newest)
-            if place["group"] == "table":
-                row["delivered_offset"] = next(
-                    (t["told"] for t in told if (t["topic"], t["key"]) == (place["topic"], key) and t["told"] >= 0),
-                    None,
-                )
-                row["lag_offsets"] = lag_by_table(row, versions)
-            verdict = "undelivered" if row["lag_versions"] else "delivered"
-            row["verdict"] = verdict if place["known"] else "unknown"
-            where = {name: place[name] for name in ("group", "topic", "partition")} | {"key": key}
-            expected[tuple(where.values())] = where | row
-    assert len(expected) > 400
-    for where, row in expected.items():
-        assert ours[where] == row, where
-    assert len(ours) == len(expected)
-
-    for row in figures_of(result).toArrow().to_pylist():
-        known = [e for e in expected.values() if (e["group"], e["topic"]) == (row["group"], row["topic"])]
-        assert row["keys"] == len(known)
-        known = [e for e in known if e["verdict"] != "unknown"]
-        for lag in LAGS:
-            values = [e[lag] for e in known]
-            theirs = {f"p{share}": rank(values, share / 100) for share in (50, 90, 99)} | {"max": rank(values, 1)}
-            assert spread_of(row, lag) == theirs, (row["group"], row["topic"], lag)
-
-
-def delivered_by(place: dict[str, Any], key: bytes, positions: list[dict[str, Any]], told: list[dict[str, Any]]):
-    if place["group"] == "table":
-        at = [one["told"] for one in told if (one["topic"], one["key"]) == (place["topic"], key)]
-        return lambda offset: any(offset <= each for each in at)
-    names = ("group", "topic", "partition")
-    (one,) = [row for row in positions if all(row[name] == place[name] for name in names)]
-    return lambda offset: (
-        offset < one["start"] or any(each["first"] <= offset <= each["last"] for each in one["ranges"])
-    )
-
-
-def lag_by_table(row: dict[str, Any], versions: list[Version]) -> int:
-    """Return the lag in offsets behind the offset that the table names, which need not be one that is left."""
-    if not row["lag_versions"]:
-        return 0
-    since = row["delivered_offset"]
-    return row["last_offset"] - (min(versions).offset - 1 if since is None else since)
 
 
 def test_durations():

@@ -84,7 +84,7 @@ def test_stretches_of_files_that_are_gone_leave_the_tables(tmp_path):
     state = open_state(str(audits))
     reads = audit_reads(state)
     assert {read.topic for read in reads} == {"t"}
-    assert set(state.head("audit_records").files()) == {read.file for read in reads}
+    assert set(state.head("audit_versions").files()) == {read.file for read in reads}
 
 
 def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path):
@@ -96,7 +96,7 @@ def test_what_two_audits_at_once_have_read_counts_once_and_is_kept_once(tmp_path
     assert len(audit_reads(state)) == 4
     assert check_night(tmp_path).bytes_read == 0
     reads = audit_reads(state)
-    assert len(reads) == 2 and state.head("audit_records").files() == sorted({one.file for one in reads})
+    assert len(reads) == 2 and state.head("audit_versions").files() == sorted({one.file for one in reads})
     assert check_night(tmp_path).bytes_read == 0
 
 

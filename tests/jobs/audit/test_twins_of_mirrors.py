@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lastkey.jobs.audit.mirror import LAWFUL
+from lastkey.udfs.audit.mirror import LAWFUL
 from tests.builders.mirrored import draw
 from tests.reference.failover import failover
 from tests.reference.mirror import judge, without_key

@@ -25,7 +25,7 @@ from lastkey.jobs.store.tables import open_state
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.udfs.audit.findings import findings_of
 from lastkey.udfs.audit.key_set import KeySet
-from lastkey.udfs.audit.rows import hashed_keys
+from lastkey.udfs.audit.versions import hashed_keys
 from lastkey.udfs.storage import exists, open_root
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.nights import Nights
@@ -236,7 +236,7 @@ def _parquets(root: Path) -> list[Path]:
 
 def _hidden(root: Path) -> Path:
     """Put the keyed hash of the key into the table of records."""
-    path = root / "store" / "state" / "audit_records" / "x.parquet"
+    path = root / "store" / "state" / "audit_versions" / "x.parquet"
     path.parent.mkdir(exist_ok=True)
     hashed = hashed_keys(pa.array([b"hot-1", KEY], pa.binary()), audit_secret(open_state(str(root / "store"))))
     pq.write_table(pa.table({"key": hashed, "topic": ["t", "t"]}), path)

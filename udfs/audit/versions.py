@@ -1,16 +1,19 @@
-"""Rows of the table `audit_records`: every record of a log with its key, digests and sizes, written by one task.
+"""Rows of the table `audit_versions`: what audits keep of each record of a log, in sorted runs that tasks write.
 
-A task reads stretches of logs as a consumer with read_committed does (udfs.data_source), and writes their rows to one
-Parquet file of the table. Values are hashed where they are read; they leave the task in no other form. What cannot be
-read is a problem of its stretch, and reading goes on behind it.
+A task reads stretches of logs as a consumer with read_committed does (udfs.data_source). It writes runs of about
+_RUN_BYTES into one Parquet file: the rows of a run are in the order of the upper bits of their hash (`bins`), and of
+their offsets within equal bits. So a later task reads a range of hashes of every run, and no other row. Values are
+hashed where they are read; they leave the task in no other form. What cannot be read is a problem of its stretch, and
+reading goes on behind it.
 
-In memory at a time: what udfs.data_source says, and 64 MiB of rows.
+In memory at a time: what udfs.data_source needs, and three times _RUN_BYTES of rows.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -18,46 +21,50 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from lastkey.logformat.batches.chunks import MAX_BATCH_BYTES
 from lastkey.logformat.batches.columns import TopicPartition, record_batches
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.batches.span_kernels import Run
 from lastkey.logformat.errors import LogFormatError
-from lastkey.logformat.primitives.binary_arrays import spans_of
-from lastkey.logformat.primitives.siphash_kernels import hash_values
 from lastkey.logformat.schemas import PROBLEM, RECORDS, select
+from lastkey.logformat.storage.io_counts import WRITTEN, spend
 from lastkey.udfs.audit.hash_kernels import digest_spans
+from lastkey.udfs.audit.key_set import hashes_of
 from lastkey.udfs.data_source.pieces import Piece, ReadSpec, Wanted, logs_behind
 from lastkey.udfs.data_source.records import read_records
 from lastkey.udfs.decode.partitioner import murmur2
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.segments import ListedLog
-from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, open_root
+from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder, native_output, open_root
 
 Secret = tuple[int, int]  # key of the hashes, two uint64
 PartitionLogs = Sequence[Sequence[ListedLog]]  # of all partitions that are read
-_POSITIVE: Final = 0x7FFFFFFF
-_GROUP_BYTES: Final = 64 << 20
-# A row is a record. Its digest covers key, value and headers; the timestamp is a column of its own
-AUDIT_RECORDS: Final = pa.schema(
+POSITIVE: Final = 0x7FFFFFFF
+_RUN_BYTES: Final = 96 << 20
+_GROUP_ROWS: Final = 1 << 15  # of a row group: a later task reads only those of its range
+_BIN_SHIFT: Final = 48
+BINS: Final = 1 << 16
+# Delta has no unsigned numbers: hashes are signed here
+VERSIONS: Final = pa.schema(
     [
-        pa.field("read_id", pa.int64()),  # of the row of `audit_reads` that counts it
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
+        pa.field("read_id", pa.int64()),  # of the row of `audit_reads` that counts it, with topic and partition
+        pa.field("high", pa.int64()),  # halves of the hash of the key; without a key of the digest
+        pa.field("low", pa.int64()),
+        pa.field("keyless", pa.bool_()),
+        pa.field("digest", pa.int64()),  # half of a hash of key, value and headers
         pa.field("offset", pa.int64()),
         pa.field("timestamp_ms", pa.int64()),  # -1: none
-        pa.field("key", pa.binary()),  # null: none; 16 bytes of a keyed hash where keys are hidden
-        pa.field("murmur2", pa.int32()),  # of the key, positive; modulo the partitions where keys are hidden
-        pa.field("size_bytes", pa.int32()),  # of key, value and headers with their lengths, uncompressed
         pa.field("tombstone", pa.bool_()),  # the value is null
-        pa.field("digest_low", pa.int64()),
-        pa.field("digest_high", pa.int64()),
-        pa.field("delete_horizon_ms", pa.int64()),  # of the batch; null: not set
-        pa.field("magic", pa.int8()),  # of the batch
+        pa.field("size_bytes", pa.int32()),  # of key, value and headers with their lengths, uncompressed
+        pa.field("key", pa.binary()),  # null: none; where keys are hidden the 16 bytes of its hash
+        pa.field("expected", pa.int32()),  # partition of a hidden key by the default partitioner; null: not hidden
     ]
 )
-_READ: Final = select(RECORDS, ["offset", "timestamp_ms", "key", "delete_horizon_ms", "magic"])
+_NUMBERS: Final = ["high", "low", "digest"]  # hashes: nothing compresses them
+_COMPRESSION: Final = {name: "NONE" if name in _NUMBERS else "LZ4" for name in VERSIONS.names}
+_READ: Final = select(RECORDS, ["offset", "timestamp_ms", "key"])
 
 
 @dataclass(frozen=True)
@@ -109,20 +116,17 @@ def read_task(logs: PartitionLogs, task: ReadTask) -> FileRead:
 
     logs: where the end of a transaction is looked for, and the cleaner's work behind a hole.
     """
-    store = open_root(task.store_uri)
-    out = _File(store, task.folder)
-    try:
+    with ExitStack() as stack:
+        out = _RunFile(open_root(task.store_uri), task.folder, stack)
         found = [_read(task, stretch, logs[stretch.partition], out) for stretch in task.stretches]
-        return FileRead(*out.close(), found)
-    except BaseException:
-        out.abandon()
-        raise
+        out.write()
+    return FileRead(*out.written(), found)
 
 
-def _read(task: ReadTask, stretch: Stretch, logs: Sequence[ListedLog], out: _File) -> StretchRead:
+def _read(task: ReadTask, stretch: Stretch, logs: Sequence[ListedLog], out: _RunFile) -> StretchRead:
     found = StretchRead(stretch.read_id, stretch.piece.start)
     spec = ReadSpec(
-        pa.schema([*AUDIT_RECORDS, PROBLEM]),
+        pa.schema([*VERSIONS, PROBLEM]),
         Wanted(committed=True),
         quarantine=True,
         max_batch_bytes=task.max_batch_bytes,
@@ -131,10 +135,10 @@ def _read(task: ReadTask, stretch: Stretch, logs: Sequence[ListedLog], out: _Fil
     for batch in read_records(spec, [stretch.piece], partial(_rows, task, stretch, found)):
         problems = batch.column(PROBLEM.name)
         if problems.null_count < len(batch):
-            found.problems += [Problem(**told) for told in problems.to_pylist() if told is not None]
+            found.problems += [Problem(**row) for row in problems.to_pylist() if row is not None]
         else:
             found.records += len(batch)
-            out.add(batch.select(AUDIT_RECORDS.names))
+            out.add(batch.select(VERSIONS.names))
     last = last_batch(stretch.piece, max(found.last_position, stretch.piece.start))
     if last is not None:
         found.last_position, found.last_crc, found.end_position = last
@@ -153,48 +157,49 @@ def _rows(task: ReadTask, stretch: Stretch, found: StretchRead, run: Run, piece:
     row = int(np.searchsorted(offset, piece.start_offset))
     place = TopicPartition(piece.topic, piece.partition)
     for batch in record_batches(run, _READ, place, start_offset=piece.start_offset, end_offset=piece.end_offset):
-        part = slice(row, row + len(batch))
-        keys, hashes = _keys(batch.column("key"), task, stretch)
+        part, keys = slice(row, row + len(batch)), batch.column("key")
+        keyless, hashes = np.asarray(keys.is_null()), hashes_of(keys, task.secret)
         columns = {
             "read_id": pa.repeat(pa.scalar(stretch.read_id, pa.int64()), len(batch)),
-            "topic": pa.repeat(pa.scalar(piece.topic, pa.string()), len(batch)),
-            "partition": pa.repeat(pa.scalar(piece.partition, pa.int32()), len(batch)),
-            **{name: batch.column(name) for name in ("offset", "timestamp_ms", "delete_horizon_ms", "magic")},
-            "key": keys,
-            "murmur2": hashes,
-            "size_bytes": pa.array(sizes[part]),
+            **{name: batch.column(name) for name in ("offset", "timestamp_ms")},
+            "high": pa.array(np.where(keyless, high[part], hashes[:, 1]).view(np.int64)),
+            "low": pa.array(np.where(keyless, low[part], hashes[:, 0]).view(np.int64)),
+            "keyless": pa.array(keyless),
+            "digest": pa.array(low[part].view(np.int64)),
             "tombstone": pa.array(run.spans["null_value"][part]),
-            "digest_low": pa.array(low[part].view(np.int64)),
-            "digest_high": pa.array(high[part].view(np.int64)),
+            "size_bytes": pa.array(sizes[part]),
+            "key": _as_bytes(hashes, keys) if task.hide_keys else keys,
+            "expected": expected_in(keys, stretch.n_partitions) if task.hide_keys else pa.nulls(len(keys), pa.int32()),
         }
-        yield pa.record_batch([columns[name] for name in AUDIT_RECORDS.names], schema=AUDIT_RECORDS)
+        yield pa.record_batch([columns[name] for name in VERSIONS.names], schema=VERSIONS)
         row += len(batch)
 
 
-def _keys(keys: Any, task: ReadTask, stretch: Stretch) -> tuple[Any, Any]:
-    """Return the keys as the table holds them, and their murmur2."""
-    hashes = np.asarray(murmur2(keys).fill_null(0)) & np.int32(_POSITIVE)
-    none = np.asarray(keys.is_null())
-    if task.hide_keys:
-        keys = hashed_keys(keys, task.secret)
-        hashes %= np.int32(stretch.n_partitions)  # all of it would help to guess a key
-    return keys, pa.array(hashes, mask=none)
+def expected_in(keys: Any, n_partitions: int) -> Any:
+    """Return the partition of each key by the default partitioner, pa.Int32Array; of a null one that means nothing."""
+    return pa.array((np.asarray(murmur2(keys).fill_null(0)) & np.int32(POSITIVE)) % np.int32(n_partitions))
 
 
 def hashed_keys(keys: Any, secret: Secret) -> Any:
     """Return 16 bytes of a keyed hash of each key (pa.BinaryArray); null stays null."""
-    data, at = spans_of(keys)
-    out = np.empty((len(keys), 2), np.uint64)
-    hash_values(data, at, np.uint64(secret[0]), np.uint64(secret[1]), out)
-    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(out)])
+    return _as_bytes(hashes_of(keys, secret), keys)
+
+
+def _as_bytes(hashes: NDArray[np.uint64], keys: Any) -> Any:
+    fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(keys), [None, pa.py_buffer(hashes)])
     return pa.compute.if_else(keys.is_valid(), fixed.cast(pa.binary()), pa.scalar(None, pa.binary()))
 
 
-class _File:
-    """Parquet file of rows, made with the first of them."""
+def bins(high: NDArray[np.int64]) -> NDArray[np.int16]:
+    """Return the upper bits of hashes, signed as they are."""
+    return (high >> _BIN_SHIFT).astype(np.int16)
 
-    def __init__(self, store: Root, folder: str) -> None:
-        self._store, self._folder = store, folder
+
+class _RunFile:
+    """Parquet file of runs, made with the first row."""
+
+    def __init__(self, store: Root, folder: str, stack: ExitStack) -> None:
+        self._store, self._folder, self._stack = store, folder, stack
         self._name = f"{uuid.uuid4().hex}.parquet"
         self._stream: Any = None
         self._writer: Any = None
@@ -202,42 +207,43 @@ class _File:
         self._bytes = self._rows = 0
 
     def add(self, batch: Any) -> None:
-        """Add a record batch of AUDIT_RECORDS."""
+        """Add a record batch of VERSIONS."""
+        if not len(batch):
+            return
         self._waiting.append(batch)
         self._bytes += batch.nbytes
         self._rows += len(batch)
-        if self._bytes >= _GROUP_BYTES:
-            self._write()
+        if self._bytes >= _RUN_BYTES:
+            self.write()
 
-    def close(self) -> tuple[str, int, int]:
-        """Flush the file. Return its name, bytes and rows; no name without rows."""
+    def write(self) -> None:
+        """Write the waiting rows as one run."""
+        if not self._waiting:
+            return
+        if self._writer is None:
+            make_folder(self._store, self._folder)
+            self._stream = self._stack.enter_context(native_output(self._store, self._path))
+            writer = pq.ParquetWriter(
+                self._stream, VERSIONS, compression=_COMPRESSION, write_page_checksum=True,
+                use_dictionary=["read_id", "size_bytes"],
+            )  # fmt: skip
+            self._writer = self._stack.enter_context(writer)
+        rows = pa.Table.from_batches(self._waiting, VERSIONS).combine_chunks()
+        self._waiting, self._bytes = [], 0
+        before, order = self._stream.tell(), np.argsort(bins(np.asarray(rows["high"])), kind="stable")
+        self._writer.write_table(rows.take(pa.array(order)), row_group_size=_GROUP_ROWS)
+        spend(self._stream.tell() - before, WRITTEN)
+
+    def written(self) -> tuple[str, int, int]:
+        """Flush the closed file. Return its name, bytes and rows; no name without rows."""
         if not self._rows:
             return "", 0, 0
-        self._write()
-        self._writer.close()
-        size = self._stream.tell()
-        self._stream.close()
         flush(self._store, self._path)
-        return self._name, size, self._rows
-
-    def abandon(self) -> None:
-        """Close the file, whatever is in it: nobody will name it."""
-        if self._stream is not None:
-            self._stream.close()
+        return self._name, self._store.filesystem.get_file_info(self._store.full(self._path)).size, self._rows
 
     @property
     def _path(self) -> str:
         return f"{self._folder}/{self._name}"
-
-    def _write(self) -> None:
-        if self._writer is None:
-            make_folder(self._store, self._folder)
-            self._stream = self._store.filesystem.open_output_stream(self._store.full(self._path), compression=None)
-            self._writer = pq.ParquetWriter(
-                self._stream, AUDIT_RECORDS, compression="zstd", compression_level=1, write_page_checksum=True
-            )
-        self._writer.write_table(pa.Table.from_batches(self._waiting, AUDIT_RECORDS))
-        self._waiting, self._bytes = [], 0
 
 
 def last_batch(piece: Piece, position: int) -> tuple[int, int, int] | None:

@@ -1,0 +1,257 @@
+"""Two copies of the same topics, key by key: what B lacks, has late, has otherwise, or has beside.
+
+The versions of a key are its records, tombstones included, in the order of their offsets, matched by `pairs.match`.
+Only the number of equal versions can differ between the sides.
+
+A key is judged by its last version on each side, since compaction may drop all others on either side at any time:
+
+| kind | last versions |
+|---|---|
+| equal | are the same |
+| deleted | one side ends with a tombstone, the other has nothing of the key: compaction dropped the tombstone too |
+| missing, extra | one side has nothing of the key |
+| stale | B does not have A's, and its own is an older version of A (or older than all that A still has) |
+| different | neither side has the other's |
+| ahead | B has A's, and newer versions that A does not have |
+| order | B has A's, but before an older version; also if older versions changed places |
+| unknown | would be one of these, but what would decide it lies where a log could not be read |
+
+Older versions on one side only are counted, and are findings (`missing_version`, `extra_version`) if the caller says
+that neither side was compacted; then a key that is `deleted` is missing or extra.
+
+Records without a key are compared as a set that counts, partition by partition: `missing_record`, `extra_record`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match, pair_rows
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, Versions, first_of, last_of, sums
+
+EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
+LAWFUL: Final = (EQUAL, DELETED)
+FINDINGS: Final = (
+    "missing", "stale", "different", "extra", "ahead", "order", "missing_version", "extra_version",
+    "missing_record", "extra_record", UNKNOWN,
+)  # fmt: skip
+_KINDS: Final = (*LAWFUL, *FINDINGS)  # a row's kind is a place in it
+_CODE: Final = {kind: np.int8(code) for code, kind in enumerate(_KINDS)}
+# Without a key "keys" are groups of equal records
+COUNTS: Final = ("keys", "a_versions", "b_versions", "missing_versions", "extra_versions")
+_RESTS_ON_A: Final = ("extra", "different", "ahead", "extra_version", "extra_record")
+_RESTS_ON_B: Final = ("missing", "stale", "different", "missing_version", "missing_record")
+_PLACE: Final = ("topic", "partition", "kind", "without_key")
+_ORDER: Final = ("topic", "partition", "kind", "a_offset", "b_offset", "a_partition", "b_partition")
+
+
+@dataclass(frozen=True)
+class _Outcomes:
+    """Outcomes of keys, or of groups of equal records without a key: arrays of one length."""
+
+    kind: NDArray[np.int8]
+    unit: NDArray[np.int32]
+    a: Ints  # position of the record that shows it on each side; -1: none
+    b: Ints
+    counts: tuple[Ints, ...]  # COUNTS without "keys"
+
+
+@dataclass(frozen=True)
+class MirrorQuestion:
+    """Question of `audit mirror`. unread: by unit, whether A and B could not be read in whole."""
+
+    source: str
+    unread: tuple[tuple[bool, bool], ...]
+    ignore_timestamps: bool
+    every_version: bool
+    most: int
+    columns = PAIR_COLUMNS
+
+    def answer(self, versions: Versions) -> pa.Table:
+        """Return a row for each finding, and one for all that is lawful of a kind and a unit."""
+        lawful, findings = zip(*(self._part(part) for part in versions.split()), strict=True)
+        added = by_partition(pa.concat_tables(lawful))
+        rows = pa.Table.from_pylist([row | {"source": self.source} for row in added], PAIRS)
+        return pa.concat_tables([rows, *findings])
+
+    def _part(self, versions: Versions) -> tuple[pa.Table, pa.Table]:
+        """Return rows of what is lawful, and of findings."""
+        matches = match(versions, ignore_timestamps=self.ignore_timestamps)
+        keyless = matches["keyless"]
+        found = [(self._of_keys(matches, keyless), False), (_without_key(matches, keyless), True)]
+        lawful, findings = [], []
+        for outcomes, without_key in found:
+            kind = self._with_unknown(outcomes)
+            is_lawful = kind < len(LAWFUL)
+            lawful.append(_lawful(self.source, matches, outcomes, kind, is_lawful, without_key))
+            chosen = np.flatnonzero(~is_lawful)
+            findings.append(_findings(self.source, matches, outcomes, kind, chosen, without_key))
+        return pa.concat_tables(lawful), pa.concat_tables(findings)
+
+    def summary(self, table: pa.Table) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the counts of each partition and kind, and the first findings."""
+        return by_partition(table), first_findings(table, self.most)
+
+    def _of_keys(self, matches: Matches, keyless: Bools) -> _Outcomes:
+        keys, in_b = matches.keys, matches.in_b
+        alone = matches.copy < 0
+        last_a, last_b, first_a = last_of(keys, ~in_b), last_of(keys, in_b), first_of(keys, ~in_b)
+        turned = first_of(keys, _turned(matches, in_b))
+        no_a, no_b = last_a < 0, last_b < 0
+        digest, time, tombstone = (matches[name] for name in ("digest", "timestamp_ms", "tombstone"))
+        same = digest[last_a] == digest[last_b]
+        later = np.zeros(len(same), np.bool_)
+        if not self.ignore_timestamps:
+            same &= time[last_a] == time[last_b]
+            later = time[last_b] < time[first_a]
+        misses_last, is_known = matches.n_b[last_a] < matches.n_a[last_a], matches.n_a[last_b] > 0
+        counts = tuple(sums(keys, each) for each in (~in_b, in_b, ~in_b & alone, in_b & alone))
+        dropped = np.where(no_a, tombstone[last_b], tombstone[last_a]) & (not self.every_version)
+        rules = {
+            DELETED: (no_a | no_b) & dropped,
+            "missing": no_b,
+            "extra": no_a,
+            "order": same & (turned >= 0),
+            EQUAL: same,
+            "stale": misses_last & (is_known | later),
+            "different": misses_last,
+        }
+        kind = np.select(list(rules.values()), [_CODE[name] for name in rules], np.where(is_known, *_last("order")))
+        if self.every_version:
+            equal, (_, _, missing, extra) = kind == _CODE[EQUAL], counts
+            kind = np.where(equal & (extra > 0), _CODE["extra_version"], kind)
+            kind = np.where(equal & (missing > 0), _CODE["missing_version"], kind)
+        swapped = (kind == _CODE["order"]) & (turned >= 0)
+        a, b = np.where(swapped, turned, last_a), np.where(swapped, matches.copy[turned], last_b)
+        missing_one, extra_one = kind == _CODE["missing_version"], kind == _CODE["extra_version"]
+        a = np.select([extra_one, missing_one], [-1, first_of(keys, ~in_b & alone)], a)
+        b = np.select([missing_one, extra_one], [-1, first_of(keys, in_b & alone)], b)
+        chosen = np.flatnonzero(~keyless[keys.starts])
+        unit = matches.unit[keys.starts]
+        return _Outcomes(
+            kind[chosen].astype(np.int8), unit[chosen], a[chosen], b[chosen], tuple(c[chosen] for c in counts)
+        )
+
+    def _with_unknown(self, outcomes: _Outcomes) -> NDArray[np.int8]:
+        """Return the kinds; what rests on a record's absence is unknown where that side could not be read."""
+        kind = outcomes.kind
+        for side, kinds in enumerate((_RESTS_ON_A, _RESTS_ON_B)):
+            unread = np.array([one[side] for one in self.unread], np.bool_)
+            if unread.any():
+                rests = np.isin(outcomes.kind, [_CODE[name] for name in kinds])
+                kind = np.where(rests & unread[outcomes.unit], _CODE[UNKNOWN], kind)
+        return kind
+
+
+def _last(known: str) -> tuple[np.int8, np.int8]:
+    return _CODE[known], _CODE["ahead"]
+
+
+def _turned(matches: Matches, in_b: Bools) -> Bools:
+    """Return bool[n]: which versions of A have a copy before the copy of an earlier one of the key. Of versions that
+    repeat, another number on one side, nobody knows which one is there.
+    """
+    certain = ~in_b & (matches.copy >= 0) & (matches.n_a == matches.n_b)
+    copies = np.where(certain, matches.copy, -1)
+    earlier = np.maximum.accumulate(np.append(np.int64(-1), copies[:-1]))  # those of keys before lie before all of it
+    turned: Bools = certain & (copies < earlier[: len(copies)])
+    return turned
+
+
+def _without_key(matches: Matches, keyless: Bools) -> _Outcomes:
+    equal, in_b = matches.equal, matches.in_b
+    at = equal.order[equal.starts]
+    n_a, n_b = matches.n_a[at], matches.n_b[at]
+    kind = np.select([n_a > n_b, n_a < n_b], [_CODE["missing_record"], _CODE["extra_record"]], _CODE[EQUAL])
+    ordered = Groups(equal.order, equal.starts)
+    a, b = (first_of(ordered, side[equal.order]) for side in (~in_b, in_b))
+    a, b = (np.where(first < 0, -1, equal.order[first]) for first in (a, b))
+    chosen = np.flatnonzero(keyless[at])
+    counts = n_a, n_b, np.maximum(n_a - n_b, 0), np.maximum(n_b - n_a, 0)
+    return _Outcomes(
+        kind[chosen].astype(np.int8), matches.unit[at][chosen], a[chosen], b[chosen], tuple(c[chosen] for c in counts)
+    )
+
+
+def _units(matches: Matches, units: NDArray[np.int32]) -> dict[str, Any]:
+    """Return the columns topic and partition."""
+    known = matches.versions.sides.units
+    topics = pa.DictionaryArray.from_arrays(pa.array(units), pa.array([topic for topic, _ in known], pa.string()))
+    numbers = np.array([partition for _, partition in known], np.int32)
+    return {"topic": topics, "partition": pa.array(numbers[units])}
+
+
+def _lawful(
+    source: str, matches: Matches, outcomes: _Outcomes, kind: NDArray[np.int8], lawful: Bools, without_key: bool
+) -> pa.Table:
+    both = outcomes.unit[lawful].astype(np.int64) * len(LAWFUL) + kind[lawful]
+    groups, of, keys = np.unique(both, return_inverse=True, return_counts=True)
+    columns = {name: _added(of, values[lawful], len(groups)) for name, values in _named(outcomes.counts)}
+    columns |= _kinds(source, groups % len(LAWFUL), without_key)
+    columns |= _units(matches, (groups // len(LAWFUL)).astype(np.int32)) | {"keys": keys}
+    return pair_rows(len(groups), columns)
+
+
+def _added(of: Ints, values: Ints, n: int) -> Ints:
+    out = np.zeros(n, np.int64)
+    np.add.at(out, of, values)
+    return out
+
+
+def _named(counts: tuple[Ints, ...]) -> Any:
+    return zip(COUNTS[1:], counts, strict=True)
+
+
+def _kinds(source: str, kinds: NDArray[Any], without_key: bool) -> dict[str, Any]:
+    n = len(kinds)
+    return {
+        "source": pa.repeat(pa.scalar(source), n),
+        "kind": pa.DictionaryArray.from_arrays(pa.array(kinds.astype(np.int8)), pa.array(_KINDS)),
+        "without_key": pa.repeat(pa.scalar(without_key), n),
+    }
+
+
+def _findings(
+    source: str, matches: Matches, outcomes: _Outcomes, kind: NDArray[np.int8], chosen: Ints, without_key: bool
+) -> pa.Table:
+    versions, order = matches.versions, matches.keys.order
+    columns = {name: values[chosen] for name, values in _named(outcomes.counts)}
+    columns |= _kinds(source, kind[chosen], without_key) | _units(matches, outcomes.unit[chosen])
+    columns["keys"] = np.ones(len(chosen), np.int64)
+    for side, places in (("a", outcomes.a[chosen]), ("b", outcomes.b[chosen])):
+        rows = order[places] if len(order) else places
+        shown = {
+            "partition": versions.partition,
+            "offset": versions["offset"],
+            "timestamp_ms": versions["timestamp_ms"],
+        }
+        for name, values in shown.items():
+            columns[f"{side}_{name}"] = pa.array(values[rows], mask=places < 0)
+    if not without_key:
+        shows = np.maximum(outcomes.a[chosen], outcomes.b[chosen])
+        columns["key"] = versions.arrow(order[shows] if len(order) else shows, "key")[0]
+    return pair_rows(len(chosen), columns)
+
+
+def by_partition(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the counts of each partition and kind, from rows of PAIRS."""
+    rows = table.group_by(list(_PLACE), use_threads=False).aggregate([(name, "sum") for name in COUNTS]).to_pylist()
+    found = [{name: row.get(f"{name}_sum", row.get(name)) for name in (*_PLACE, *COUNTS)} for row in rows]
+    return sorted(found, key=lambda row: tuple(row[name] for name in _PLACE))
+
+
+def first_findings(table: pa.Table, most: int) -> list[dict[str, Any]]:
+    """Return the first findings among rows of PAIRS, by place and kind."""
+    found = table.filter(pc.invert(pc.is_in(table["kind"], pa.array(LAWFUL))))
+    by = [(name, "ascending", "at_start") for name in _ORDER]
+    rows = found.take(pc.sort_indices(found, sort_keys=by)[:most])
+    return list(rows.select([*_PLACE, "key", *PLACES, *COUNTS[1:]]).to_pylist())
+
+
+PLACES: Final = ("a_partition", "a_offset", "a_timestamp_ms", "b_partition", "b_offset", "b_timestamp_ms")

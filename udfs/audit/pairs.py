@@ -1,0 +1,111 @@
+"""Records of A and their copies in B, and the table of what audits of two sides find.
+
+Records are copies of each other if topic, key, value, headers (by digest) and timestamp are equal; offsets may differ.
+Equal records are matched by occurrence, in the order of their places: the first of A with the first of B, and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, Versions, by_key, grouped, mixed, sums
+
+# Columns of `audit_pairs`. `mirror` writes findings, and rows for all that is lawful of a partition; `failover` has a
+# row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
+PAIRS: Final = pa.schema(
+    [
+        pa.field("source", pa.string()),  # the pair; of failover with the group
+        pa.field("group", pa.string()),  # of failover; null: of mirror
+        pa.field("kind", pa.string()),
+        pa.field("topic", pa.string()),  # A's name
+        pa.field("partition", pa.int32()),
+        pa.field("key", pa.binary()),
+        # of mirror
+        pa.field("without_key", pa.bool_()),
+        pa.field("a_partition", pa.int32()),
+        pa.field("a_offset", pa.int64()),
+        pa.field("a_timestamp_ms", pa.int64()),
+        pa.field("b_partition", pa.int32()),
+        pa.field("b_offset", pa.int64()),
+        pa.field("b_timestamp_ms", pa.int64()),
+        pa.field("keys", pa.int64()),
+        pa.field("a_versions", pa.int64()),
+        pa.field("b_versions", pa.int64()),
+        pa.field("missing_versions", pa.int64()),
+        pa.field("extra_versions", pa.int64()),
+        # of failover
+        pa.field("b_topic", pa.string()),
+        pa.field("committed", pa.int64()),  # in A; null: nothing
+        pa.field("offset", pa.int64()),  # in B; null: B has nothing. Of a lost record: in A
+        pa.field("way", pa.string()),  # identity, time or start
+        pa.field("why", pa.string()),
+        pa.field("undelivered", pa.int64()),  # records of A
+        pa.field("lost", pa.int64()),  # of these, without a copy
+        pa.field("superseded", pa.int64()),  # without a copy, but B has a newer version of the key
+        pa.field("read", pa.int64()),  # records of B from the offset on
+        pa.field("again", pa.int64()),  # of these, delivered before
+        pa.field("again_ms", pa.int64()),
+        pa.field("not_of_a", pa.int64()),
+        pa.field("passed_over", pa.int64()),
+        pa.field("timestamp_ms", pa.int64()),  # of a lost record
+    ]
+)
+PAIR_COLUMNS: Final = ("digest", "timestamp_ms", "tombstone")  # of VERSIONS, as `match` needs them
+
+
+def pair_rows(n: int, columns: dict[str, Any]) -> pa.Table:
+    """Return n rows of PAIRS with these columns, null in the others."""
+    whole = [columns.get(c.name, pa.nulls(n, c.type)) for c in PAIRS]
+    arrays = [one if isinstance(one, pa.Array) else pa.array(one) for one in whole]
+    return pa.table([one.cast(c.type) for one, c in zip(arrays, PAIRS, strict=True)], schema=PAIRS)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Versions of two sides in the order of `keys`; all arrays are in that order."""
+
+    versions: Versions
+    keys: Groups
+    equal: Groups  # groups of equal records; its order holds positions in the order of `keys`
+    n_a: Ints  # equal records of A, for each row
+    n_b: Ints
+    occurrence: Ints  # among the equal records of its side, from 0
+    copy: Ints  # position of its copy on the other side; -1: none
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.versions[name][self.keys.order]
+
+    @property
+    def unit(self) -> NDArray[np.int32]:
+        """Unit of each row."""
+        return self.versions.unit[self.keys.order]
+
+    @property
+    def in_b(self) -> Bools:
+        """Rows of B."""
+        return self.versions.side[self.keys.order]
+
+
+def match(versions: Versions, *, ignore_timestamps: bool = False) -> Matches:
+    """Match the records of both sides."""
+    keys = by_key(versions)
+    of_key, digest = keys.of, versions["digest"][keys.order]
+    more = () if ignore_timestamps else (versions["timestamp_ms"][keys.order],)
+    equal = grouped(mixed(digest, of_key, *more), of_key, digest, *more)
+    n = len(versions)
+    row, of = np.arange(n), equal.of
+    in_b = versions.side[keys.order][equal.order]
+    starts, n_b = equal.starts[of], sums(equal, in_b)[of]
+    n_a = np.diff(np.append(equal.starts, n))[of] - n_b
+    occurrence = row - starts - np.where(in_b, n_a, 0)
+    has_copy = occurrence < np.where(in_b, n_a, n_b)
+    other = np.where(has_copy, starts + occurrence + np.where(in_b, 0, n_a), 0)
+    copy = np.where(has_copy, equal.order[other], -1) if n else row
+    back = np.empty(n, np.int64)
+    back[equal.order] = row
+    return Matches(versions, keys, equal, n_a[back], n_b[back], occurrence[back], copy[back])

@@ -1,0 +1,284 @@
+"""Versions of keys in a range of hashes, read from the runs of `audit_versions`, and grouped by key.
+
+A *unit* is a topic and partition under A's name, or a topic that is compared as a whole. A *side* is the source A, or
+its copy B. Each task of a question reads one range of bins for all units:
+
+  load(asked, range)   rows of every run in the range that the sources show, with unit and side
+  by_key(versions)     their order by unit, key, side and place, and where a key begins
+
+No row is compared with another by its key's bytes: keys are told apart by 128 bits of SipHash.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from lastkey.udfs.audit.versions import BINS, VERSIONS, bins
+from lastkey.udfs.storage import open_file, open_root
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Unit = tuple[str, int]  # topic, partition
+ALL_PARTITIONS: Final = -1  # of a unit whose topic is compared as a whole
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_LEAST_BIN: Final = -BINS // 2
+_PART_ROWS: Final = 1 << 18
+
+
+class Shown(NamedTuple):
+    """Offsets [start, end) of a read that a source shows, and where they belong."""
+
+    read_id: int
+    start: int
+    end: int
+    unit: int  # its place among the units
+    partition: int
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Records that the sources show, in the files of `audit_versions`, by side and path."""
+
+    root: str  # URI of the store
+    units: tuple[Unit, ...]
+    files: tuple[Mapping[str, Sequence[Shown]], ...]
+    timed: frozenset[int] = frozenset()  # units whose versions are ordered by time: their topics lie apart
+
+
+@dataclass
+class Versions:
+    """Rows of a range, or of a part of it: arrays of one length, in the order of `bins`."""
+
+    sides: Sides
+    bounds: tuple[int, int]
+    side: Bools  # B
+    unit: NDArray[np.int32]
+    partition: NDArray[np.int32]
+    columns: dict[str, NDArray[Any]]  # of VERSIONS, by name
+    placed: Ints  # the row of each among those that `_read` returns
+    others: dict[str, Any] = field(default_factory=dict)  # columns of the whole range that were read later
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    @property
+    def timed(self) -> Bools:
+        """Rows of units that are ordered by time."""
+        if not self.sides.timed:
+            return np.zeros(len(self), np.bool_)
+        timed: Bools = np.isin(self.unit, sorted(self.sides.timed)) & ~self["keyless"]
+        return timed
+
+    def arrow(self, rows: Ints, *names: str) -> list[Any]:
+        """Return columns of some rows as Arrow arrays, read when they are needed: keys, of few rows or none."""
+        if not len(rows):
+            return [VERSIONS.empty_table()[name].combine_chunks() for name in names]
+        if not self.others.keys() >= {*names}:
+            table = _read(self.sides, self.bounds, names)
+            self.others |= {name: table[name].combine_chunks() for name in names}
+        taken = pa.array(self.placed[rows])
+        return [self.others[name].take(taken) for name in names]
+
+    def split(self) -> Iterator[Versions]:
+        """Yield parts of about _PART_ROWS, which processors hold in their caches; a bin is in one part."""
+        bin_ = bins(self["high"])
+        cuts = np.searchsorted(bin_, bin_[_PART_ROWS::_PART_ROWS])
+        for first, stop in itertools.pairwise([0, *np.unique(cuts[cuts > 0]).tolist(), len(self)]):
+            part = slice(first, stop)
+            yield Versions(
+                self.sides, self.bounds, self.side[part], self.unit[part], self.partition[part],
+                {name: column[part] for name, column in self.columns.items()}, self.placed[part], self.others,
+            )  # fmt: skip
+
+
+def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
+    """Return ranges of bins, [first, stop), of about as many rows each; at least one."""
+    n = min(max(-(-n_rows // most_rows), 1), BINS)
+    edges = [_LEAST_BIN + BINS * i // n for i in range(n + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def is_whole(bounds: Sequence[tuple[int, int]]) -> bool:
+    """Return whether ranges, rising, are all bins, each once."""
+    edges = [_LEAST_BIN, *(stop for _, stop in bounds)]
+    return [first for first, _ in bounds] == edges[:-1] and edges[-1] == _LEAST_BIN + BINS
+
+
+def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Versions:
+    """Read the rows of a range. names: columns of VERSIONS that are wanted beside the hashes and places."""
+    table = _read(sides, bounds, ("high", "low", "keyless", "offset", *names))
+    columns = {name: np.asarray(table[name]) for name in table.column_names}
+    placed = np.argsort(bins(columns["high"]), kind="stable")
+    columns = {name: column[placed] for name, column in columns.items()}
+    side, unit, partition = (columns.pop(name) for name in ("side", "unit", "partition"))
+    return Versions(sides, bounds, side, unit, partition, columns, placed)
+
+
+def load_file(root: str, path: str, bounds: tuple[int, int]) -> pa.Table:
+    """Read the rows of a range from another file that is in the order of `bins` of its column `high`."""
+    with open_file(open_root(root), path) as file:
+        parquet = pq.ParquetFile(file)
+        column = parquet.schema_arrow.get_field_index("high")
+        rows = parquet.read_row_groups(list(_groups(parquet, column, bounds)), use_threads=False)
+    bin_ = bins(np.asarray(rows["high"]))
+    return rows.filter(pa.array((bin_ >= bounds[0]) & (bin_ < bounds[1])))
+
+
+def _groups(parquet: Any, column: int, bounds: tuple[int, int]) -> Iterator[int]:
+    """Yield the row groups that may have rows in the range."""
+    for number in range(parquet.num_row_groups):
+        found = parquet.metadata.row_group(number).column(column).statistics
+        least, most = bins(np.array([found.min, found.max], np.int64)).tolist()
+        if most >= bounds[0] and least < bounds[1]:
+            yield number
+
+
+def in_file(sides: Sides, path: str, names: Sequence[str]) -> pa.Table:
+    """Read columns of all rows of a file that count, and their side, unit and partition."""
+    files = tuple({path: side[path]} if path in side else {} for side in sides.files)
+    return _read(replace(sides, files=files), (_LEAST_BIN, _LEAST_BIN + BINS), names)
+
+
+def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Table:
+    root, parts = open_root(sides.root), []
+    for side, files in enumerate(sides.files):
+        for path, shown in files.items():
+            with open_file(root, path) as file:
+                parts += _rows_of(pq.ParquetFile(file, page_checksum_verification=True), shown, side, bounds, names)
+    placed = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
+    return pa.concat_tables([pa.schema([*(VERSIONS.field(n) for n in names), *placed]).empty_table(), *parts])
+
+
+def _rows_of(
+    parquet: Any, shown: Sequence[Shown], side: int, bounds: tuple[int, int], names: Sequence[str]
+) -> list[pa.Table]:
+    """Return the rows of a file's runs in a range that count, in the order of the file."""
+    column, parts = VERSIONS.get_field_index("high"), []
+    order = sorted(shown)
+    read_ids, first = np.unique([one.read_id for one in order], return_index=True)
+    most = int(np.diff(np.append(first, len(order))).max())
+    of_read = np.array([one.read_id for one in order])
+    table = np.array([one[1:] for one in order], np.int64)  # start, end, unit, partition
+    for number in _groups(parquet, column, bounds):
+        needed = dict.fromkeys(("read_id", "high", "offset", *names))
+        rows = parquet.read_row_group(number, columns=list(needed), use_threads=False)
+        bin_, read, offset = bins(np.asarray(rows["high"])), np.asarray(rows["read_id"]), np.asarray(rows["offset"])
+        at = np.minimum(np.searchsorted(read_ids, read), len(read_ids) - 1)
+        inside = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (read_ids[at] == read)
+        counts, where = np.zeros(len(rows), np.bool_), first[at]
+        for i in range(most):  # ranges of a read: usually one
+            each = np.minimum(first[at] + i, len(order) - 1)
+            hit = inside & (of_read[each] == read)
+            hit &= (offset >= table[each, 0]) & (offset < table[each, 1])
+            counts, where = counts | hit, np.where(hit, each, where)
+        if not counts.any():
+            continue
+        out = rows.select(list(names)).append_column("side", pa.array(np.full(len(rows), bool(side))))
+        for name, values in (("unit", table[where, 2]), ("partition", table[where, 3])):
+            out = out.append_column(name, pa.array(values.astype(np.int32)))
+        parts.append(out if counts.all() else out.filter(pa.array(counts)))
+    return parts
+
+
+# -- groups
+
+
+class Groups(NamedTuple):
+    """Rows in groups: int64[n] in their order, and int64[groups], where each begins there."""
+
+    order: Ints
+    starts: Ints
+
+    @property
+    def ends(self) -> Ints:
+        """Ends of the groups."""
+        return np.append(self.starts[1:], len(self.order))
+
+    @property
+    def of(self) -> Ints:
+        """Return int64[n]: the group of each row in order."""
+        new = np.zeros(len(self.order), np.int64)
+        new[self.starts[1:]] = 1
+        return np.cumsum(new)
+
+
+def grouped(hashes: NDArray[np.uint64], *columns: NDArray[Any]) -> Groups:
+    """Group rows whose columns are equal; the order of rows within a group stays. hashes: of the columns."""
+    n = len(hashes)
+    bits = np.uint64(n.bit_length())
+    low = (np.uint64(1) << bits) - np.uint64(1)
+    keys = (hashes & ~low) | np.arange(n, dtype=np.uint64)
+    keys.sort()  # a row's number in the lower bits: a fifth of the time of np.lexsort
+    order, hashed = (keys & low).astype(np.int64), keys & ~low
+    same = hashed[1:] == hashed[:-1]
+    new = _differ(order, columns)
+    clash = same & new[1:]
+    if clash.any():  # of different groups with nearly the same hash: put these in order by all columns
+        of = np.cumsum(np.append(np.zeros(1, np.int64), ~same))
+        at = np.flatnonzero(np.isin(of, of[1:][clash]))
+        rows = order[at]
+        order[at] = rows[np.lexsort((np.arange(len(at)), *(column[rows] for column in columns), of[at]))]
+        new = _differ(order, columns)
+    return Groups(order, np.flatnonzero(new))
+
+
+def _differ(order: Ints, columns: Sequence[NDArray[Any]]) -> Bools:
+    """Return bool[n]: which rows, in this order, differ from the one before."""
+    new = np.zeros(len(order), np.bool_)
+    new[:1] = True
+    for column in columns:
+        there = column[order]
+        new[1:] |= there[1:] != there[:-1]
+    return new
+
+
+def mixed(hashes: NDArray[Any], *more: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return hashes that depend on more columns too: uint64[n]."""
+    out = hashes.view(np.uint64).copy()
+    for column in more:
+        out = (out ^ (out >> np.uint64(29)) ^ column.astype(np.int64).view(np.uint64)) * _MIX
+    return out
+
+
+def by_key(versions: Versions) -> Groups:
+    """Group the rows by unit and key, and records without a key by unit and digest. In a group those of A come first,
+    each side's by time, where that counts, partition and offset.
+    """
+    offset, side = versions["offset"], versions.side
+    if versions.sides.timed:
+        time = np.where(versions.timed, versions["timestamp_ms"], 0)
+        placed = np.lexsort((offset, versions.partition, time, side))
+    else:
+        placed = np.argsort(offset, kind="stable")
+        placed = placed[np.argsort(side[placed], kind="stable")]
+    columns = [column[placed] for column in (versions.unit, versions["keyless"], versions["high"], versions["low"])]
+    found = grouped(mixed(columns[2], columns[0], columns[1]), *columns)
+    return Groups(placed[found.order], found.starts)
+
+
+def last_of(found: Groups, valid: Bools) -> Ints:
+    """Return int64[groups]: the last row in order of each group that is valid (bool[n], in order); -1: none."""
+    return np.maximum.reduceat(np.where(valid, np.arange(len(valid)), -1), found.starts)
+
+
+def first_of(found: Groups, valid: Bools) -> Ints:
+    """Return int64[groups]: the first row in order of each group that is valid (bool[n], in order); -1: none."""
+    n = len(valid)
+    first = np.minimum.reduceat(np.where(valid, np.arange(n), n), found.starts)
+    return np.where(first == n, -1, first)
+
+
+def sums(found: Groups, values: NDArray[Any]) -> Ints:
+    """Return int64[groups]: the sum of the values (in order) of each group."""
+    return np.add.reduceat(values.astype(np.int64), found.starts)
