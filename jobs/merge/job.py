@@ -59,8 +59,8 @@ def run(options: MergeOptions, progress: Progress) -> MergeReport:
     report = MergeReport([normal_uri(uri) for uri in options.archives], output.uri, options.dry_run)
     places = list(_places(options, report.archives))
     _check_different(places)
-    for place in places:
-        check_apart(Place("--output", output.uri), place)
+    for uri in report.archives:
+        check_apart(Place("--output", output.uri), Place("the archive", uri))
     check_empty(output)
     archives = [(place, _list(place, options, report)) for place in places]
     if not any(archive.partitions for _, archive in archives):
@@ -97,7 +97,8 @@ def _places(options: MergeOptions, uris: Sequence[str]) -> Iterator[Place]:
             if any(names.parse_segment_file(one.base_name) is not None for one in text_entries(files)[0]):
                 message = f"--layout replicas: {uri}: expected a folder of each broker, found the partition {name}"
                 raise UsageError(message=f"{message}; leave out --layout")
-            yield Place("the broker's folder", f"{uri.rstrip('/')}/{name}")
+            path, mark, options_of = uri.partition("?")  # of a bucket
+            yield Place("the broker's folder", f"{path.rstrip('/')}/{name}{mark}{options_of}")
 
 
 def _check_different(places: Sequence[Place]) -> None:
@@ -146,8 +147,9 @@ def _tasks(
 
 def _names(uris: Sequence[str]) -> list[str]:
     """Return what the report calls the copies: the parts of their paths that differ."""
-    above = posixpath.commonpath([uri.partition("://")[2] or uri for uri in uris]) if len(uris) > 1 else ""
-    shown = [(uri.partition("://")[2] or uri).removeprefix(above).strip("/") or uri for uri in uris]
+    paths = ["/" + (uri.partition("://")[2] or uri).partition("?")[0].strip("/") for uri in uris]
+    above = posixpath.commonpath(paths)
+    shown = [path.removeprefix(above).strip("/") or uri for path, uri in zip(paths, uris, strict=True)]
     return shown if len(set(shown)) == len(shown) else list(uris)
 
 

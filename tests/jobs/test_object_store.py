@@ -146,6 +146,22 @@ def test_a_conversion_into_the_bucket_that_was_cut_off_goes_on(tmp_path):
     assert objects_in(uri) == files_of(tmp_path / "v3")
 
 
+def test_copies_in_the_bucket_are_merged_into_it(tmp_path):
+    put(ROOT / "examples" / "replicas", f"{BUCKET}/replicas")
+    options = ("--layout", "replicas", "--engine", "threads")
+    done = [
+        run("merge", source, *options, "--output", output)
+        for source, output in (
+            (f"{BUCKET}/replicas", f"{BUCKET}/merged"), (ROOT / "examples" / "replicas", tmp_path / "merged"),
+        )
+    ]  # fmt: skip
+    assert [code for code, _, _ in done] == [0, 0], done
+    assert objects_in(f"{BUCKET}/merged") == files_of(tmp_path / "merged")
+    one = ROOT / "examples" / "replicas" / "broker-1"
+    mixed = run("merge", one, f"{BUCKET}/replicas/broker-2", *options[2:], "--output", tmp_path / "mixed")
+    assert mixed[0] == 0, mixed  # what broker 1 lacks is whole there
+
+
 @pytest.mark.parametrize("part", [".", "..", ""])
 def test_a_key_with_dots_or_nothing_for_a_name_is_refused(tmp_path, part):
     """No partition is read from another folder, and none is written beside the output."""

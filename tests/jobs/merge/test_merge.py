@@ -410,6 +410,8 @@ def test_the_output_lies_outside_and_is_empty(tmp_path: Path) -> None:
     of = copies(tmp_path, 2)
     with pytest.raises(UsageError, match="needs a place outside"):
         run_merge(of, of[0] / "out")
+    with pytest.raises(UsageError, match="needs a place outside"):
+        run_merge(tmp_path, tmp_path / "out", layout="replicas")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "file").touch()
     with raises_kind(NOT_EMPTY):
