@@ -13,7 +13,7 @@ Order and offsets are those of the log: a batch is copied as it is or not at all
 compacted copy and the next one from another? The last record of a key is in every copy that holds its batch, because
 no cleaner removes it, so no key loses its last value. A tombstone that a cleaner has removed may leave older values of
 its key in a range that comes from a copy that is less compacted; the same holds for a marker and the data of its
-transaction. Such ranges are reported.
+transaction. `aborted.py` finds data whose ABORT marker is lost.
 
 Two batches of one leader epoch at the same offsets, both sound, of which neither can have been made of the other by a
 cleaner, are a contradiction: they cannot belong to one log, so nothing decides between them.
@@ -37,7 +37,7 @@ from lastkey.udfs.merge.survey import epoch_runs
 
 CANDIDATE: Final = np.dtype([("batch", BATCH), ("copy", "i4"), ("stream", "i4"), ("row", "i8"), ("epoch_fits", "?")])
 _BODY: Final = ("crc", "size", "records_count", "producer_id", "base_sequence", "max_timestamp")  # of equal batches
-_SAME: Final = ("producer_id", "producer_epoch", "base_sequence", "control_type")  # a cleaner changes none of these
+_SAME: Final = ("producer_id", "producer_epoch", "base_sequence")  # a cleaner changes none of these
 _KEPT_BITS: Final = 0xFF & ~(CODEC_MASK | DELETE_HORIZON_MASK)
 _MOST_CONFLICTS: Final = 100
 
@@ -76,8 +76,6 @@ class Findings:
 
     conflicts: list[Conflict] = field(default_factory=list)
     displaced: dict[int, list[int]] = field(default_factory=dict)  # copy -> first offsets of the first few
-    agreeing: dict[int, int] = field(default_factory=dict)  # copy -> batches that another copy has too
-    meeting: dict[int, int] = field(default_factory=dict)  # copy -> batches at offsets where another copy has one
 
 
 def choose(
@@ -171,6 +169,8 @@ def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64
     alike = (batch["attributes"] & _KEPT_BITS) == (best["attributes"] & _KEPT_BITS)
     for name in _SAME:
         alike &= batch[name] == best[name]
+    emptied = (batch["records_count"] == 0) | (best["records_count"] == 0)  # of a marker: its type is gone
+    alike &= emptied | (batch["control_type"] == best["control_type"])
     spans = batch["last_offset"] - batch["base_offset"] + 1
     thin = (batch["records_count"] < spans) & (best["records_count"] < spans)
     cleaned = (batch["records_count"] != best["records_count"]) | thin | (batch["magic"] != best["magic"])
@@ -184,11 +184,6 @@ def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64
         found.conflicts.append(
             Conflict(int(b["base_offset"]), int(b["last_offset"]), int(b["partition_leader_epoch"]), of)
         )
-    agree = other & (equal | alike)
-    for i, counts in ((agree, found.agreeing), (other, found.meeting)):
-        for side in (rows["copy"][i], rows["copy"][heads[group[i]]]):
-            for copy, n in zip(*np.unique(side, return_counts=True), strict=True):
-                counts[int(copy)] = counts.get(int(copy), 0) + int(n)
 
 
 def _without_moved_ends(streams: Sequence[Stream], found: Findings) -> list[Stream]:
@@ -304,7 +299,8 @@ def _without_overlaps(
                 continue
             kept[i] = False
             j = against[0]
-            is_displaced = int(n_copies[i]) < int(n_copies[j]) or _joined(batch, i) < _joined(batch, j)
+            joined = _joined(batch, i)  # 2: a part of another log, not one batch whose offset is damaged
+            is_displaced = (joined < 2 and n_copies[i] < n_copies[j]) or joined == 0 < _joined(batch, j)
             if best["epoch_fits"][i] and not is_displaced and len(found.conflicts) < _MOST_CONFLICTS:
                 b, of = batch[i], (int(best["copy"][j]), int(best["copy"][i]))
                 found.conflicts.append(

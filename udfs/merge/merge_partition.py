@@ -28,6 +28,7 @@ from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from lastkey.logformat.storage.io_counts import Listener, listener_of_thread, listening
+from lastkey.udfs.merge.aborted import AbortedTransactions
 from lastkey.udfs.merge.choose import Findings, Stream, choose, losing_ranges
 from lastkey.udfs.merge.copies import (
     MOST_RANGES,
@@ -229,6 +230,8 @@ class _Taken:
         self.end = 0
         self.last_epoch = -1
         self.has_magic_3 = False
+        copies = [one.copy for one in plan.surveys]
+        self.aborted = AbortedTransactions(list(zip(copies, plan.lineage.truncation, strict=True)))
         self._primary = plan.ranks.index(0)
 
     def add(self, rows: np.ndarray) -> np.ndarray:
@@ -236,6 +239,7 @@ class _Taken:
         batch, copies, out = rows["batch"], rows["copy"], self.out
         if self.first is None:
             self.first = int(batch["base_offset"][0])
+        self.aborted.add(batch)
         self.has_magic_3 |= bool((batch["magic"] == 3).any())
         out.batches += len(rows)
         out.records += int(np.maximum(batch["records_count"], 0).sum())
@@ -304,6 +308,7 @@ class _Taken:
             out.notes.append("some batches have magic 3, which a broker does not read: convert --to v2 rewrites them")
         if self.last_epoch > self.plan.lineage.chain.last_epoch and out.batches:
             out.notes.append(f"leader epoch {self.last_epoch} is that of the last batch alone; no checkpoint names it")
+        out.problems += self.aborted.problems(names.partition_folder(out.topic, out.partition))
         used = [one.copy.cleaned_until for one, facts in zip(surveys, self.facts, strict=True) if facts.batches_taken]
         out.cleaned_until = min(used, default=0)
         if out.epochs_corrected:

@@ -279,6 +279,34 @@ def test_a_transaction_without_a_marker_is_told(tmp_path: Path) -> None:
     assert "stops at offset 1" in report.to_text()
 
 
+def test_a_marker_that_a_cleaner_has_emptied(tmp_path: Path) -> None:
+    one = write(tmp_path / "broker-1", "a=1 | {pid=7 txn} b=1 | {pid=7 abort} | c=1")
+    other = write(tmp_path / "broker-2", "a=1 | {pid=7 txn base=1 last=1} | {pid=7 txn control base=2 last=2} | c=1@3")
+    report = run_merge([other, one], tmp_path / "out")
+    assert report.exit_code == 0, report.to_text()
+    assert text(tmp_path / "out") == text(one)
+    check(tmp_path / "out")
+
+
+def test_another_log_with_other_borders_is_refused(tmp_path: Path) -> None:
+    """Two copies agree, the third has other batches of the same epoch, none of which begins where theirs do."""
+    of = copies(tmp_path, 2, "a=1 | b=1 c=1 | d=1 e=1 | f=1 g=1 | h=1")
+    other = write(tmp_path / "broker-3", "a=1 | x=1 | y=1 z=1 | v=1 w=1 | u=1 | h=1")
+    report = run_merge([*of, other], tmp_path / "out")
+    assert only(report).refused
+    assert str(other) in report.to_text()
+
+
+def test_aborted_data_without_its_marker_is_a_problem(tmp_path: Path) -> None:
+    log_of = "{pid=7 txn} a=1 | {pid=7 abort} | {pid=7 txn} b=1 | {pid=7 commit}"
+    of = copies(tmp_path, 2, log_of)
+    for copy in of:
+        hurt(log(copy, 0), 1)
+    report = run_merge(of, tmp_path / "out")
+    assert report.exit_code == 3
+    assert "expected the ABORT marker of producer 7 at offset 1, found none in any sound copy" in report.to_text()
+
+
 def test_a_leader_epoch_with_a_flipped_bit(tmp_path: Path) -> None:
     """No checksum covers it. Another copy has the batch; if none has, its epoch is that of the log around it."""
     of = copies(tmp_path, 2)
