@@ -174,7 +174,7 @@ def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64
     spans = batch["last_offset"] - batch["base_offset"] + 1
     thin = (batch["records_count"] < spans) & (best["records_count"] < spans)
     cleaned = (batch["records_count"] != best["records_count"]) | thin | (batch["magic"] != best["magic"])
-    cleaned |= (batch["attributes"] & DELETE_HORIZON_MASK) != (best["attributes"] & DELETE_HORIZON_MASK)
+    cleaned |= ((batch["attributes"] | best["attributes"]) & DELETE_HORIZON_MASK) != 0  # two may have two horizons
     cleaned |= (batch["attributes"] & CODEC_MASK) != (best["attributes"] & CODEC_MASK)
     # a copy whose batch has an epoch that does not fit the chain has lost already
     wrong = other & ~equal & ~(alike & cleaned) & rows["epoch_fits"] & rows["epoch_fits"][heads[group]]

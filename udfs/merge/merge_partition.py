@@ -171,7 +171,7 @@ def _report_losers(plan: _Plan, out: MergedPartition) -> None:
         facts = _facts(out, one.copy)
         facts.losing = [lost for stream in plan.streams if stream.copy == number for lost in losing_ranges(stream)]
         first = int(one.rows["base_offset"][0]) if len(one.rows) else NO_END
-        if facts.losing and plan.lineage.truncation[number] <= first and not _agrees(plan, number):
+        if facts.losing and plan.lineage.truncation[number] <= first and _is_another_log(plan, number):
             winner = next(s for i, s in enumerate(plan.surveys) if plan.lineage.truncation[i] == NO_END)
             expected = f"the log of {winner.copy.place}, with leader epochs {_shown(plan.lineage.chain)}"
             found = f"another log, with leader epochs {_shown(plan.lineage.chains[number])}"
@@ -180,15 +180,20 @@ def _report_losers(plan: _Plan, out: MergedPartition) -> None:
             out.refused = True
 
 
-def _agrees(plan: _Plan, number: int) -> bool:
-    """Return whether some batch of a copy is in another one too, of a sample."""
-    rows = plan.surveys[number].rows
+def _is_another_log(plan: _Plan, number: int) -> bool:
+    """Return whether batches of a copy lie where others have batches, and none of a sample is equal to one of those."""
+    rows, meets = plan.surveys[number].rows, False
     for i in np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64)).tolist():
         for other in plan.streams:
             at = other.find(int(rows["base_offset"][i]))
-            if other.copy != number and at < len(other.rows) and _is_equal(rows[i], other.rows[at]):
-                return True
-    return False
+            around = other.rows[max(at - 1, 0) : at + 1] if other.copy != number else other.rows[:0]
+            if any(_is_equal(rows[i], one) for one in around):
+                return False
+            meets |= any(
+                one["base_offset"] <= rows[i]["last_offset"] and rows[i]["base_offset"] <= one["last_offset"]
+                for one in around
+            )
+    return meets
 
 
 def _is_equal(one: np.void, other: np.void) -> bool:

@@ -288,6 +288,15 @@ def test_a_marker_that_a_cleaner_has_emptied(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
+def test_copies_that_were_cleaned_at_two_times(tmp_path: Path) -> None:
+    """Each cleaner sets a delete horizon of its own, so the bytes differ, and neither is another log."""
+    one = write(tmp_path / "broker-1", "{horizon=1700000001000} a=- | b=1")
+    other = write(tmp_path / "broker-2", "{horizon=1700000009000} a=- | b=1")
+    report = run_merge([one, other], tmp_path / "out")
+    assert report.exit_code == 0, report.to_text()
+    check(tmp_path / "out")
+
+
 def test_another_log_with_other_borders_is_refused(tmp_path: Path) -> None:
     """Two copies agree, the third has other batches of the same epoch, none of which begins where theirs do."""
     of = copies(tmp_path, 2, "a=1 | b=1 c=1 | d=1 e=1 | f=1 g=1 | h=1")

@@ -6,6 +6,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Properties;
 import java.util.SplittableRandom;
 import java.util.TreeMap;
@@ -128,7 +129,7 @@ final class MakeLogs {
     }
 
     ObjectNode make(Admin admin) throws Exception {
-        if (create) admin.createTopics(List.of(new NewTopic(topic, partitions, (short) 1).configs(configs))).all().get();
+        if (create) admin.createTopics(List.of(new NewTopic(topic, Optional.of(partitions), Optional.empty()).configs(configs))).all().get();
         else if (!moreConfigs.isEmpty()) set(admin, moreConfigs);
         if (records > 0) send();
         if (roll) rollSegments();

@@ -6,6 +6,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import java.util.Optional;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
 import org.apache.kafka.clients.admin.ConfigEntry;
@@ -24,7 +25,7 @@ final class Topics {
         args.get("configs").properties().forEach(e -> configs.put(e.getKey(), e.getValue().asText()));
         List<NewTopic> topics = new ArrayList<>();
         args.get("topics").properties().forEach(
-            e -> topics.add(new NewTopic(e.getKey(), e.getValue().asInt(), (short) 1).configs(configs)));
+            e -> topics.add(new NewTopic(e.getKey(), Optional.of(e.getValue().asInt()), Optional.empty()).configs(configs)));
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", args.get("bootstrap").asText()))) {
             admin.createTopics(topics).all().get();
         }
