@@ -1,6 +1,6 @@
 """Which batches make up the result: for each range of offsets the best batch that a copy has.
 
-    rows of each copy in the winning lineage, window by window
+    rows of each copy in the winning lineage, window by window: if all copies have the same, those of one copy; else
       -> drop batches that another copy shows to be displaced
       -> batches with the same first and last offset: one of them, by the first of these that differs:
            its leader epoch is that of the chain          (the checksum does not cover the epoch)
@@ -37,6 +37,7 @@ from lastkey.udfs.merge.survey import epoch_runs
 
 CANDIDATE: Final = np.dtype([("batch", BATCH), ("copy", "i4"), ("stream", "i4"), ("row", "i8"), ("epoch_fits", "?")])
 _BODY: Final = ("crc", "size", "records_count", "producer_id", "base_sequence", "max_timestamp")  # of equal batches
+_EQUAL: Final = ("base_offset", "last_offset", "crc", "size", "records_count", "partition_leader_epoch")
 _SAME: Final = ("producer_id", "producer_epoch", "base_sequence")  # a cleaner changes none of these
 _KEPT_BITS: Final = 0xFF & ~(CODEC_MASK | DELETE_HORIZON_MASK)
 _MOST_CONFLICTS: Final = 100
@@ -92,12 +93,14 @@ def choose(
             for cursor in cursors:
                 cursor.window *= 2
             continue
-        parts = [cursor.take(border) for cursor in cursors]
+        best = min((c for c in cursors if c.count(border)), key=lambda c: order[c.stream.copy])
+        agreed = all(c.agrees(best, border) for c in cursors)
+        parts = [cursor.take(border, is_read=not agreed or cursor is best) for cursor in cursors]
         rows = np.concatenate([part for part in parts if len(part)])
         epochs = chain.epochs_at(rows["batch"]["base_offset"])
         stored = rows["batch"]["partition_leader_epoch"]
         rows["epoch_fits"] = (stored == epochs) | (stored == -1) | ((epochs < 0) & (stored >= 0))
-        yield _best(rows, order, streams, found)
+        yield rows if agreed and rows["epoch_fits"].all() else _best(rows, order, streams, found)
 
 
 class _Cursor:
@@ -117,12 +120,26 @@ class _Cursor:
         self.rows = part[below]
         return len(self.rows) > 0
 
-    def take(self, border: int) -> np.ndarray:
-        """Return the rows that begin below an offset, as candidates, and go behind them."""
-        n = int(np.searchsorted(np.ascontiguousarray(self.rows["base_offset"]), border))
-        out = np.zeros(n, CANDIDATE)
-        out["batch"], out["copy"], out["stream"] = self.rows[:n], self.stream.copy, self.number
-        out["row"] = np.arange(self.at, self.at + n)
+    def count(self, border: int) -> int:
+        """Return how many rows begin below an offset."""
+        return int(np.searchsorted(np.ascontiguousarray(self.rows["base_offset"]), border))
+
+    def agrees(self, other: _Cursor, border: int) -> bool:
+        """Return whether the rows below an offset are those of another stream; True also if there are none."""
+        n = self.count(border)
+        if self is other or n == 0:
+            return True
+        return n == other.count(border) and all(
+            np.array_equal(self.rows[name][:n], other.rows[name][:n]) for name in _EQUAL
+        )
+
+    def take(self, border: int, *, is_read: bool) -> np.ndarray:
+        """Move behind the rows that begin below an offset; return them as candidates if they are to be read."""
+        n = self.count(border)
+        out = np.zeros(n if is_read else 0, CANDIDATE)
+        if is_read:
+            out["batch"], out["copy"], out["stream"] = self.rows[:n], self.stream.copy, self.number
+            out["row"] = np.arange(self.at, self.at + n)
         self.at += n
         return out
 

@@ -45,7 +45,7 @@ class MergeSettings:
     producer_id_expiration_ms: int = 86_400_000
     chunk_bytes: int = CHUNK_BYTES
     max_batch_bytes: int = MAX_BATCH_BYTES
-    window_batches: int = 1 << 17  # of each copy that are compared at a time
+    window_batches: int = 1 << 14  # of each copy that are compared at a time
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,7 +48,7 @@ from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
 from lastkey.udfs.reindex.write import FileReport, Target
-from lastkey.udfs.storage import Root, exists, flush_whole, make_folder, open_root, read_file, write_file
+from lastkey.udfs.storage import Root, exists, flush, flush_whole, make_folder, open_root, read_file, write_file
 
 _THREADS = 4  # copies, or written segments, that are read at a time
 _SAMPLE = 200  # batches that are looked for in other copies
@@ -86,31 +86,66 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
     _report_losers(plan, out)
     if out.refused:
         return
-    writer = None
-    if task.output_uri:
-        output = make_folder(open_root(task.output_uri), task.folder)
-        writer = LogWriter(output, task.folder, plan.sources, plan.ranks.index(0), task.settings.segment_bytes)
-    found = Findings()
-    taken = _Taken(plan, out)
-    try:
-        for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
-            if found.conflicts:
-                break
-            epochs = taken.add(rows)
-            if writer is not None:
-                writer.write(rows, epochs)
-    finally:
-        if writer is not None:
-            writer.close()
-    _report_found(plan, found, out)
-    if out.refused:
+    if not task.output_uri:
+        _choose(task, plan, None, out)
         return
-    taken.finish()
-    if writer is not None:
-        segments = writer.finish_log(out.next_offset)
+    output = make_folder(open_root(task.output_uri), task.folder)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        read_back = _ReadBack(task, output, pool)
+        primary, segment_bytes = plan.ranks.index(0), task.settings.segment_bytes
+        with closing(LogWriter(output, task.folder, plan.sources, primary, segment_bytes, read_back.submit)) as writer:
+            _choose(task, plan, writer, out)
+            if out.refused:
+                return
+            segments = writer.finish_log(out.next_offset)
         out.segments = len(segments)
         out.log_start_offset = max(out.log_start_offset, segments[0].base_offset)
-        _write_side_files(task, plan, segments, out)
+        outcomes = read_back.outcomes()
+    _write_side_files(task, plan, output, outcomes, out)
+
+
+def _choose(task: MergeTask, plan: _Plan, writer: LogWriter | None, out: MergedPartition) -> None:
+    """Choose batches, and hand them to the writer."""
+    found, taken = Findings(), _Taken(plan, out)
+    for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
+        if found.conflicts:
+            break
+        epochs = taken.add(rows)
+        if writer is not None:
+            writer.write(rows, epochs)
+    _report_found(plan, found, out)
+    if not out.refused:
+        taken.finish()
+
+
+class _ReadBack:
+    """Reads written segments back while others are written: checks them, makes their indexes, flushes the files."""
+
+    def __init__(self, task: MergeTask, output: Root, pool: ThreadPoolExecutor) -> None:
+        self.output, self.pool, self.folder = output, pool, task.folder
+        self.target = Target("output", output.uri, output.uri)
+        settings = task.settings
+        self.settings = ReindexSettings(
+            settings.index_interval_bytes,
+            settings.segment_index_bytes,
+            settings.time_index_interval_ms,
+            chunk_bytes=settings.chunk_bytes,
+            max_batch_bytes=settings.max_batch_bytes,
+        )
+        self.jobs: list[Future[list[SegmentOutcome]]] = []
+
+    def submit(self, segment: Segment, following: int | None) -> None:
+        """Begin with a segment. following: base offset of the next one."""
+        self.jobs.append(self.pool.submit(self._read, segment, following))
+
+    def _read(self, segment: Segment, following: int | None) -> list[SegmentOutcome]:
+        found = reindex_segments(ReindexTask(self.target, self.folder, (segment,), self.settings, following))
+        flush(self.output, segment.path)
+        return found
+
+    def outcomes(self) -> list[SegmentOutcome]:
+        """Wait for all segments; return what was found in them."""
+        return [outcome for job in self.jobs for outcome in job.result()]
 
 
 def _surveys(task: MergeTask, out: MergedPartition) -> list[Survey]:
@@ -361,24 +396,11 @@ def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> I
             j += 1
 
 
-def _write_side_files(task: MergeTask, plan: _Plan, segments: list[Segment], out: MergedPartition) -> None:
-    """Read the segments back, and write what a broker keeps beside them."""
-    output, settings = open_root(task.output_uri), task.settings
+def _write_side_files(
+    task: MergeTask, plan: _Plan, output: Root, outcomes: Sequence[SegmentOutcome], out: MergedPartition
+) -> None:
+    """Write what a broker keeps beside the segments."""
     target = Target("output", output.uri, output.uri)
-    reindex = ReindexSettings(
-        settings.index_interval_bytes,
-        settings.segment_index_bytes,
-        settings.time_index_interval_ms,
-        chunk_bytes=settings.chunk_bytes,
-        max_batch_bytes=settings.max_batch_bytes,
-    )
-    following = [segment.base_offset for segment in segments[1:]]
-    tasks = [
-        ReindexTask(target, task.folder, (segment,), reindex, after)
-        for segment, after in zip(segments, [*following, None], strict=True)
-    ]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        outcomes = [outcome for found in pool.map(reindex_segments, tasks) for outcome in found]
     epochs = checkpoints.truncate_from_start(_epochs_of(plan, out, outcomes), out.log_start_offset)
     out.leader_epochs = tuple(epochs)
     path = f"{task.folder}/{names.LEADER_EPOCH_CHECKPOINT}"
@@ -391,7 +413,7 @@ def _write_side_files(task: MergeTask, plan: _Plan, segments: list[Segment], out
         {},
         tuple(epochs),
         path,
-        settings.producer_id_expiration_ms,
+        task.settings.producer_id_expiration_ms,
     )
     done = reindex_side_files(side_files, outcomes)
     out.notes += [*done.notes, *_open_transactions(output, task.folder, out)]

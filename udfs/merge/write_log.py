@@ -8,7 +8,7 @@ segment in another copy, or where the next batch would make it larger than any s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,17 @@ class Source:
 class LogWriter:
     """Writer of one partition's segments."""
 
-    def __init__(self, output: Root, folder: str, sources: Sequence[Source], primary: int, segment_bytes: int) -> None:
+    def __init__(
+        self,
+        output: Root,
+        folder: str,
+        sources: Sequence[Source],
+        primary: int,
+        segment_bytes: int,
+        wrote: Callable[[Segment, int | None], None],
+    ) -> None:
+        """Begin. wrote: called with each whole segment, and the base offset of the next one, None for the last."""
+        self.wrote = wrote
         self.output, self.folder, self.sources = output, folder, sources
         own = sources[primary].survey.copy.segments
         self.bases = np.array([segment.base_offset for segment in own], np.int64)
@@ -96,6 +106,8 @@ class LogWriter:
         self._open()
 
     def _open(self) -> None:
+        if self.written:
+            self.wrote(self.written[-1], self._base)
         self._size = self._mtime_ms = 0
         self._out = _Output(self.output, f"{self.folder}/{names.segment_file(self._base, names.LOG)}")
 
@@ -134,6 +146,7 @@ class LogWriter:
             self._base = end
             self._open()
             self.finish()
+        self.wrote(self.written[-1], None)
         return self.written
 
     def close(self) -> None:
