@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import JobReport, TextTable, by_rule, counted, labelled, size
@@ -11,6 +12,7 @@ from lastkey.jobs.report.format_table import FORMATS
 from lastkey.jobs.report.yields import RUNS_BY_YIELD, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
+from lastkey.udfs.report.codec_sizes import CODEC_COLUMNS, CodecBytes, sum_of_logs
 from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import PartitionProfile
 
@@ -28,6 +30,26 @@ def _saved(p: PartitionProfile, after: int) -> str:
     return ("~" if p.bytes_after_is_estimate else "") + saved(p.size_bytes, after)
 
 
+@dataclass(frozen=True)
+class TopicCodecs:
+    """Bytes of a topic as it is, and with each codec."""
+
+    topic: str
+    bytes: int
+    codecs: tuple[CodecBytes, ...]
+
+
+def _with_codec(topic: TopicCodecs, codec: str) -> str:
+    [found] = [one for one in topic.codecs if one.codec == codec]
+    return size(found.bytes) + (f" ± {100 * found.error_bytes / found.bytes:.1f} %" if found.error_bytes else "")
+
+
+CODECS: Final = TextTable(
+    "codec_bytes",
+    f"topic bytes:now {' '.join(CODEC_COLUMNS)}",
+    {codec: partial(_with_codec, codec=codec) for codec in CODEC_COLUMNS},
+    title="bytes by codec, if all batches had it (± three standard errors of a sample; compression.type, recompress):",
+)
 PARTITIONS: Final = TextTable(
     "good",
     "partition policy records distinct_keys:keys dead tombstones dirty size_bytes:size would_be saved "
@@ -51,8 +73,10 @@ class ArchiveReport(JobReport):
     """Report of an archive, partition by partition."""
 
     job = "report"
-    facts = "archive store output now_ms savings=_savings partitions=profiles history=_history yields formats"
-    text_tables = (PARTITIONS, RUNS_BY_YIELD, FORMATS)
+    facts = (
+        "archive store output now_ms savings=_savings partitions=profiles history=_history yields formats codec_bytes"
+    )
+    text_tables = (PARTITIONS, CODECS, RUNS_BY_YIELD, FORMATS)
 
     archive: str
     now_ms: int
@@ -82,6 +106,18 @@ class ArchiveReport(JobReport):
     def good(self) -> list[PartitionProfile]:
         """Profiles of the partitions that could be read."""
         return [p for p in self.profiles if p.problem is None]
+
+    @property
+    def codec_bytes(self) -> list[TopicCodecs]:
+        """Bytes of each topic with each codec, the largest topic first; topics without data are left out."""
+        by_topic: dict[str, list[PartitionProfile]] = {}
+        for p in self.good:
+            by_topic.setdefault(p.topic_label(), []).append(p)
+        rows = [
+            TopicCodecs(name, sum(p.size_bytes for p in of), sum_of_logs((p.size_bytes, p.codec_bytes) for p in of))
+            for name, of in by_topic.items()
+        ]
+        return sorted((row for row in rows if row.codecs), key=lambda row: -row.bytes)
 
     def savings(self, *, by_settings: bool) -> tuple[int, int]:
         """Return the bytes of all partitions, and how many of them a compaction would save: in the topics that the

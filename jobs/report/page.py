@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, count, counted, moment, size
 from lastkey.jobs.report import plots
-from lastkey.jobs.report.archive_report import PARTITIONS, ArchiveReport, most_to_gain, saved
+from lastkey.jobs.report.archive_report import CODECS, PARTITIONS, ArchiveReport, most_to_gain, saved
 from lastkey.jobs.report.figures import (
     compression,
     dead_by_segment,
@@ -150,6 +150,8 @@ def page_of(report: ArchiveReport) -> str:
         more_notes=max(len(report.notes) - LISTED, 0),
         hot=hot_rows(good),
         hot_header=HOT_HEADER,
+        codecs=[CODECS.cells(row) for row in report.codec_bytes[:LISTED]],
+        codec_header=CODECS.headers(),
         formats=[FORMATS.cells(row) for row in report.formats.rows] if report.formats else [],
         format_header=FORMATS.headers(),
         format_plot=formats(report.formats),

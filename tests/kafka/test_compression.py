@@ -12,12 +12,15 @@ import pytest
 from lastkey.jobs.archive.listing import list_archive
 from lastkey.jobs.command.options import VerifyOptions
 from lastkey.jobs.command.progress import Silent
+from lastkey.jobs.command.read_options import ReportOptions
 from lastkey.jobs.command.store_options import RestoreOptions
+from lastkey.jobs.report.job import profile_archive
 from lastkey.jobs.restore import job as restore
 from lastkey.jobs.verify import job as verify
 from lastkey.logformat.batches.reader import LogReader
 from lastkey.logformat.layout import BATCH_OVERHEAD, CODEC_MASK, CODEC_NAMES, Levels
 from lastkey.logformat.primitives.codec import compress
+from lastkey.udfs.report import codec_sizes
 from lastkey.udfs.storage import log_file, open_root
 from tests.builders.archives import COMPACT, Lab, put
 from tests.kafka_lab import Broker, check_served, dump_log_segments, make_logs, start_restored
@@ -26,7 +29,7 @@ from tests.kafka_lab.loading import partition_dirs
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 LEVELS = {"gzip": (1, 9), "lz4": (3, 9, 12, 17), "zstd": (-7, 3, 19)}
-DISTINCT = "records=6000 keys=1000000 headers=1 flush=100 segment=262144"
+DISTINCT = "records=6000 keys=6000 dist=seq headers=1 flush=100 segment=262144"
 TRANSACTIONS = "codec=gzip txn=true producers=2 abort=0.3 t0=now"
 _DECIDED_BY_CODEC = re.compile(r" (position|size|crc|compresscodec): \S+")
 
@@ -91,6 +94,23 @@ def test_levels_of_zstd_give_about_the_bytes_of_kafkas_producer(written: Path) -
         ours = sum(len(compress(CODEC_NAMES.index("zstd"), plain, Levels(zstd=level))) for _, plain in pairs)
         theirs = sum(len(stored) for stored, _ in pairs)
         assert abs(ours - theirs) <= 0.05 * theirs, level
+
+
+def test_a_report_foretells_the_bytes_of_a_gzip_topic_in_zstd(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample of the gzip batches of a real producer is right about the whole, within the stated bound."""
+    lab = Lab(None, tmp_path, {"defaults": COMPACT, "job": {"engine": "threads"}})
+    put(written / "packed-0", lab.archive / "packed-0")
+    monkeypatch.setattr(codec_sizes, "_SAMPLE_BATCHES", 20)
+    [row] = profile_archive(ReportOptions(str(lab.archive), output="-"), Silent()).codec_bytes
+    [zstd] = [one for one in row.codecs if one.codec == "zstd"]
+    assert 0 < zstd.error_bytes < 0.05 * zstd.bytes
+    settings = {"defaults": COMPACT | {"compression.type": "zstd", "recompress": True}, "job": {"engine": "threads"}}
+    [done] = lab.run(1_900_000_000_000, settings=settings, sealed=True, force=True).results
+    assert done.work.counters["records_kept"] == done.work.counters["records_read"]
+    assert abs(done.work.bytes_after - zstd.bytes) <= zstd.error_bytes
+    assert done.work.bytes_after < 0.95 * row.bytes
 
 
 @pytest.mark.parametrize("topic", ["packed", "txn"])

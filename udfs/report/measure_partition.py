@@ -49,6 +49,7 @@ from lastkey.udfs.compact.scan.scan_segment import chunk_at, chunks_again
 from lastkey.udfs.compact.verdicts import COPIED, COUNTER_NAMES
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.report import measure_kernels as sums_of
+from lastkey.udfs.report.codec_sizes import CodecSample
 from lastkey.udfs.report.measure_kernels import (
     KEY_COUNT,
     LAST_TIME,
@@ -129,6 +130,8 @@ class Walk:
         self.dirty = found.first_dirty_offset, found.first_uncleanable_offset
         self.keys = KeyCounts(plan.run.limits.task_memory_bytes // 2)
         self.times = TimeBuckets()
+        n_batches = sum(source.segment.batches for source in sources)
+        self.codecs = CodecSample(n_batches, sum(source.size for source in sources), plan.policy.settings.levels)
         self.tallies: list[Tally] = []
         self.estimated = False
         self.chunks: list[tuple[int, int]] = []  # (source, chunk) in the order of the walk ...
@@ -301,6 +304,7 @@ class _See:
         for at, join in ((sums_of.MIN_TIME, min), (sums_of.MAX_TIME, max), (sums_of.LARGEST_LAG, max)):
             mine[at] = join(mine[at], total[at]) - total[at]
         total += mine
+        walk.codecs.add(run)
         opened_ones = run.batches[run.wanted]
         codec = (opened_ones["attributes"] & CODEC_MASK).astype(np.int64)
         plain = (run.bodies["end"] - run.bodies["start"])[run.wanted] + BATCH_OVERHEAD
@@ -371,6 +375,7 @@ def _profile(plan: PartitionPlan, compacted: bool) -> PartitionProfile:
         distinct_keys=walk.keys.used,
         hot_keys=walk.hot_keys(),
         times=walk.times.trimmed(),
+        codec_bytes=walk.codecs.estimates(size),
     )
 
 

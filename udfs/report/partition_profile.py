@@ -10,6 +10,7 @@ import numpy as np
 
 from lastkey.udfs.compact.retention import Expired
 from lastkey.udfs.problem import Problem
+from lastkey.udfs.report.codec_sizes import CodecBytes
 
 MAX_BUCKETS: Final = 1024
 MINUTE_MS: Final = 60_000
@@ -107,6 +108,7 @@ class PartitionProfile:
     distinct_keys: int = 0
     hot_keys: tuple[HotKey, ...] = ()  # most records first
     times: Times | None = None
+    codec_bytes: tuple[CodecBytes, ...] = ()  # of the whole log with each codec; none: no data batch was read
     seconds: float = 0.0
     archive: str = ""  # short name, where a report has several
 
