@@ -358,6 +358,10 @@ BAD_DESCRIPTION: Final = Kind("DescribedError", UsageError,
     "{path}, line {position}: expected {expected}, found {found}",
     cause="Text that is not what kafka-configs prints.",
     hint="give the output of `kafka-configs --describe` as it is, errors and warnings apart")
+BAD_TOPIC_IDS: Final = Kind("TopicIdsError", UsageError,
+    "{path}, line {position}: expected {expected}, found {found}",
+    cause="A file of topic ids that is neither the text of kafka-topics --describe nor lines topic=id.",
+    hint="give the output of `kafka-topics --describe` as it is, or a line topic=id for each topic")
 DAMAGED_METADATA: Final = Kind("DamagedMetadataError", UsageError,
     "{message}",
     cause="A snapshot or log of __cluster_metadata that cannot be trusted as a whole.",

@@ -111,6 +111,12 @@ class RestoreOptions(TopicOptions):
         note="A partition without a generation then is left out, with a note",
     )
     archive: MaybePlace = option(maybe(URI), "Where the archive is, if it has moved.", default=None)
+    topic_ids: MaybePlace = option(
+        maybe(FILE),
+        "Topic ids of the target cluster: text of kafka-topics --describe, or topic=id lines.",
+        default=None,
+        note="Written into each `partition.metadata`, in place of the archive's",
+    )
     full_clean: Flag = option(
         FLAG,
         "First clean what a broker would clean again, in a run of compact.",

@@ -43,6 +43,7 @@ from lastkey.jobs.restore.clean_first import clean_first
 from lastkey.jobs.restore.copy_files import CreatedFiles, check_checksum, checksum_of, copy_log, copy_small, finish
 from lastkey.jobs.restore.left_out import left_out
 from lastkey.jobs.restore.report import TRANSACTION_STATE, RestoredPartition, RestoreReport, advice
+from lastkey.jobs.restore.topic_ids import GivenTopic, is_beyond_topic, read_topic_ids
 from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.store.tables import State
@@ -50,7 +51,13 @@ from lastkey.jobs.topics import Key
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, is_full
 from lastkey.logformat.listing import Segment
-from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
+from lastkey.logformat.side_files.checkpoints import (
+    format_uuid,
+    read_partition_metadata,
+    write_clean_shutdown,
+    write_offset_checkpoint,
+    write_partition_metadata,
+)
 from lastkey.logformat.storage.access_error import in_one_line
 from lastkey.logformat.storage.io_counts import limited
 from lastkey.udfs.convert_log import ConvertedLog, ConvertSettings, convert_log, holds_magic_3
@@ -71,6 +78,7 @@ class RestorePlan:
     targets: Sequence[Checkpoint]
     manifests: Mapping[Key, Sequence[Segment]]
     side_files: Mapping[Key, Sequence[str]]
+    topic_ids: Mapping[str, GivenTopic]  # of the cluster that will run on the output, as far as they are given
 
 
 @tells_io
@@ -83,6 +91,7 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     check_apart(Place("--output", output.uri), Place("the store", tables.root.uri))
     report = RestoreReport(output.uri)
     targets = _targets(tables, options, report.notes)
+    topic_ids = read_topic_ids(options.topic_ids, {target.topic for target in targets})
     manifests = manifests_of(tables, targets)
     archives = _archives(options, targets)
     listed = list_apart(output, archives, options)
@@ -97,9 +106,10 @@ def run(options: RestoreOptions, progress: Progress) -> RestoreReport:
     side_files = check_files(tables, tables.root, archives, targets, manifests)
     report.notes += before_resets(tables, targets) if options.generation or options.as_of is not None else []
     report.seconds["plan"] = round(time.monotonic() - began - report.seconds.get("clean", 0.0), 3)
-    plan = RestorePlan(tables.root, archives, targets, manifests, side_files)
+    plan = RestorePlan(tables.root, archives, targets, manifests, side_files, topic_ids)
     report.partitions = _restore(plan, output, options.config, progress)
-    report.notes += advice(report.partitions)
+    report.topic_ids = options.topic_ids
+    report.notes += advice(report.partitions, options.topic_ids)
     report.other_problems += left_out(tables, options.topics, listed)
     _list_beyond(report, listed, targets, manifests)
     report.seconds["total"] = round(time.monotonic() - began, 3)
@@ -235,6 +245,8 @@ def _restore_partition(
     out.bytes = sum(sizes.values())
     checksums = side_checksums(s.side_files for s in segments)
     for name in plan.side_files[target.key]:
+        if name == names.PARTITION_METADATA and target.topic in plan.topic_ids:
+            continue  # of another cluster
         to = made.file(f"{target.name}/{name}")
         file = names.parse_segment_file(name)
         rebuilt = indexes.get(file.base, {}).get(file.kind) if file is not None else None
@@ -244,10 +256,23 @@ def _restore_partition(
             write_file(output, to, rebuilt)
             out.bytes += len(rebuilt)
         finish(output, to, mtimes.get(file.base) if file is not None and file.kind != names.SNAPSHOT else None)
+    _add_topic_id(out, plan, output, made)
     finish(output, target.name, None)
-    out.has_topic_id = names.PARTITION_METADATA in plan.side_files[target.key]
     _add_ends(out, sizes, output, target.name, formats.max_batch_bytes)
     return out
+
+
+def _add_topic_id(out: RestoredPartition, plan: RestorePlan, output: Root, made: CreatedFiles) -> None:
+    """Write the topic id that is given, and add to the result which id the output has."""
+    path = f"{out.topic}-{out.partition}/{names.PARTITION_METADATA}"
+    given = plan.topic_ids.get(out.topic)
+    out.is_beyond_topic = is_beyond_topic(given, out.partition)
+    if given is not None:
+        out.topic_id, out.topic_id_is_given = format_uuid(given.topic_id), True
+        write_file(output, made.file(path), write_partition_metadata(given.topic_id))
+        finish(output, path, None)
+    elif names.PARTITION_METADATA in plan.side_files[out.topic, out.partition]:
+        out.topic_id = format_uuid(read_partition_metadata(read_file(output, path), f"{output.uri}/{path}"))
 
 
 def _restore_log(

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from lastkey.jobs.command.parse import some_of
 from lastkey.jobs.command.reporting import JobReport, TextTable, count, counted, counts, labelled, size
-from lastkey.logformat import names
 
 TRANSACTION_STATE: Final = "__transaction_state"
 _SHARED = ("file shares its blocks with the original", "files share their blocks with the originals")
@@ -31,9 +30,16 @@ class RestoredPartition:
     bytes: int = 0
     reflinked: int = 0
     converted: int = 0  # segments of which a batch had magic 3
-    has_topic_id: bool = True  # there is a partition.metadata
+    topic_id: str | None = None  # in partition.metadata; None: there is none
+    topic_id_is_given: bool = False  # by --topic-ids; False: it is the archive's
+    is_beyond_topic: bool = False  # by --topic-ids, the topic has fewer partitions
     last_visible_offset: int | None = None  # of the last data record, for read_uncommitted; -1: none; None: not known
     ends_in_empty_batch: bool = False  # of __transaction_state: the last batch of a segment has no record
+
+    @property
+    def name(self) -> str:
+        """Name of the partition."""
+        return f"{self.topic}-{self.partition}"
 
 
 def _last_record(p: RestoredPartition) -> str:
@@ -64,6 +70,7 @@ class RestoreReport(JobReport):
     output: str
     partitions: list[RestoredPartition] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)  # parts of the archive that the store does not hold
+    topic_ids: str | None = None  # the file
 
     def figures(self) -> dict[str, Any]:
         """Return the run's figures for monitoring."""
@@ -80,19 +87,33 @@ class RestoreReport(JobReport):
             yield counted(reflinked, *_SHARED)
         if converted := sum(p.converted for p in self.partitions):
             yield f"{counted(converted, 'segment')} came from magic 3"
+        if self.topic_ids is None and any(p.topic_id for p in self.partitions):
+            yield (
+                "topic ids are those of the archive: a KRaft broker treats partitions as stray if its cluster has "
+                "their topic with another id, or not at all; then restore with --topic-ids FILE"
+            )
         yield "format the target with kafka-storage of the version that will run on it"
 
 
-def advice(partitions: Sequence[RestoredPartition]) -> Iterator[str]:
-    """Yield notes on partitions that a broker would not take as they are."""
-    if nameless := [f"{p.topic}-{p.partition}" for p in partitions if not p.has_topic_id]:
+def advice(partitions: Sequence[RestoredPartition], topic_ids: str | None) -> Iterator[str]:
+    """Yield notes on partitions that a broker would not take as they are. topic_ids: the file, if one was given."""
+    stray = "a KRaft broker renames the folder to <partition>.<id>-stray and begins an empty log"
+    if nameless := [p.name for p in partitions if p.topic_id is None]:
         yield (
-            f"{counted(len(nameless), 'partition')} without a topic id: {some_of(nameless)}: before a broker starts, "
-            f"write {names.PARTITION_METADATA} into each folder: a line 'version: 0' and a line 'topic_id: ID', with "
-            "the ID of kafka-topics --describe; else the broker renames the folder to <partition>.<id>-stray, and "
-            "begins an empty log"
+            f"{counted(len(nameless), 'partition')} without a topic id: {some_of(nameless)}: {stray}; restore again "
+            "with --topic-ids FILE, the text of kafka-topics --describe of its cluster"
         )
-    if stuck := [f"{p.topic}-{p.partition}" for p in partitions if p.ends_in_empty_batch]:
+    if unnamed := [p.name for p in partitions if topic_ids and p.topic_id and not p.topic_id_is_given]:
+        yield (
+            f"{counted(len(unnamed), 'partition')} of topics that {topic_ids} does not name: {some_of(unnamed)}: the "
+            f"topic id is the archive's; if the cluster has no topic with this id, {stray}"
+        )
+    if beyond := [p.name for p in partitions if p.is_beyond_topic]:
+        yield (
+            f"{counted(len(beyond), 'partition')} that the topic does not have by {topic_ids}: {some_of(beyond)}: "
+            f"{stray}; add partitions to the topic before the broker starts"
+        )
+    if stuck := [p.name for p in partitions if p.ends_in_empty_batch]:
         yield (
             f"{some_of(stuck)}: a segment ends in a batch without records: brokers before 3.9.2 and 4.0 load such a "
             "partition for ever (KAFKA-17941), and no transaction begins"
@@ -101,4 +122,4 @@ def advice(partitions: Sequence[RestoredPartition]) -> Iterator[str]:
 
 def _cleaned_again(p: RestoredPartition) -> str:
     share = f"{size(p.cleaned_again_bytes)} of {size(p.cleaned_bytes)}"
-    return f"{p.topic}-{p.partition}: from offset {count(p.cleaned_until)} on, {share}"
+    return f"{p.name}: from offset {count(p.cleaned_until)} on, {share}"

@@ -297,6 +297,11 @@ def describe_configs(bootstrap: str, kind: ConfigKind, names: Sequence[str]) -> 
     return lab().call("describe_configs", bootstrap=bootstrap, kind=kind, names=list(names))
 
 
+def kafka_topics(bootstrap: str, *args: str) -> str:
+    """Return what kafka-topics prints, for example for "--describe"."""
+    return str(lab().call("topics", argv=["--bootstrap-server", bootstrap, *args]))
+
+
 def kafka_configs(bootstrap: str, *args: str) -> str:
     """Return what kafka-configs prints, for example for "--entity-type", "topics", "--describe"."""
     return str(lab().call("configs", argv=["--bootstrap-server", bootstrap, *args]))

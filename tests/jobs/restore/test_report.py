@@ -30,11 +30,13 @@ def test_a_log_whose_last_record_is_its_end_needs_no_explanation(
 
 def test_partitions_without_a_topic_id_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told, said = restore_logs(tmp_path, capsys, {f"{kind}-{n}": "a=1" for kind in ("bare", "whole") for n in range(2)})
-    assert {f"{p['topic']}-{p['partition']}": p["has_topic_id"] for p in told["partitions"]} == {
+    assert {f"{p['topic']}-{p['partition']}": p["topic_id"] is not None for p in told["partitions"]} == {
         "bare-0": False, "bare-1": False, "whole-0": True, "whole-1": True,
     }  # fmt: skip
     [note] = told["notes"]
-    assert note.startswith("2 partitions without a topic id: bare-0, bare-1: before a broker starts, write ")
+    assert note.startswith("2 partitions without a topic id: bare-0, bare-1: a KRaft broker renames the folder ")
+    assert "with --topic-ids FILE" in note
+    assert "\ntopic ids are those of the archive: a KRaft broker treats partitions as stray if " in said
     assert f"note: {note}\n" in said
 
 

@@ -32,6 +32,7 @@ public final class Lab {
         Map.entry("alter_configs", Topics::alterConfigs),
         Map.entry("describe_configs", Topics::describeConfigs),
         Map.entry("configs", Tools::configs),
+        Map.entry("topics", Tools::topics),
         Map.entry("consume", Consume::consume),
         Map.entry("consume_fields", ConsumeFields::consume),
         Map.entry("seek", Consume::seek),

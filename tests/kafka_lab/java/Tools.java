@@ -52,6 +52,12 @@ final class Tools {
         }));
     }
 
+    /** kafka-topics. args: {argv} */
+    static JsonNode topics(JsonNode args) throws Exception {
+        String[] argv = strings(args.get("argv"));
+        return printed(out -> org.apache.kafka.tools.TopicCommand.main(argv));
+    }
+
     interface Tool {
         void run(PrintStream out) throws Exception;
     }
@@ -60,8 +66,10 @@ final class Tools {
     static TextNode printed(Tool tool) throws Exception {
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         PrintStream out = new PrintStream(bytes, true, StandardCharsets.UTF_8), before = System.out;
+        ToolExit[] first = new ToolExit[1]; // a tool may catch its own exit, and exit again because of that
         Exit.setExitProcedure((code, message) -> {
-            throw new ToolExit(code, message);
+            if (first[0] == null) first[0] = new ToolExit(code, message);
+            throw first[0];
         });
         System.setOut(out);
         try {
