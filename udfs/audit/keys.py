@@ -211,6 +211,9 @@ def first_keys(keys: pa.Table, which: str, most: int) -> list[dict[str, Any]]:
     """Return the first keys of one of the kinds that a report shows, as rows of `audit_keys`."""
     wanted, order = FIRST[which]
     keys = keys.filter(wanted)
+    if len(keys) > most:  # few have as many as the last of the first: only these are sorted
+        counts = np.asarray(keys[order[0]])
+        keys = keys.filter(pa.array(counts >= np.partition(counts, -most)[-most]))
     by = [*((name, "descending") for name in order), *((name, "ascending") for name in ("topic", "partition", "key"))]
     rows = keys.take(pc.sort_indices(keys, sort_keys=by)[:most])
     return list(rows.drop_columns("source").to_pylist())

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, Versions, first_of, last_of, sums
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, Versions, first_of, sums
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)
@@ -84,7 +84,9 @@ class MirrorQuestion:
         """Return rows of what is lawful, and of findings."""
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]
-        found = [(self._of_keys(matches, keyless), False), (_without_key(matches, keyless), True)]
+        found = [(self._of_keys(matches, keyless), False)]
+        if keyless.any():
+            found.append((_without_key(matches, keyless), True))
         lawful, findings = [], []
         for outcomes, without_key in found:
             kind = self._with_unknown(outcomes)
@@ -101,9 +103,12 @@ class MirrorQuestion:
     def _of_keys(self, matches: Matches, keyless: Bools) -> _Outcomes:
         keys, in_b = matches.keys, matches.in_b
         alone = matches.copy < 0
-        last_a, last_b, first_a = last_of(keys, ~in_b), last_of(keys, in_b), first_of(keys, ~in_b)
+        counts = tuple(sums(keys, each) for each in (~in_b, in_b, ~in_b & alone, in_b & alone))
+        no_a, no_b = counts[0] == 0, counts[1] == 0
+        first_a = np.where(no_a, -1, keys.starts)  # in a group those of A come first
+        last_a = np.where(no_a, -1, keys.starts + counts[0] - 1)
+        last_b = np.where(no_b, -1, keys.ends - 1)
         turned = first_of(keys, _turned(matches, in_b))
-        no_a, no_b = last_a < 0, last_b < 0
         digest, time, tombstone = (matches[name] for name in ("digest", "timestamp_ms", "tombstone"))
         same = digest[last_a] == digest[last_b]
         later = np.zeros(len(same), np.bool_)
@@ -111,7 +116,6 @@ class MirrorQuestion:
             same &= time[last_a] == time[last_b]
             later = time[last_b] < time[first_a]
         misses_last, is_known = matches.n_b[last_a] < matches.n_a[last_a], matches.n_a[last_b] > 0
-        counts = tuple(sums(keys, each) for each in (~in_b, in_b, ~in_b & alone, in_b & alone))
         dropped = np.where(no_a, tombstone[last_b], tombstone[last_a]) & (not self.every_version)
         rules = {
             DELETED: (no_a | no_b) & dropped,
@@ -129,9 +133,10 @@ class MirrorQuestion:
             kind = np.where(equal & (missing > 0), _CODE["missing_version"], kind)
         swapped = (kind == _CODE["order"]) & (turned >= 0)
         a, b = np.where(swapped, turned, last_a), np.where(swapped, matches.copy[turned], last_b)
-        missing_one, extra_one = kind == _CODE["missing_version"], kind == _CODE["extra_version"]
-        a = np.select([extra_one, missing_one], [-1, first_of(keys, ~in_b & alone)], a)
-        b = np.select([missing_one, extra_one], [-1, first_of(keys, in_b & alone)], b)
+        if self.every_version:
+            missing_one, extra_one = kind == _CODE["missing_version"], kind == _CODE["extra_version"]
+            a = np.select([extra_one, missing_one], [-1, first_of(keys, ~in_b & alone)], a)
+            b = np.select([missing_one, extra_one], [-1, first_of(keys, in_b & alone)], b)
         chosen = np.flatnonzero(~keyless[keys.starts])
         unit = matches.unit[keys.starts]
         return _Outcomes(

@@ -62,8 +62,9 @@ VERSIONS: Final = pa.schema(
         pa.field("expected", pa.int32()),  # partition of a hidden key by the default partitioner; null: not hidden
     ]
 )
-_NUMBERS: Final = ["high", "low", "digest"]  # hashes: nothing compresses them
-_COMPRESSION: Final = {name: "NONE" if name in _NUMBERS else "LZ4" for name in VERSIONS.names}
+_DELTAS: Final = dict.fromkeys(("offset", "timestamp_ms"), "DELTA_BINARY_PACKED")
+_DENSE: Final = ("high", "low", "digest", *_DELTAS)  # hashes, and deltas: nothing compresses them
+_COMPRESSION: Final = {name: "NONE" if name in _DENSE else "LZ4" for name in VERSIONS.names}
 _READ: Final = select(RECORDS, ["offset", "timestamp_ms", "key"])
 
 
@@ -225,7 +226,7 @@ class _RunFile:
             self._stream = self._stack.enter_context(native_output(self._store, self._path))
             writer = pq.ParquetWriter(
                 self._stream, VERSIONS, compression=_COMPRESSION, write_page_checksum=True,
-                use_dictionary=["read_id", "size_bytes"],
+                use_dictionary=["read_id", "size_bytes"], column_encoding=_DELTAS, write_statistics=["high"],
             )  # fmt: skip
             self._writer = self._stack.enter_context(writer)
         rows = pa.Table.from_batches(self._waiting, VERSIONS).combine_chunks()
