@@ -9,12 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides
-from lastkey.udfs.audit.versions import VERSIONS, bins
+from lastkey.udfs.audit.versions import VERSIONS, write_run
 from tests.reference.sides import Seen
 
 
@@ -116,8 +115,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, object]], n_runs: int = 3) -
     with pq.ParquetWriter(path, VERSIONS) as writer:
         for first in range(0, len(rows), step):
             run = pa.Table.from_pylist(rows[first : first + step], VERSIONS)
-            order = np.argsort(bins(np.asarray(run["high"])), kind="stable")
-            writer.write_table(run.take(pa.array(order)), row_group_size=50)
+            write_run(writer, run)
 
 
 def _version(read_id: int, row: Seen) -> dict[str, object]:

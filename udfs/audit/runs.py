@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.versions import BINS, VERSIONS, bins
+from lastkey.udfs.audit.versions import BINS, GROUP_BINS, VERSIONS, bins
 from lastkey.udfs.storage import open_file, open_root
 
 Bools = NDArray[np.bool_]
@@ -103,10 +103,11 @@ class Versions:
 
 
 def ranges(n_rows: int, most_rows: int) -> list[tuple[int, int]]:
-    """Return ranges of bins, [first, stop), of about as many rows each; at least one."""
-    n = min(max(-(-n_rows // most_rows), 1), BINS)
-    edges = [_LEAST_BIN + BINS * i // n for i in range(n + 1)]
-    return list(itertools.pairwise(edges))
+    """Return ranges of bins, [first, stop), of at most about most_rows each; at least one."""
+    groups = BINS // GROUP_BINS  # that rows are written in: a range of whole ones reads no other rows
+    wanted = max(-(-n_rows // most_rows), 1)
+    step = max(groups // wanted, 1) * GROUP_BINS if wanted <= groups else max(BINS // wanted, 1)
+    return list(itertools.pairwise([*range(_LEAST_BIN, _LEAST_BIN + BINS, step), _LEAST_BIN + BINS]))
 
 
 def is_whole(bounds: Sequence[tuple[int, int]]) -> bool:
@@ -155,40 +156,36 @@ def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Tab
     for side, files in enumerate(sides.files):
         for path, shown in files.items():
             with open_file(root, path) as file:
-                parts += _rows_of(pq.ParquetFile(file, page_checksum_verification=True), shown, side, bounds, names)
+                parts.append(
+                    _rows_of(pq.ParquetFile(file, page_checksum_verification=True), shown, side, bounds, names)
+                )
     placed = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
     return pa.concat_tables([pa.schema([*(VERSIONS.field(n) for n in names), *placed]).empty_table(), *parts])
 
 
 def _rows_of(
     parquet: Any, shown: Sequence[Shown], side: int, bounds: tuple[int, int], names: Sequence[str]
-) -> list[pa.Table]:
+) -> pa.Table:
     """Return the rows of a file's runs in a range that count, in the order of the file."""
-    column, parts = VERSIONS.get_field_index("high"), []
-    order = sorted(shown)
+    column, order = VERSIONS.get_field_index("high"), sorted(shown)
     read_ids, first = np.unique([one.read_id for one in order], return_index=True)
     most = int(np.diff(np.append(first, len(order))).max())
     of_read = np.array([one.read_id for one in order])
     table = np.array([one[1:] for one in order], np.int64)  # start, end, unit, partition
-    for number in _groups(parquet, column, bounds):
-        needed = dict.fromkeys(("read_id", "high", "offset", *names))
-        rows = parquet.read_row_group(number, columns=list(needed), use_threads=False)
-        bin_, read, offset = bins(np.asarray(rows["high"])), np.asarray(rows["read_id"]), np.asarray(rows["offset"])
-        at = np.minimum(np.searchsorted(read_ids, read), len(read_ids) - 1)
-        inside = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (read_ids[at] == read)
-        counts, where = np.zeros(len(rows), np.bool_), first[at]
-        for i in range(most):  # ranges of a read: usually one
-            each = np.minimum(first[at] + i, len(order) - 1)
-            hit = inside & (of_read[each] == read)
-            hit &= (offset >= table[each, 0]) & (offset < table[each, 1])
-            counts, where = counts | hit, np.where(hit, each, where)
-        if not counts.any():
-            continue
-        out = rows.select(list(names)).append_column("side", pa.array(np.full(len(rows), bool(side))))
-        for name, values in (("unit", table[where, 2]), ("partition", table[where, 3])):
-            out = out.append_column(name, pa.array(values.astype(np.int32)))
-        parts.append(out if counts.all() else out.filter(pa.array(counts)))
-    return parts
+    needed = dict.fromkeys(("read_id", "high", "offset", *names))
+    rows = parquet.read_row_groups(list(_groups(parquet, column, bounds)), columns=list(needed), use_threads=False)
+    bin_, read, offset = bins(np.asarray(rows["high"])), np.asarray(rows["read_id"]), np.asarray(rows["offset"])
+    at = np.minimum(np.searchsorted(read_ids, read), len(read_ids) - 1)
+    inside = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (read_ids[at] == read)
+    counts, where = np.zeros(len(rows), np.bool_), first[at]
+    for i in range(most):  # ranges of a read: usually one
+        each = np.minimum(first[at] + i, len(order) - 1)
+        hit = inside & (of_read[each] == read) & (offset >= table[each, 0]) & (offset < table[each, 1])
+        counts, where = counts | hit, np.where(hit, each, where)
+    out = rows.select(list(names)).append_column("side", pa.array(np.full(len(rows), bool(side))))
+    for name, values in (("unit", table[where, 2]), ("partition", table[where, 3])):
+        out = out.append_column(name, pa.array(values.astype(np.int32)))
+    return out if counts.all() else out.filter(pa.array(counts))
 
 
 # -- groups
@@ -203,7 +200,7 @@ class Groups(NamedTuple):
     @property
     def ends(self) -> Ints:
         """Ends of the groups."""
-        return np.append(self.starts[1:], len(self.order))
+        return np.append(self.starts, len(self.order))[1:]
 
     @property
     def of(self) -> Ints:

@@ -42,10 +42,11 @@ from lastkey.udfs.storage import Root, cached_root, flush, log_file, make_folder
 Secret = tuple[int, int]  # key of the hashes, two uint64
 PartitionLogs = Sequence[Sequence[ListedLog]]  # of all partitions that are read
 POSITIVE: Final = 0x7FFFFFFF
-_RUN_BYTES: Final = 96 << 20
-_GROUP_ROWS: Final = 1 << 15  # of a row group: a later task reads only those of its range
+_RUN_BYTES: Final = 160 << 20
+_GROUP_ROWS: Final = 1 << 14  # of a row group at the least: a later task reads only those of its range
 _BIN_SHIFT: Final = 48
 BINS: Final = 1 << 16
+GROUP_BINS: Final = 1 << 9  # a row group begins at a multiple of it
 # Delta has no unsigned numbers: hashes are signed here
 VERSIONS: Final = pa.schema(
     [
@@ -196,6 +197,18 @@ def bins(high: NDArray[np.int64]) -> NDArray[np.int16]:
     return (high >> _BIN_SHIFT).astype(np.int16)
 
 
+def write_run(writer: Any, rows: pa.Table) -> None:
+    """Write rows as one run, to a pq.ParquetWriter."""
+    bin_ = bins(np.asarray(rows["high"]))
+    order = np.argsort(bin_, kind="stable")
+    rows, edges = rows.take(pa.array(order)), np.arange(-BINS // 2, BINS // 2, GROUP_BINS)
+    first = 0
+    for stop in [*np.searchsorted(bin_[order], edges[1:]).tolist(), len(rows)]:
+        if stop - first >= _GROUP_ROWS or (stop == len(rows) and stop > first):
+            writer.write_table(rows.slice(first, stop - first))
+            first = stop
+
+
 class _RunFile:
     """Parquet file of runs, made with the first row."""
 
@@ -231,8 +244,8 @@ class _RunFile:
             self._writer = self._stack.enter_context(writer)
         rows = pa.Table.from_batches(self._waiting, VERSIONS).combine_chunks()
         self._waiting, self._bytes = [], 0
-        before, order = self._stream.tell(), np.argsort(bins(np.asarray(rows["high"])), kind="stable")
-        self._writer.write_table(rows.take(pa.array(order)), row_group_size=_GROUP_ROWS)
+        before = self._stream.tell()
+        write_run(self._writer, rows)
         spend(self._stream.tell() - before, WRITTEN)
 
     def written(self) -> tuple[str, int, int]:

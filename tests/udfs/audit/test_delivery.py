@@ -86,6 +86,7 @@ def write_versions(root: Path, records: dict[Unit, list[dict[str, Any]]]) -> Sid
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lastkey.udfs.audit.runs._PART_ROWS", 50)
+    monkeypatch.setattr("lastkey.udfs.audit.versions._GROUP_ROWS", 50)
 
 
 @pytest.mark.parametrize("seed", range(4))

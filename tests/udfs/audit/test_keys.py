@@ -60,6 +60,7 @@ def expected(rows: list[dict[str, Any]], shown: list[Shown], n_partitions: int) 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lastkey.udfs.audit.runs._PART_ROWS", 50)
+    monkeypatch.setattr("lastkey.udfs.audit.versions._GROUP_ROWS", 50)
 
 
 @pytest.mark.parametrize("n_ranges", [1, 7])
