@@ -3,8 +3,8 @@
 100 million records, 10 million keys of 16 bytes, values of 100 bytes, zstd, in two partitions (make_log.py; kept in
 FOLDER if that is given), and a group that committed nine tenths of each. Each kind is audited three times: everything,
 nothing new, and 1 % more (a third partition). `mirror` and `failover` compare the archive with a copy that lacks the
-newest segment of every ten. The kinds share one table of records, so the
-first row of a kind reads only what no kind before it has read; `--apart` gives each kind tables of its own.
+newest segment of every ten. The kinds share one table of versions, so the first row of a kind reads only what no kind
+before it has read; `--apart` gives each kind tables of its own.
 
 Each audit is a process as users start it; its memory is the sum over the process, its JVM and Spark's workers, shared
 pages counted once, twice a second.
@@ -52,9 +52,10 @@ def main() -> None:
             audits = Path(name) / (kind if given.apart else "audits")
             for what in given.steps:
                 if what == "1 % more":
-                    _more(archive, given)
+                    _more(archive, root / "copy", given)
                 _measured(kind, what, arguments, audits)
-            shutil.rmtree(archive / f"t-{PARTITIONS}", ignore_errors=True)
+            for side in (archive, root / "copy"):
+                shutil.rmtree(side / f"t-{PARTITIONS}", ignore_errors=True)
 
 
 def _archive(archive: Path, given: argparse.Namespace) -> Path:
@@ -85,9 +86,12 @@ def _newest_of_ten(names: list[str]) -> list[str]:
     return [name for name in names if name.partition(".")[0] in gone]
 
 
-def _more(archive: Path, given: argparse.Namespace) -> None:
+def _more(archive: Path, copy: Path, given: argparse.Namespace) -> None:
+    """Add a partition, to the copy too: a topic with other partitions there is compared as a whole."""
     folder = archive / f"t-{PARTITIONS}"
     make_log.make_partition(folder, given.codec, records=given.records // 100, keys=given.keys // 100, seed=9)
+    if copy.exists():
+        shutil.copytree(folder, copy / folder.name)
 
 
 def _measured(kind: str, what: str, arguments: list[str], audits: Path) -> None:

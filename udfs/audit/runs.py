@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ ALL_PARTITIONS: Final = -1  # of a unit whose topic is compared as a whole
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _LEAST_BIN: Final = -BINS // 2
 _PART_ROWS: Final = 1 << 18
+_INDEXES: Final = 128  # of files that a process keeps, a megabyte each
 
 
 class Shown(NamedTuple):
@@ -128,21 +130,35 @@ def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Version
 
 def load_file(root: str, path: str, bounds: tuple[int, int]) -> pa.Table:
     """Read the rows of a range from another file that is in the order of `bins` of its column `high`."""
+    index = _index(root, path)
     with open_file(open_root(root), path) as file:
-        parquet = pq.ParquetFile(file)
-        column = parquet.schema_arrow.get_field_index("high")
-        rows = parquet.read_row_groups(list(_groups(parquet, column, bounds)), use_threads=False)
+        rows = pq.ParquetFile(file, metadata=index.metadata).read_row_groups(index.groups(bounds), use_threads=False)
     bin_ = bins(np.asarray(rows["high"]))
     return rows.filter(pa.array((bin_ >= bounds[0]) & (bin_ < bounds[1])))
 
 
-def _groups(parquet: Any, column: int, bounds: tuple[int, int]) -> Iterator[int]:
-    """Yield the row groups that may have rows in the range."""
-    for number in range(parquet.num_row_groups):
-        found = parquet.metadata.row_group(number).column(column).statistics
-        least, most = bins(np.array([found.min, found.max], np.int64)).tolist()
-        if most >= bounds[0] and least < bounds[1]:
-            yield number
+class _Index(NamedTuple):
+    """Metadata of a file of runs, and the least and largest bin of each row group."""
+
+    metadata: Any
+    least: NDArray[np.int16]
+    most: NDArray[np.int16]
+
+    def groups(self, bounds: tuple[int, int]) -> list[int]:
+        """Return the row groups that may have rows in the range."""
+        found: list[int] = np.flatnonzero((self.most >= bounds[0]) & (self.least < bounds[1])).tolist()
+        return found
+
+
+@lru_cache(maxsize=_INDEXES)
+def _index(root: str, path: str) -> _Index:
+    """Return the index of a file, whose path is never used again: a worker's next task reads the same files."""
+    with open_file(open_root(root), path) as file:
+        metadata = pq.read_metadata(file)
+    column = metadata.schema.names.index("high")
+    found = [metadata.row_group(number).column(column).statistics for number in range(metadata.num_row_groups)]
+    least, most = (np.array([getattr(one, name) for one in found], np.int64) for name in ("min", "max"))
+    return _Index(metadata, bins(least), bins(most))
 
 
 def in_file(sides: Sides, path: str, names: Sequence[str]) -> pa.Table:
@@ -155,25 +171,25 @@ def _read(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> pa.Tab
     root, parts = open_root(sides.root), []
     for side, files in enumerate(sides.files):
         for path, shown in files.items():
+            index = _index(sides.root, path)
             with open_file(root, path) as file:
-                parts.append(
-                    _rows_of(pq.ParquetFile(file, page_checksum_verification=True), shown, side, bounds, names)
-                )
+                parquet = pq.ParquetFile(file, metadata=index.metadata, page_checksum_verification=True)
+                parts.append(_rows_of(parquet, index.groups(bounds), shown, side, bounds, names))
     placed = pa.schema([("side", pa.bool_()), ("unit", pa.int32()), ("partition", pa.int32())])
     return pa.concat_tables([pa.schema([*(VERSIONS.field(n) for n in names), *placed]).empty_table(), *parts])
 
 
 def _rows_of(
-    parquet: Any, shown: Sequence[Shown], side: int, bounds: tuple[int, int], names: Sequence[str]
+    parquet: Any, groups: list[int], shown: Sequence[Shown], side: int, bounds: tuple[int, int], names: Sequence[str]
 ) -> pa.Table:
     """Return the rows of a file's runs in a range that count, in the order of the file."""
-    column, order = VERSIONS.get_field_index("high"), sorted(shown)
+    order = sorted(shown)
     read_ids, first = np.unique([one.read_id for one in order], return_index=True)
     most = int(np.diff(np.append(first, len(order))).max())
     of_read = np.array([one.read_id for one in order])
     table = np.array([one[1:] for one in order], np.int64)  # start, end, unit, partition
     needed = dict.fromkeys(("read_id", "high", "offset", *names))
-    rows = parquet.read_row_groups(list(_groups(parquet, column, bounds)), columns=list(needed), use_threads=False)
+    rows = parquet.read_row_groups(groups, columns=list(needed), use_threads=False)
     bin_, read, offset = bins(np.asarray(rows["high"])), np.asarray(rows["read_id"]), np.asarray(rows["offset"])
     at = np.minimum(np.searchsorted(read_ids, read), len(read_ids) - 1)
     inside = (bin_ >= bounds[0]) & (bin_ < bounds[1]) & (read_ids[at] == read)
