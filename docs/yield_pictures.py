@@ -64,7 +64,7 @@ def aged_segments(keys: int = 50_000, nights: int = 20) -> list[AgedSegment]:
             end += len(new)
             run_job(log, store, night, settings)
         _, manifests = open_state(str(store)).current()
-        rows = [row for row in manifests["t", 0] if row.applied_to >= 0 and row.records]
+        rows = [row for row in manifests["t", 0] if row.deduplicated_through >= 0 and row.records]
     live = [int(np.count_nonzero((last >= row.base_offset) & (last < row.next_offset))) for row in rows]
     return [AgedSegment(r.base_offset, r.records, r.superseded, r.records - n) for r, n in zip(rows, live, strict=True)]
 

@@ -58,7 +58,7 @@ def admin_client() -> Any:
 
 
 def words_of(client: Any, error: Exception) -> str:
-    """Return what the cluster said, of the client's own exception, or the text of another one."""
+    """Return the cluster's message of a KafkaException, or the text of another exception."""
     return str(error.args[0].str() if isinstance(error, client.KafkaException) else error)
 
 

@@ -145,7 +145,9 @@ def _with_kernels(folder: Path) -> Path:
 
 
 def _packages(*, driver: bool) -> list[metadata.Distribution]:
-    """Return what executors need and is installed, and what that needs, without what Spark brings; or drivers too."""
+    """Return the installed distributions that executors need, with dependencies, without those of Spark; or drivers
+    too.
+    """
     left_out = _SPARKS + (() if driver else installation.OF_DRIVERS)
     found: dict[str, metadata.Distribution] = {}
     wanted = [(one, "lastkey") for one in installation.requirements()]

@@ -21,7 +21,7 @@ from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.errors import NO_CLUSTER, UsageError
 from lastkey.jobs.live_cluster import admin_client, client_settings, words_of
 from lastkey.jobs.spark.engine import each
-from lastkey.jobs.topics import of_users
+from lastkey.jobs.topics import without_kafkas_own
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.replay import Replayed, ReplayTask, replay_partition
 from lastkey.udfs.storage import normal_uri
@@ -49,7 +49,7 @@ def run(options: ReplayOptions, progress: Progress) -> ReplayReport:
     """Replay every partition that the options name."""
     began = time.monotonic()
     paths = () if options.archive_place is None else (options.archive_place,)
-    selection = Selection(topics=of_users(options.topics))
+    selection = Selection(topics=without_kafkas_own(options.topics))
     asked = ReadOptions("kafka_log", paths, store=options.store, generation=options.generation, selection=selection)
     partitions = source_partitions(asked)
     targets = targets_of(sorted({p.topic for p in partitions if p.topic is not None}), options.renames)

@@ -31,7 +31,7 @@ from lastkey.jobs.store.coverage import Ranges, covered, shown, without
 from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import going_back, list_generations, nobody_has, open_store
 from lastkey.jobs.store.rows import Checkpoint, Commit
-from lastkey.jobs.topics import Key, of_topics
+from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.udfs.data_source.log_end import ends_of
@@ -94,7 +94,7 @@ def _run(options: RollbackOptions, progress: Progress) -> RollbackReport:
     with contextlib.nullcontext() if options.dry_run else state.lock():
         rows = state.checkpoints()
         check_topics(options.topics, (topic for topic, _ in rows), store.uri)
-        current = of_topics(options.topics, rows)
+        current = select_topics(options.topics, rows)
         if not current:
             raise UsageError(message=f"{store.uri}: the store holds no generation")
         if all(row.generation < options.generation for row in current.values()):

@@ -57,7 +57,7 @@ class JobRun:
     facts: ClassVar[str] = (
         "run_id now_ms started_ms ended_ms outcome job=job_row.job exit_code=job_row.exit_code user=job_row.user "
         "host=job_row.host pid=job_row.pid application=job_row.application version=job_row.version "
-        "error=job_row.error figures=job_row.told partitions"
+        "error=job_row.error figures=job_row.amounts partitions"
     )
     run_id: str
     now_ms: int
@@ -192,11 +192,11 @@ def _metrics_of(rows: Iterable[JobRow], store: str) -> Iterator[RunMetrics]:
     for job, row in sorted(newest.items()):
         code = -1 if row.exit_code is None else row.exit_code
         labels = {"command": job, "store": store}
-        yield RunMetrics(labels, row.started_ms, row.ended_ms, code, success.get(job), row.told)
+        yield RunMetrics(labels, row.started_ms, row.ended_ms, code, success.get(job), row.amounts)
 
 
 def _by(row: JobRow | None) -> str:
-    """Return who started a run, and where, as far as that is known."""
+    """Return user and host of a run, as far as they are known."""
     if row is None:
         return ""
     by = f"{row.user}@{row.host}" if row.user else row.host

@@ -37,12 +37,12 @@ EVERY_TOPIC: Final = TopicFilter()
 KAFKAS_OWN: Final = "__*"
 
 
-def of_users(topics: TopicFilter) -> TopicFilter:
+def without_kafkas_own(topics: TopicFilter) -> TopicFilter:
     """Return the filter without Kafka's own topics, unless the user names topics: their keys are of no application."""
     return topics if topics.include else replace(topics, exclude=(*topics.exclude, KAFKAS_OWN))
 
 
-def of_topics(wanted: TopicFilter, values: Mapping[Key, T]) -> dict[Key, T]:
+def select_topics(wanted: TopicFilter, values: Mapping[Key, T]) -> dict[Key, T]:
     """Return the values, by (topic, partition), of the topics that are wanted."""
     return {key: value for key, value in values.items() if wanted.takes(key[0])}
 

@@ -119,8 +119,8 @@ def _records(writer: SegmentWriter) -> pa.RecordBatch:
 
 def _stages(of: LargePartition) -> list[Any]:
     """Run the stages of a large partition on the rows of its splits, as Spark hands them over."""
-    cells = _sent(batch for split in range(len(of.splits)) for batch in local_survivors(of, split))
-    offsets = _sent(last_of_each_key(of, cells))
+    survivors = _sent(batch for split in range(len(of.splits)) for batch in local_survivors(of, split))
+    offsets = _sent(last_of_each_key(of, survivors))
     return list(rewrite_group(of, offsets))
 
 

@@ -77,7 +77,7 @@ class Segment(ListedSegment):
     offset_index_bytes: int = 0
     time_index_bytes: int = 0
     side_files: str | None = None  # JSON {name: CRC-32C}: indexes, snapshot; last row: others of the generation
-    applied_to: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
+    deduplicated_through: int = -1  # no key has a newer record below this offset; -1: that of the run which cleaned all
     superseded: int = 0  # records that newer ones have superseded since it was written, as filters estimate
     expected_dead: int = -1  # of what it was made of: what filters expected to go; -1: not counted
     facts_bytes: int = 0  # of the files beside it that runs by yield read

@@ -409,23 +409,6 @@ def test_no_test_module_is_imported():
     assert {str(path): names for path, names in named.items() if names} == {}
 
 
-def test_docstrings_begin_with_a_verb_or_a_noun():
-    """A function's docstring begins with its verb, all others with their noun: no clause waits for its subject."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    others = ("What", "Whether", "Who", "Where", "That", "How", "Of")
-    begins = re.compile(rf"""["'][\s\\]*(?:{"|".join(others)})\b""")  # in any string: few files need a syntax tree
-    found = [
-        f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {text.splitlines()[0]}"
-        for package in (*PACKAGES, "lastkey", "tests")
-        for path in files_in(ROOT / package, "**/*.py")
-        if begins.search(path.read_text(encoding="utf-8"))
-        for node in nodes(path)
-        if isinstance(node, documented) and (text := ast.get_docstring(node))
-        if text.split(maxsplit=1)[0].rstrip(",") in others
-    ]
-    assert found == []
-
-
 def test_asserts_check_no_input():
     """`assert` disappears under -O: sizes of field tables may be asserted at import, nothing inside a function."""
     for module, path in SOURCES.items():

@@ -131,7 +131,7 @@ def search_tasks(files: Sequence[DumpFile], options: DumpOptions) -> list[Search
 
 
 def search_files(task: SearchTask) -> list[SearchedFile]:
-    """Return what a search finds in each file of a task."""
+    """Return the search result of each file of a task."""
     return [_search(file, task.options) for file in task.files]
 
 

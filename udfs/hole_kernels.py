@@ -10,7 +10,7 @@ from lastkey.logformat.layout import DELETE_HORIZON_MASK
 
 @kernel
 def last_thinned(batches: np.ndarray, previous_last_offset: int, not_known: int) -> int:
-    """Return what `holes.thinned_offset` does. not_known: the previous_last_offset before a batch that may begin
+    """Return the result of `holes.thinned_offset`. not_known: the previous_last_offset before a batch that may begin
     anywhere.
     """
     for i in range(batches.shape[0] - 1, -1, -1):

@@ -143,7 +143,7 @@ def thinned_offset(batches: np.ndarray, previous_last_offset: int) -> int:
 
 
 def offsets_behind(segments: Sequence[Segment], traces: Traces, number: int) -> Behind:
-    """Return what the listing knows of the offsets behind segment `number`; segments come by base offset."""
+    """Return the listing's facts about the offsets behind segments[number]. segments: by base offset."""
     segment = segments[number]
     after = segments[number + 1].base_offset if number + 1 < len(segments) else None
     named = list(_between(traces.orphans, segment.base_offset, NO_END if after is None else after))

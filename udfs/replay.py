@@ -129,7 +129,7 @@ def _replay(kafka: Any, task: ReplayTask, done: Replayed) -> None:
 
 
 def _retried(kafka: Any, call: Callable[[], R]) -> R:
-    """Return what a call returns. Call again, for a while, as long as the cluster says that it is not ready."""
+    """Return the result of `call`; retry for _SECONDS while the cluster is not ready."""
     until = time.monotonic() + _SECONDS
     while True:
         try:

@@ -213,13 +213,13 @@ def cleaner_checkpoint(rows: Sequence[Segment], first_dirty_offset: int) -> int:
     begins below c holds a record that one below c has superseded. rows: by offset; first_dirty_offset: end of what the
     runs have cleaned.
     """
-    applied = first_dirty_offset
+    bound = first_dirty_offset
     for row in rows:
-        if row.base_offset >= applied:
+        if row.base_offset >= bound:
             break
-        if row.applied_to >= 0:
-            applied = min(applied, row.applied_to)
-    return applied
+        if row.deduplicated_through >= 0:
+            bound = min(bound, row.deduplicated_through)
+    return bound
 
 
 def side_checksums(side_files: Iterable[str | None]) -> dict[str, int]:

@@ -67,7 +67,7 @@ class Root:
 
 
 def normal_uri(path_or_uri: str) -> str:
-    """Return what a user typed as a URI or an absolute local path. Raises PlaceError if it holds credentials."""
+    """Return a user's path as a normal URI or an absolute local path. Raises PlaceError if it holds credentials."""
     refuse_secrets(path_or_uri)
     if path_or_uri.startswith(TIERED):
         return TIERED + normal_uri(path_or_uri.removeprefix(TIERED))
@@ -79,7 +79,7 @@ def normal_uri(path_or_uri: str) -> str:
 
 
 def same_kind(uri: str, before: str) -> str:
-    """Return where an archive is now as a URI of the kind that it had: a view of tiered storage, or none."""
+    """Return the URI of a moved archive in its former kind: a view of tiered storage, or a plain URI."""
     return TIERED + uri.removeprefix(TIERED) if before.startswith(TIERED) else uri
 
 
@@ -356,7 +356,7 @@ def links_below(root: Root) -> Iterator[str]:
 
 
 def occupied_by(root: Root) -> str:
-    """Return what is in the way of a new folder; "" if nothing is there, or an empty folder. A listing of pyarrow has
+    """Return the kind of the obstacle to a new folder; "": no entry, or an empty folder. A listing of pyarrow has
     neither links to nothing nor names that are not UTF-8.
     """
     found = _info(root, "")
@@ -430,5 +430,5 @@ def is_remote(root: Root, path: str) -> bool:
 
 
 def notes_on_copies(root: Root, path: str) -> tuple[str, ...]:
-    """Return what to say of the remote segments in a partition's folder."""
+    """Return the notes on the remote segments in a partition's folder."""
     return tuple(root.filesystem.notes(root.full(path))) if root.is_tiered else ()

@@ -101,7 +101,7 @@ def _begins(address: _Address, start: _Address) -> bool:
 def _addresses(uri: str) -> Iterator[_Address]:
     path = local_path(uri)
     if path is None:
-        yield _of_uri(uri)
+        yield _parse_address(uri)
         return
     real = PurePosixPath(os.path.realpath(path))
     for ancestor in (real, *real.parents):
@@ -115,7 +115,7 @@ def _addresses(uri: str) -> Iterator[_Address]:
         yield "mount", *mounted
 
 
-def _of_uri(uri: str) -> _Address:
+def _parse_address(uri: str) -> _Address:
     plain = canonical(uri.removeprefix(TIERED)).partition("?")[0]
     kind, _, rest = plain.partition("://")
     host, _, path = rest.partition("/")

@@ -117,7 +117,7 @@ def _stored(options: ArchiveNeededOptions, archive: Archive) -> _Stored:
 
 
 def _facts(options: ArchiveNeededOptions, archived: ArchivedPartition, stored: _Stored) -> Facts:
-    """Return what the rule needs to know of one partition; read the manifests of its older generations."""
+    """Return the facts of one partition for `needed`; read the manifests of its older generations."""
     key, at = archived.key, stored.checkpoints.get(archived.key)
     current = Kept(at, stored.manifests[key]) if at is not None else None
     gaps = options.config.topic_settings(key[0]).gaps
@@ -144,7 +144,7 @@ def _why_uncleanable(row: PartitionState | None) -> str:
 
 
 def _damage(commit: Commit, stored: _Stored) -> Problem | None:
-    """Return what is wrong with a file of the current generation."""
+    """Return the first missing or resized file of the current generation as a Problem; None: all exist."""
     for path, size, seen in other_files(stored.state.root, commit):
         expected = "a file of the generation" if size is None else f"{size} bytes"
         return Problem("unreadable", path, 0, expected, "no such file" if seen is None else f"{seen} bytes")

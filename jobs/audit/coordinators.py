@@ -29,7 +29,7 @@ class Positions:
     """Positions of the groups that are audited."""
 
     by_unit: Mapping[Key, Sequence[Position]]
-    unknown: Mapping[str, str]  # group -> why nobody can tell what it committed
+    unknown: Mapping[str, str]  # group -> why its commits are unknown
     notes: Sequence[str] = ()
 
 
@@ -97,7 +97,7 @@ def positions_of(
                 if end is not None and position.start > end:
                     notes.append(
                         f"group {group!r} is at offset {position.start} of {topic}-{partition}, and what was read of"
-                        f" it ends at {end}: the log is older than the offsets, or the topic was made anew"
+                        f" it ends at {end}: the log is older than the offsets, or the topic was created again"
                     )
     return Positions(by_unit, unknown, notes)
 

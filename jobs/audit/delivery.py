@@ -102,7 +102,7 @@ def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audi
     if options.max_age_ms is not None:
         audit.report.findings = sum(summary.late for summary in answers.summaries)
     runs = (row for row in job_rows(audit.state) if row.job == "audit delivery")
-    earlier = [row for row in runs if row.told.get("sources") == [name]]
+    earlier = [row for row in runs if row.amounts.get("sources") == [name]]
     _fill(audit.report, options, merged_figures(answers.summaries), _worst(answers.summaries), earlier)
 
 
@@ -231,7 +231,7 @@ def _trend(groups: Sequence[Mapping[str, Any]], earlier: Sequence[JobRow]) -> li
     now = {(row["group"], row["topic"]) for row in groups}
     out = []
     for audit in earlier[-_TREND:]:
-        told = [row for row in audit.told["summary"].get("groups", ()) if (row["group"], row["topic"]) in now]
+        told = [row for row in audit.amounts["summary"].get("groups", ()) if (row["group"], row["topic"]) in now]
         out.append({"at_ms": audit.started_ms, "audit_id": audit.run_id, "groups": told})
     return out
 

@@ -26,7 +26,8 @@ _NEEDED: Final = ("topic", "key", "offset")
 
 
 def read_deliveries(spark: SparkSession, uri: str, key_format: KeyFormat) -> DataFrame:
-    """Return group, topic, key (binary), told, and partition if the table has it; each key of a group once.
+    """Return group, topic, key (binary), `told` (an offset), and partition if the table has it; each key of a group
+    once.
 
     key_format: how a column of strings shows keys. Raise UsageError for a table that has not these columns, or rows
     without values.

@@ -1,4 +1,4 @@
-"""`audit failover A B --group G`: where a group that read A goes on in its copy B."""
+"""`audit failover A B --group G`: the offsets at which a group that read A continues in its copy B."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _fill(
     ]
     report.tables = [
         Table(
-            "Where the group goes on",
+            "Where the group continues",
             ("partition of B", "offset", "by", "committed in A", "read", "again", "again ms", "lost", "because"),
             [_row(pair, one) for one in answers],
             (2, 8),
@@ -125,7 +125,7 @@ def _fill(
     ]
     report.notes += [
         f"{one.topic}-{one.partition}: A could not be read in whole: records that were not delivered may be lost, "
-        "which nobody can name"
+        "without a name"
         for one in answers
         if one.a_unread
     ]

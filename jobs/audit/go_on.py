@@ -1,4 +1,4 @@
-"""Asks the questions of `failover` in turn, and decides where a group goes on in each partition, and says why there.
+"""The rules of `failover` in turn: the offset at which a group continues in each partition, and the reason.
 
 Each partition is answered by itself. Of one whose records and committed offset have not changed the earlier answer is
 kept.
@@ -55,7 +55,7 @@ _INT64: Final = 1 << 63
 
 @dataclass(frozen=True)
 class GoOn:
-    """Answer for one partition: the offset of B at which a group goes on. None: B has nothing of it."""
+    """Answer for one partition: the offset of B at which a group continues. None: B has nothing of it."""
 
     topic: str
     partition: int

@@ -99,9 +99,9 @@ def _fill(
     )
     report.tables = [
         Table("Partitions", header, [_partition_row(row) for row in by_partition]),
-        _of_keys("Keys with the most versions", told["versions"]),
-        _of_keys("Keys that the default partitioner would put elsewhere", told["misplaced"]),
-        _of_keys("Keys in several partitions", told["several_partitions"]),
+        _key_table("Keys with the most versions", told["versions"]),
+        _key_table("Keys that the default partitioner would put elsewhere", told["misplaced"]),
+        _key_table("Keys in several partitions", told["several_partitions"]),
     ]
     if total["keys"] and total["misplaced"] / total["keys"] > _MISPLACED_SHARE:
         report.notes.append(
@@ -119,7 +119,7 @@ def _partition_row(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _of_keys(label: str, rows: list[dict[str, Any]]) -> Table:
+def _key_table(label: str, rows: list[dict[str, Any]]) -> Table:
     header = ("partition", "key", "versions", "bytes", "last", "offset", "time", "expected in", "partitions")
     body = [
         [

@@ -24,12 +24,12 @@ _OF_BYTES: Final = frozenset({"crc", "codec", "compressed", "varint", "record", 
 
 
 def that_count(reads: Sequence[AuditRead], listed: Segment) -> list[AuditRead]:
-    """Return those of a file's reads that count for the file as it is now, with the offsets for which they do."""
+    """Return a file's reads that are valid for its current state, each limited to its valid offsets."""
     same = [read for read in reads if (read.size_bytes, read.mtime_ms) == (listed.size_bytes, listed.mtime_ms)]
     whole = [read for read in same if all(_is_lasting(problem, read) for problem in json.loads(read.problems))]
     begun = [read for read in reads if read.size_bytes < listed.size_bytes and read.problems == NO_PROBLEMS]
     if any(read.size_bytes >= listed.size_bytes and read not in same for read in reads):
-        begun = []  # it has not only grown since then: it was written anew
+        begun = []  # it has not only grown since then: it was rewritten
     begun += [read for read in same if read not in whole and _has_only_gaps(read)]
     newest = max(begun, key=lambda read: read.last_position, default=None)
     if newest is None or newest.last_position < 0:
@@ -48,7 +48,7 @@ def _has_only_gaps(read: AuditRead) -> bool:
 
 
 def replaced(reads: Sequence[AuditRead], new: Sequence[AuditRead], used: Collection[int]) -> set[int]:
-    """Return the ids of reads that nobody uses, and whose offsets others have read anew."""
+    """Return the ids of unused reads whose offsets later reads cover."""
     by_file: dict[tuple[str, str], list[AuditRead]] = defaultdict(list)
     for read in new:
         by_file[read.root, read.path].append(read)
@@ -63,7 +63,7 @@ def replaced(reads: Sequence[AuditRead], new: Sequence[AuditRead], used: Collect
 
 
 def doubled(reads: Sequence[AuditRead], used: Mapping[int, AuditRead]) -> set[int]:
-    """Return the ids of reads that nobody uses because two audits at once read the same. used: by id."""
+    """Return the ids of reads that are unused because two concurrent audits read the same. used: by id."""
     same = {_without_id(read) for read in used.values()}
     return {read.read_id for read in reads if read.read_id not in used and _without_id(read) in same}
 

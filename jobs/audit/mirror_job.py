@@ -43,7 +43,7 @@ _SAY: Final = {
     "extra_version": "keys with older versions that A does not have",
     "missing_record": "groups of equal records without a key, fewer in B",
     "extra_record": "groups of equal records without a key, more in B",
-    UNKNOWN: "keys of which nobody can tell: their place could not be read",
+    UNKNOWN: "keys whose state is unknown: their place could not be read",
 }
 
 

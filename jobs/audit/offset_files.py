@@ -41,7 +41,7 @@ def read_offsets(file: str, group: str) -> dict[Key, int]:
         if of and of[0] != group:
             continue
         if (topic, int(partition)) in found:
-            raise UsageError(message=f"{uri}: line {number}: {topic}-{partition} stands there twice")
+            raise UsageError(message=f"{uri}: line {number}: {topic}-{partition} appears twice")
         found[topic, int(partition)] = int(offset)
     return found
 

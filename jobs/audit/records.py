@@ -53,7 +53,7 @@ class Gathered:
 
     parts: list[ReadRange] = field(default_factory=list)
     problems: dict[Place, list[Problem]] = field(default_factory=lambda: defaultdict(list))
-    unlisted: list[Problem] = field(default_factory=list)  # folders whose partitions nobody knows
+    unlisted: list[Problem] = field(default_factory=list)  # folders whose partitions are unknown
     n_partitions: dict[tuple[str, str], int] = field(default_factory=dict)  # by source and topic
     stretches_read: int = 0
     bytes_read: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.data_source.store import generation_partitions
-from lastkey.jobs.topics import TopicFilter, of_users
+from lastkey.jobs.topics import TopicFilter, without_kafkas_own
 from lastkey.udfs.data_source.pieces import SourcePartition
 from lastkey.udfs.storage import normal_uri
 
@@ -33,14 +33,14 @@ class Source:
 def archive_source(archive: str, topics: TopicFilter) -> Source:
     """List an archive. Raise MissingPathError, UsageError as the data source does."""
     uri = normal_uri(archive)
-    found = find_partitions([uri], Selection(topics=of_users(topics)))
+    found = find_partitions([uri], Selection(topics=without_kafkas_own(topics)))
     return Source(uri, tuple(found))
 
 
 def store_source(store: str, topics: TopicFilter, generation: int | None = None, archive: str | None = None) -> Source:
     """List a generation of a store; None: the current one of each partition. archive: where it is now, if it moved."""
     uri = normal_uri(store)
-    selection = Selection(topics=of_users(topics))
+    selection = Selection(topics=without_kafkas_own(topics))
     paths = () if archive is None else (archive,)
     options = ReadOptions("kafka_log", paths, store=uri, generation=generation, selection=selection)
     return Source(f"{uri}@{generation or 'current'}", tuple(generation_partitions(options)))

@@ -47,7 +47,7 @@ class AuditOptions(WithHiddenKeys, WithEngine):
 
     @property
     def sources(self) -> tuple[AuditSource, ...]:
-        """Return what is audited."""
+        """Return the audited archives and stores."""
         return ()
 
     def validate(self) -> None:
@@ -68,7 +68,7 @@ class AuditSourceOptions(SourceOptions, AuditOptions):
 
     @property
     def sources(self) -> tuple[AuditSource, ...]:
-        """Return what is audited."""
+        """Return the audited archives and stores."""
         return (self.source,)
 
 
@@ -141,7 +141,7 @@ class AuditPairOptions(AuditOptions):
 
     @property
     def sources(self) -> tuple[AuditSource, ...]:
-        """Return what is audited."""
+        """Return the audited archives and stores."""
         return (self.a, self.b)
 
 

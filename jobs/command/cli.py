@@ -201,21 +201,21 @@ def _run_command(arguments: Sequence[str], ending: Ending) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except JobError as error:
-        return _fail(failures.of_job_error(error), as_json, ending)
+        return _fail(failures.job_error_failure(error), as_json, ending)
     except click.NoSuchOption as error:
         return _fail(_no_such_option(error), as_json, ending)
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         more = f" (see {context.command_path} --help)" if context else ""
-        return _fail(failures.of_usage(error.format_message(), more), as_json, ending)
+        return _fail(failures.usage_failure(error.format_message(), more), as_json, ending)
     except (KeyboardInterrupt, click.Abort, EarlyEndError) as error:
         cause = error.__cause__ if isinstance(error, click.Abort) else None  # click replaces Ctrl-C's
-        return _fail(failures.of_interruption(cause or error), as_json, ending)
+        return _fail(failures.interruption_failure(cause or error), as_json, ending)
     except (BrokenPipeError, SystemExit):  # click raises the second for the first
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the buffered rest of stdout is dropped
         return 128 + signal.SIGPIPE
     except Exception as error:  # the last resort, and the one place for it
-        return _fail(failures.of_other(error, arguments), as_json, ending)
+        return _fail(failures.other_failure(error, arguments), as_json, ending)
 
 
 def _no_such_option(error: click.NoSuchOption) -> Failure:
@@ -224,8 +224,8 @@ def _no_such_option(error: click.NoSuchOption) -> Failure:
     of_jobs = {opt for command in jobs.values() for option in command.params for opt in option.opts}
     misplaced = failures.misplaced(error.option_name, of_jobs, job, program)
     if misplaced is not None:
-        return failures.of_job_error(misplaced)
-    return failures.of_usage(error.format_message(), f" (see {program} {job} --help)")
+        return failures.job_error_failure(misplaced)
+    return failures.usage_failure(error.format_message(), f" (see {program} {job} --help)")
 
 
 def _check_words(arguments: Sequence[str]) -> None:

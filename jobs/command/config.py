@@ -330,8 +330,8 @@ class Config:
     def overridden(self, values: Mapping[str, Any]) -> Config:
         """Return these settings with checked values, by field, in place of those of every table."""
         job = {name: value for name, value in values.items() if name in JobSettings.__dataclass_fields__}
-        of_topics = {name: value for name, value in values.items() if name not in job}
-        return _consistent(replace(self, job=replace(self.job, **job), overrides={**self.overrides, **of_topics}))
+        topic_values = {name: value for name, value in values.items() if name not in job}
+        return _consistent(replace(self, job=replace(self.job, **job), overrides={**self.overrides, **topic_values}))
 
     def _contradictions(self, topic: str, settings: TopicSettings) -> Iterator[tuple[str, str, object]]:
         """Yield settings of a topic that contradict others: name, expected, found."""

@@ -129,12 +129,12 @@ def written(call: Callable[..., object]) -> Callable[..., object]:
     return guarded
 
 
-def of_job_error(error: JobError) -> Failure:
+def job_error_failure(error: JobError) -> Failure:
     """Return the failure for an error that a job raises on purpose."""
     return Failure(error.line(), error.to_json(), error.exit_code)
 
 
-def of_usage(message: str, more: str = "") -> Failure:
+def usage_failure(message: str, more: str = "") -> Failure:
     """Return the failure for wrong usage; `more`: a hint for people alone."""
     return Failure(message + more, _plain("UsageError", message, USAGE), USAGE)
 
@@ -156,7 +156,7 @@ def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str
     return UnknownNameError(message=f"unknown option before the job's name: {option}", near=near)
 
 
-def of_interruption(error: BaseException) -> Failure:
+def interruption_failure(error: BaseException) -> Failure:
     """Return the failure for Ctrl-C or SIGTERM. The job's notes say what it leaves behind; no note: nothing."""
     kind = error if isinstance(error, EarlyEndError) else InterruptedRunError()
     message = "; ".join((kind.said, *getattr(error, "__notes__", ("run again",))))
@@ -166,22 +166,22 @@ def of_interruption(error: BaseException) -> Failure:
 def failure_of(error: BaseException) -> Failure:
     """Return the failure for any error that ends a job."""
     if isinstance(error, JobError):
-        return of_job_error(error)
-    return of_other(error) if isinstance(error, Exception) else of_interruption(error)
+        return job_error_failure(error)
+    return other_failure(error) if isinstance(error, Exception) else interruption_failure(error)
 
 
-def of_other(error: Exception, arguments: Sequence[str] = ()) -> Failure:
+def other_failure(error: Exception, arguments: Sequence[str] = ()) -> Failure:
     """Return the failure for another error: a full disk, a JVM that is gone, the signal behind the error, or a defect.
 
     arguments: those of the command, which name the folders that it writes to.
     """
     asked = signal_behind(error)
     if asked is not None:
-        return of_interruption(asked)
+        return interruption_failure(asked)
     words = [part for argument in arguments for part in argument.split("=", 1)]
     known = known_error(error, [after for before, after in itertools.pairwise(words) if before in _WRITTEN_TO])
     if known is not None:
-        return of_job_error(known)
+        return job_error_failure(known)
     text = f"{type(error).__name__}: {error}"
     message = f"unexpected: {text.splitlines()[0]}; please report this with the lines above"
     return Failure(message, _plain(type(error).__name__, text, UNEXPECTED), UNEXPECTED, is_defect=True)
@@ -230,7 +230,7 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     if isinstance(error, OSError) and is_full(error):
         return _full_disk(error.filename, error.strerror or "disk full", written_to)
     text = f"{type(error).__name__}: {error}"
-    if of_a_full_disk(error):
+    if is_disk_full(error):
         named = re.search(rf"{_FULL}[^/\n]{{0,20}}?(/[^\n'\"]+)", text)
         return _full_disk(named[1] if named else None, _FULL, written_to)
     if (refused := job_error(error)) is not None:
@@ -256,15 +256,15 @@ def _known(error: Exception, written_to: Iterable[str]) -> JobError | None:
     unsafe = re.search(rf"{PlaceError.__name__}: (.*)", text)
     if unsafe:  # a folder that executors were configured to use
         return UsageError(message=unsafe[1])
-    return _of_the_file_system(error, text)
+    return _file_system_error(error, text)
 
 
-def of_a_full_disk(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether a disk is full, that of a worker of Spark's too: it and the JVM say so in text alone."""
     return is_full(error) or _FULL in str(error)
 
 
-def _of_the_file_system(error: Exception, text: str) -> FileSystemError | None:
+def _file_system_error(error: Exception, text: str) -> FileSystemError | None:
     """Return an error for an operation that the machine's file system refused; None for any other. Arrow and delta-rs
     report it in text alone.
     """

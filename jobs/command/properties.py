@@ -30,7 +30,7 @@ def parse_properties(text: str, path: str) -> dict[str, str]:
 
 
 def _name(line: str) -> str:
-    """Return how a line begins; its value may be secret."""
+    """Return the beginning of a line, up to its value, which may be secret."""
     return re.split(r"[=:\s]", line, maxsplit=1)[0]
 
 

@@ -244,7 +244,7 @@ _COMPUTED: Final = {"partition": partition_name}
 
 
 def _reach(of: Any, path: str) -> Any:
-    """Return what lies on a path of attributes, methods or keys; None where one is None, or a key is missing."""
+    """Return the value at a dotted path of attributes, methods or keys; None if one is None or a key is missing."""
     for name in path.split("."):
         of = of.get(name) if isinstance(of, Mapping) else None if of is None else getattr(of, name)
         of = of() if callable(of) else of
@@ -310,7 +310,7 @@ def tells_io(run: Callable[[Any, Any], J]) -> Callable[[Any, Any], J]:
 
 
 def counts(kinds: Iterable[str]) -> dict[str, int]:
-    """Return how often each kind comes, in the order of their names."""
+    """Return the count of each kind, sorted by kind."""
     return dict(sorted(Counter(kinds).items()))
 
 

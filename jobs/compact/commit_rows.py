@@ -28,20 +28,20 @@ _OF_BOTH: Final = (  # columns that a checkpoint and the row of its run have in 
 )  # fmt: skip
 
 
-def commit_of(start: Start, r: PartitionResult, *, anew: bool, engine: str) -> Commit:
-    """Return what a cleaned partition adds to its wave's commit. `anew`: by --reset: it takes nothing over from the
-    previous generation, which stays the parent, so that it can be restored and vacuum knows it.
+def commit_of(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> Commit:
+    """Return the rows that a cleaned partition adds to its wave's commit. reset: by --reset, which takes over nothing
+    from the previous generation; that one remains the parent, can be restored, and is kept by vacuum.
     """
     key = key_of(r)
     archived, before = start.archive.partitions[key], start.checkpoints.get(key)
-    made_of = None if anew else before
+    made_of = None if reset else before
     checkpoint = _checkpoint(start, r, archived, before, made_of)
     log_start = made_of.log_start_offset if made_of else archived.segments[0].base_offset
     read = read_with(made_of, checkpoint, r.log.segments, max(log_start, archived.log_start_checkpoint or 0))
     return Commit(
         checkpoint=replace(checkpoint, read=read),
         segments=list(r.log.segments),
-        run=_run_row(start, r, checkpoint, before, anew=anew, engine=engine),
+        run=_run_row(start, r, checkpoint, before, reset=reset, engine=engine),
         partition_state=state_of(r, checkpoint.generation, start.run_id, start.options.now_ms),
     )
 
@@ -50,7 +50,7 @@ def _checkpoint(
     start: Start, r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, made_of: Checkpoint | None
 ) -> Checkpoint:
     """Return the checkpoint of a new generation. made_of: the generation before; None: it takes nothing over."""
-    anew, run_id = made_of is not before, run_id_of(r.log.folder)
+    reset, run_id = made_of is not before, run_id_of(r.log.folder)
     return Checkpoint(
         topic=r.topic,
         partition=r.partition,
@@ -64,8 +64,8 @@ def _checkpoint(
         gaps=json.dumps([astuple(gap) for gap in r.log.gaps]) if r.log.gaps else None,
         chain=made_of.chain if made_of else run_id,
         archived_files=_files_read(r, archived, made_of),
-        erased=start.erasures.bounds_after(before, archived, r.log.next_offset, anew=anew),
-        topic_id=topic_id_of(archived, before, anew=anew),
+        erased=start.erasures.bounds_after(before, archived, r.log.next_offset, reset=reset),
+        topic_id=topic_id_of(archived, before, reset=reset),
         cluster_id=archived.cluster_id or (made_of.cluster_id if made_of else None),
         archive_uri=start.archive.root.uri,
         last_batch_base_offset=r.log.last_batch.base_offset,
@@ -76,7 +76,7 @@ def _checkpoint(
 
 
 def _run_row(
-    start: Start, r: PartitionResult, made: Checkpoint, before: Checkpoint | None, *, anew: bool, engine: str
+    start: Start, r: PartitionResult, made: Checkpoint, before: Checkpoint | None, *, reset: bool, engine: str
 ) -> RunRow:
     """Return the row of the run that made a generation."""
     counters: dict[str, Any] = {name: n for name, n in r.work.counters.items() if name in RunRow.__dataclass_fields__}
@@ -99,7 +99,7 @@ def _run_row(
         splits=r.work.splits,
         versions=json.dumps(_versions()),
         engine=engine,
-        anew=anew and before is not None,
+        anew=reset and before is not None,
         compacted=r.log.compacted,
         expired=json.dumps([astuple(one) for one in r.log.expired]) if r.log.expired else None,
         erased_offsets=json.dumps(r.erased_offsets, separators=(",", ":")) if r.erased_offsets else None,

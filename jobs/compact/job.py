@@ -91,7 +91,7 @@ def _run(
     erasures.begin(store_uri, start.checkpoints, dry_run=options.dry_run)
     plans, outcome.results = plan_partitions(start)
     outcome.planned = {key_of(plan.input) for plan in plans}
-    outcome.anew = {key_of(plan.input) for plan in plans if plan.input.anew}
+    outcome.reset = {key_of(plan.input) for plan in plans if plan.input.reset}
     outcome.seconds["state"] = time.perf_counter() - at
     if plans and not _work(engine, start, plans, outcome, progress):
         return None
@@ -158,7 +158,7 @@ def _report(
         options.dry_run,
         results=sorted(outcome.results, key=key_of),
         generations={key: row.generation for key, row in outcome.committed.items()},
-        anew=outcome.anew,
+        reset=outcome.reset,
         archive_needed=archive_needed,
         not_compacted=listing.not_compacted,
         expired_nothing=sorted(t for t, s in listing.settings.items() if s.compacts and s.expires and not s.has_limit),
@@ -393,7 +393,7 @@ def _first_reason(start: Start, committed: Mapping[Key, Checkpoint], r: Partitio
 
 
 def _facts(start: Start, committed: Mapping[Key, Checkpoint], r: PartitionResult) -> Facts:
-    """Return what this run has found out about a partition, for the rule that says which segments are needed."""
+    """Return this run's facts of a partition for `needed`, the rule for segments that are still needed."""
     key = key_of(r)
     row = committed.get(key) or start.checkpoints.get(key)
     segments = r.log.segments if key in committed else start.manifests.get(key, ())

@@ -33,8 +33,8 @@ from lastkey.udfs.compact.plan import PartitionPlan, PartitionResult, Work, chun
 from lastkey.udfs.compact.scan.analyse import Analysis, analyse
 from lastkey.udfs.compact.scan.scan_partition import scan_identity, scan_one
 from lastkey.udfs.compact.split_stages import (
-    CELLS,
     OFFSETS,
+    SURVIVORS,
     LargePartition,
     RewrittenGroup,
     buckets_for,
@@ -190,8 +190,10 @@ def on_spark(workers: SparkTasks, watcher: Watcher, of: LargePartition) -> list[
                 for result in rewrite_group(of, batches):
                     yield result_batch(result)
 
-        cells = spark.range(0, n, 1, n).mapInArrow(local_survivors_of_splits, CELLS).repartitionById(of.n_parts, "part")
-        in_order = cells.sortWithinPartitions("bucket", F.desc("split"), "block")
+        survivors = (
+            spark.range(0, n, 1, n).mapInArrow(local_survivors_of_splits, SURVIVORS).repartitionById(of.n_parts, "part")
+        )
+        in_order = survivors.sortWithinPartitions("bucket", F.desc("split"), "block")
         offsets = in_order.mapInArrow(last_of_keys_in_buckets, OFFSETS).repartitionById(n_groups, "group")
         results = offsets.mapInArrow(rewritten_groups, RESULT).toArrow()
     return [pickle.loads(one) for one in results.column("result").to_pylist()]

@@ -64,14 +64,14 @@ def whole_plan(run: RunContext, given: PartitionInput, settings: TopicSettings) 
 
 
 def clean_settings(settings: TopicSettings) -> CleanSettings:
-    """Return those of a topic's settings that change the result."""
+    """Return the settings of a topic that change the result."""
     values = {name: getattr(settings, name) for name in CleanSettings.__dataclass_fields__}
     if not settings.expires:
         values |= {"retention_ms": -1, "retention_bytes": -1, "retention_exact": False}
     return CleanSettings(**values)
 
 
-def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True, anew: bool = False) -> PartitionInput:
+def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True, reset: bool = False) -> PartitionInput:
     """Return the input of a partition that the store does not know. Without `checkpoints`, leave out the archive's
     cleaner and log start checkpoints: they contradict the log, and the user said to begin at its first segment.
     """
@@ -93,7 +93,7 @@ def input_from_archive(archived: ArchivedPartition, *, checkpoints: bool = True,
         leader_epochs=archived.leader_epochs,
         cleaner_checkpoint=cleaner,
         log_start_checkpoint=log_start,
-        anew=anew,
+        reset=reset,
     )
 
 
@@ -365,11 +365,11 @@ class Erasures:
     def erasing_of(
         self, given: PartitionInput, before: Checkpoint | None, *, dry_run: bool
     ) -> Erasing | Problem | None:
-        """Return what a partition's run erases, if this run does, or if it reads again what was erased; else None.
+        """Return the erasure of a partition's run, new or of records that it reads again; else None.
         Return the problem if the run needs the user's key for that, or the log's topic id.
         """
-        known, bounds = 0 if given.anew else given.generation.next_offset or 0, bounds_of(before)
-        if given.anew and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
+        known, bounds = 0 if given.reset else given.generation.next_offset or 0, bounds_of(before)
+        if given.reset and given.topic_id is None and any(_differ(logs) for logs in bounds.values()):
             return _no_topic_id(given)
         here = in_log(bounds, given.topic_id, MAX_OFFSET)
         again = {one: until for one, until in here.items() if until > known}
@@ -384,20 +384,20 @@ class Erasures:
             secret_of(self.key),
             tuple(sorted(files.items())),
             self.new if dry_run else b"",
-            already_applied=not given.anew and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
+            already_applied=not given.reset and _bounds_after(bounds, given.topic_id, known, self.id) == bounds,
         )
 
     def bounds_after(
-        self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, anew: bool
+        self, before: Checkpoint | None, archived: ArchivedPartition, next_offset: int, *, reset: bool
     ) -> str | None:
         """Return the column `erased` of a partition's new generation."""
-        topic_id = topic_id_of(archived, before, anew=anew)
+        topic_id = topic_id_of(archived, before, reset=reset)
         return to_text(_bounds_after(bounds_of(before), topic_id, next_offset, self.id))
 
 
-def topic_id_of(archived: ArchivedPartition, before: Checkpoint | None, *, anew: bool) -> str | None:
+def topic_id_of(archived: ArchivedPartition, before: Checkpoint | None, *, reset: bool) -> str | None:
     """Return the topic id of a new generation: the archive's, or if it has none that of the generation before."""
-    return archived.topic_id or (before.topic_id if before and not anew else None)
+    return archived.topic_id or (before.topic_id if before and not reset else None)
 
 
 def _bounds_after(bounds: Bounds, topic_id: str | None, next_offset: int, new: str) -> Bounds:

@@ -86,8 +86,8 @@ def draft_of(
     exact = settings.retention_exact and settings.retention_ms >= 0
     if settings.compaction_schedule != "yield" or not settings.compacts or not settings.by_offset or exact:
         return Draft(given, settings, folder, run.secret, run.secret_ms, erasing)
-    known = None if before is None or given.anew or run.force else read_secret(open_root(run.store_uri), before.folder)
-    if known is None or any(row.applied_to < 0 for row in cleaned_rows(given)):
+    known = None if before is None or given.reset or run.force else read_secret(open_root(run.store_uri), before.folder)
+    if known is None or any(row.deduplicated_through < 0 for row in cleaned_rows(given)):
         return Draft(given, settings, folder, run.secret, run.secret_ms or run.now_ms, by_yield=True)
     return Draft(given, settings, folder, *known, by_yield=True, partial=True)
 
@@ -162,7 +162,7 @@ def _draft(start: Start, key: Key, run: RunContext, links: Collection[str]) -> D
     archived, checkpoint = start.archive.partitions[key], start.checkpoints.get(key)
     given = _listing_problem(start, key, links) or _input(start, key)
     if isinstance(given, Problem) and checkpoint and archived.segments and begins_anew(start, key, given):
-        given = input_from_archive(archived, anew=True)
+        given = input_from_archive(archived, reset=True)
     if isinstance(given, Problem):
         return given
     generation = (checkpoint.generation if checkpoint else 0) + 1
@@ -203,8 +203,8 @@ def restart_plan(start: Start, plan: PartitionPlan, *, checkpoints: bool) -> Par
     they contradict the log. Return the problem if the plan needs a key that was not given.
     """
     archived = start.archive.partitions[key_of(plan.input)]
-    anew = plan.input.generation.next_offset is not None or plan.input.anew
-    given = input_from_archive(archived, checkpoints=checkpoints, anew=anew)
+    reset = plan.input.generation.next_offset is not None or plan.input.reset
+    given = input_from_archive(archived, checkpoints=checkpoints, reset=reset)
     draft = _drafted(start, given, plan.run, plan.run.folder)
     return draft if isinstance(draft, Problem) else build_plan(draft, plan.run, None)
 

@@ -103,7 +103,7 @@ class CompactReport(JobReport):
     dry_run: bool
     results: list[PartitionResult] = field(default_factory=list)
     generations: dict[Key, int] = field(default_factory=dict)  # committed by this run
-    anew: set[Key] = field(default_factory=set)  # started over from the archive, by --reset
+    reset: set[Key] = field(default_factory=set)  # started over from the archive, by --reset
     archive_needed: list[Needed] = field(default_factory=lambda: [Needed("nothing")])  # reasons, the worst first
     not_compacted: list[str] = field(default_factory=list)  # other topics of the archive
     expired_nothing: list[str] = field(default_factory=list)  # topics of policy compact,delete
@@ -167,7 +167,7 @@ class CompactReport(JobReport):
             result=r,
             status=self._status(r),
             generation=self.generations.get(key_of(r)),
-            anew=key_of(r) in self.anew,
+            anew=key_of(r) in self.reset,
             bytes_after_is_estimate=self.dry_run and rebuilt and _compressed(r),
             segments_after=len(r.log.segments),
             gaps=[[gap.first, gap.last] for gap in r.log.gaps],
@@ -211,7 +211,7 @@ class CompactReport(JobReport):
         ]
 
     def _started_over(self) -> Iterator[str]:
-        for topic, partition in sorted(self.anew & self.generations.keys()):
+        for topic, partition in sorted(self.reset & self.generations.keys()):
             generation = self.generations[topic, partition]
             before = f"generation {generation - 1} stays in the store, restore --generation {generation - 1} copies it"
             more = f"; {before}" if generation > 1 else ""

@@ -57,7 +57,7 @@ class Outcome:
     results: list[PartitionResult] = field(default_factory=list)
     planned: set[Key] = field(default_factory=set)  # due by the listing
     committed: dict[Key, Checkpoint] = field(default_factory=dict)
-    anew: set[Key] = field(default_factory=set)  # start over from the archive, by --reset
+    reset: set[Key] = field(default_factory=set)  # start over from the archive, by --reset
     conflict: str = ""  # another run committed first
     ended_early: EarlyEndError | None = None  # the reason
     cut_off: set[Key] = field(default_factory=set)  # at work when --max-runtime was over

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from lastkey.jobs.command.config import JobSettings
-from lastkey.jobs.command.failures import of_a_full_disk
+from lastkey.jobs.command.failures import is_disk_full
 from lastkey.jobs.command.progress import BYTES, CountedBytes, PartOf, Progress
 from lastkey.jobs.command.stopping import (
     LOOK_SECONDS,
@@ -104,7 +104,7 @@ def _work_through(
             step("wave planned")
             results, again = _restarted(start, begun, _in_tasks(workers, choice, progress, stop))
             todo += again
-            outcome.anew |= {key_of(plan.input) for plan in again}
+            outcome.reset |= {key_of(plan.input) for plan in again}
             outcome.results += results
             commit_seconds += _await_commit(committing, outcome)
             committing = _begin_commit(start, results, outcome, str(workers.work()))
@@ -123,7 +123,7 @@ def _work_through(
     except BaseException as error:
         if committing is not None and isinstance(error, Exception):  # a second signal waits for nothing
             wait([committing])
-        if of_a_full_disk(error):  # what tasks that still write leave would take the room that is missing
+        if is_disk_full(error):  # what tasks that still write leave would take the room that is missing
             _give_up(workers, start, [*begun, *todo], outcome)
         raise
     outcome.seconds["commit"] = commit_seconds
@@ -299,8 +299,8 @@ def choose_ways(plans: Sequence[PartitionPlan], workers: Workers) -> Ways:
 
 
 def several_of(sizes: Sequence[int], cores: int) -> int:
-    """Return how many of the largest partitions (bytes, descending) are taken in several tasks: those that one task
-    would work on for longer than the wave takes in all if all cores share them.
+    """Return the number of largest partitions to clean in several tasks. A partition counts if one task would take
+    longer for it than the whole wave takes on all cores. sizes: bytes, descending.
     """
     n, shared, rest = 0, 0.0, sum(sizes)
     while n < len(sizes):
@@ -318,7 +318,7 @@ def _begin_commit(
     cleaned = [r for r in results if r.status == "cleaned"]
     if not cleaned or start.options.dry_run or outcome.conflict:
         return None
-    commits = [commit_of(start, r, anew=key_of(r) in outcome.anew, engine=engine) for r in cleaned]
+    commits = [commit_of(start, r, reset=key_of(r) in outcome.reset, engine=engine) for r in cleaned]
     return begin(partial(_commit_wave, start.state, commits, outcome.committed), "commit")
 
 

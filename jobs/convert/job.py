@@ -87,7 +87,7 @@ def run(options: ConvertOptions, progress: Progress) -> ConvertReport:
     output = normal_uri(options.output)
     root = open_root(output)
     _check_begun(root)
-    plan = _of_archive(options, output) if options.store is None else _of_store(options, options.store, output)
+    plan = _plan_archive(options, output) if options.store is None else _plan_store(options, options.store, output)
     report = ConvertReport(plan.source, output, options.to, notes=plan.notes, other_problems=plan.problems)
     report.seconds["list"] = time.perf_counter() - started
     if root.is_local:
@@ -128,7 +128,7 @@ def _check_begun(output: Root) -> None:
         raise NOT_EMPTY(path=output.uri, found=f"{link}: a symbolic link")
 
 
-def _of_archive(options: ConvertOptions, output: str) -> _Plan:
+def _plan_archive(options: ConvertOptions, output: str) -> _Plan:
     plan = _Plan(normal_uri(options.archive or ""))
     archive = listed(plan.source, options.topics)
     check_holds_partitions(archive)
@@ -153,7 +153,7 @@ def _of_archive(options: ConvertOptions, output: str) -> _Plan:
     return plan
 
 
-def _of_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
+def _plan_store(options: ConvertOptions, uri: str, output: str) -> _Plan:
     """Plan what `restore` would copy. Raises its errors for files that are missing."""
     tables = open_store(uri)
     store = tables.root
@@ -213,7 +213,7 @@ def _convert(options: ConvertOptions, plan: _Plan, output: Root, report: Convert
 
 
 def _kept(one: _Partition, output: Root) -> ConvertedPartition:
-    """Return what is known of a partition that an earlier run has finished."""
+    """Return the result of a partition that an earlier run has finished, by its files."""
     n, after = len(one.segments), sum(whole_segments(output, one.folder).values())
     before = sum(segment.size_bytes for segment in one.segments)
     return ConvertedPartition(one.topic, one.partition, n, n, bytes_before=before, bytes_after=after)

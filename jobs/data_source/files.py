@@ -86,7 +86,7 @@ def _each_once(paths: Iterable[str]) -> list[str]:
 
 
 def _expand(uri: str) -> list[str]:
-    """Return what a pattern matches: *, ? and [...] within names. Only files that are named like a log match."""
+    """Return the URIs that match a pattern: *, ? and [...] within names. Only files that are named like a log match."""
     wild = _WILD.search(uri)
     if wild is None:
         return [uri]

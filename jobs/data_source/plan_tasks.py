@@ -54,7 +54,7 @@ def each(partitions: Sequence[SourcePartition], ranges: Sequence[Range]) -> list
 
 
 def range_of(options: ReadOptions, partition: SourcePartition, total_bytes: int) -> Range:
-    """Return what is asked of one partition of a query over `total_bytes` of log."""
+    """Return the range of one partition in a query over `total_bytes` of log."""
     key = partition.topic, partition.partition
     split = options.split_bytes
     if options.min_partitions > 1:

@@ -132,7 +132,7 @@ class ReadOptions:
     pushed: Pushed = Pushed()
 
     def wanted(self) -> Wanted:
-        """Return which records to read, in any partition."""
+        """Return the selection of records, the same for all partitions."""
         keys = None if self.key is None else frozenset({self.key})
         if self.pushed.keys is not None:
             keys = self.pushed.keys if keys is None else keys & self.pushed.keys

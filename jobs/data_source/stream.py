@@ -114,8 +114,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _to_json({**begin, **self._limited(first, end, logs, limit)})
 
     def _first(self, log: _Log, begin: int | None) -> int:
-        """Return where the next micro-batch begins. If the log ends before the stream's offset, that is the log's end,
-        as in Spark's Kafka source: a stream that waited for the log to catch up would skip all new records up to there.
+        """Return the first offset of the next micro-batch. If the log ends before the stream's offset, return the log
+        end, as Spark's Kafka source does: a stream that waited for that offset would skip all new records below it.
         """
         if begin is None:
             return log.first
@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _without_the_log(partition: SourcePartition, start: Bound) -> int | None:
-    """Return where a stream begins in a log that cannot be read; None if the listing does not say it."""
+    """Return the first offset of a stream in an unreadable log, by the listing; None: unknown."""
     if start.kind == "offset":
         return start.value
     if partition.problem is not None or not partition.segments or start.kind == "timestamp":

@@ -32,7 +32,7 @@ from lastkey.jobs.spark.engine import chosen_engine, workers
 from lastkey.jobs.store.erasures import key_id, read_key, secret_of
 from lastkey.jobs.store.generations import open_store
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import TopicFilter, of_users
+from lastkey.jobs.topics import TopicFilter, without_kafkas_own
 from lastkey.jobs.vacuum import VacuumReport
 from lastkey.udfs.audit.key_set import KeySet
 from lastkey.udfs.erased_keys import id_of
@@ -59,7 +59,7 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
     keys = key_set(options.keys, options.key, options.key_format)
     archives = {row.archive_uri for row in state.checkpoints().values()}
     proof = None if options.proof is None else checked_proof(options.proof, archives, [options.store])
-    report = EraseReport(state.root.uri, options.dry_run, options.check, options.by, of_users(options.topics))
+    report = EraseReport(state.root.uri, options.dry_run, options.check, options.by, without_kafkas_own(options.topics))
     said = options.by.encode()
     if any(one in said for one in keys.keys.to_pylist() if len(one) >= _LEAST_IN_TEXT):
         raise UsageError(message="--by: expected who asked, found one of the keys, which the store would keep")
@@ -98,8 +98,8 @@ def _run(options: EraseOptions, progress: Progress) -> EraseReport:
 
 
 def _vacuum(state: State, remains: Remains) -> VacuumReport | None:
-    """Return what `vacuum --erased` would do with the older generations that were found; None: there is none, or vacuum
-    knows no folder of theirs.
+    """Return the report of a dry run of `vacuum --erased` over older generations with keys; None: there is none, or
+    vacuum fails.
     """
     older = sorted({where.topic for where in remains.generations if not where.is_current})
     if not older:
@@ -124,6 +124,6 @@ def _as_compaction(options: EraseOptions, state: State, now_ms: int) -> CompactO
     if len(archives) > 1:
         raise UsageError(message=f"{state.root.uri}: expected a store of one archive, found {', '.join(archives)}")
     return CompactOptions(
-        archive=archives[0], store=options.store, now_ms=now_ms, config=options.config, topics=of_users(options.topics),
-        engine=options.engine, dry_run=options.dry_run, wait=options.wait,
+        archive=archives[0], store=options.store, now_ms=now_ms, config=options.config,
+        topics=without_kafkas_own(options.topics), engine=options.engine, dry_run=options.dry_run, wait=options.wait,
     )  # fmt: skip

@@ -20,7 +20,7 @@ _MARKS: Final = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 def key_set(path: str | None, given: Sequence[str], form: KeyFormat) -> KeySet:
     """Return the keys of a file and of options. Raises UsageError, never with a key in it."""
     parse = _PARSERS[form]
-    keys = [*_of_options(given, parse, form), *(() if path is None else _of_file(path, parse, form))]
+    keys = [*_option_keys(given, parse, form), *(() if path is None else _file_keys(path, parse, form))]
     if not keys:
         raise UsageError(message="expected keys to look for, found none: give --keys FILE or --key KEY")
     try:
@@ -29,7 +29,7 @@ def key_set(path: str | None, given: Sequence[str], form: KeyFormat) -> KeySet:
         raise UsageError(message=f"{path or '--key'}: {error}") from None
 
 
-def _of_options(given: Iterable[str], parse: Callable[[bytes], bytes], form: KeyFormat) -> Iterator[bytes]:
+def _option_keys(given: Iterable[str], parse: Callable[[bytes], bytes], form: KeyFormat) -> Iterator[bytes]:
     for number, key in enumerate(given, 1):
         try:
             yield parse(key.encode())
@@ -37,7 +37,7 @@ def _of_options(given: Iterable[str], parse: Callable[[bytes], bytes], form: Key
             raise UsageError(message=f"--key, the {number}th one: expected {form}, found other characters") from None
 
 
-def _of_file(path: str, parse: Callable[[bytes], bytes], form: KeyFormat) -> Iterator[bytes]:
+def _file_keys(path: str, parse: Callable[[bytes], bytes], form: KeyFormat) -> Iterator[bytes]:
     """Yield the key of each line. An empty line is an error: it may be a slip, and the empty key is a key."""
     try:
         with Path(path).open("rb") as file:

@@ -72,7 +72,9 @@ class Remains:
 
     @classmethod
     def of(cls, sought: Sought, store: str, current: Mapping[Key, int]) -> Remains:
-        """Return what a search found. current: the number of each partition's current generation."""
+        """Return the generations and keys that a search found. current: the number of each partition's current
+        generation.
+        """
         out, numbers = cls(), dict[SearchedGeneration, int]()
         found = [np.empty(0, np.int64)]  # (number of the generation, row of the key, 1 for a key that may be there)
         for table, files in sought.tables():

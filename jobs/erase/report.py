@@ -137,9 +137,9 @@ class EraseReport(JobReport):
     def _how_to_delete(
         self, at: SearchedGeneration, held: Held, kept: Sequence[OnlyCopy], known: Sequence[JudgedGeneration]
     ) -> str:
-        """Return what vacuum says of an older generation. One that it keeps may be needed by another one.
+        """Return how to delete an older generation. One that vacuum keeps may be needed by another one.
 
-        kept, known: of its partition, what vacuum keeps for its offsets, and all that vacuum knows.
+        kept, known: generations of its partition that vacuum keeps for their offsets, and all that vacuum lists.
         """
         if self.vacuum is None:
             return "vacuum --erased deletes it, once these keys are erased from its partition"

@@ -171,8 +171,8 @@ def fill_report(report: SearchReport, sought: Sought, names: pa.StringArray) -> 
 
 
 def _counts(sought: Sought) -> tuple[NDArray[np.int64], dict[tuple[str, ...], list[int]]]:
-    """Return how often each key was found, may be there and was found as a tombstone (int64[3, n]), and by place the
-    number of files, of keys found in them and of keys that may be there.
+    """Return int64[3, n], for each key the records found, possible and found as tombstones; and by place the number of
+    files, of keys found in them and of possible keys.
     """
     n = len(sought.keys)
     found, may, tombstones = of_keys = np.zeros((3, n), np.int64)

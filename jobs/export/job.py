@@ -199,7 +199,7 @@ def check_output(uri: str, options: ExportOptions, partitions: Sequence[SourcePa
 
 
 def request_of(options: ExportOptions) -> dict[str, object]:
-    """Return what decides the content of an export, as its file keeps it."""
+    """Return the options that decide the content of an export, as its file records them."""
     source = [None if place is None else normal_uri(place) for place in (options.archive_place, options.store)]
     topics = {"topics": [*options.topics.include], "exclude": [*options.topics.exclude]}
     whose = {} if options.latest else topics | {"generation": options.generation}

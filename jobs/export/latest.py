@@ -70,7 +70,7 @@ class _PartitionRead:
         return self.end is not None and self.end > (self.first if self.start is None else self.start)
 
     def asked(self, *, accept_gaps: bool, whole: bool = False) -> Range:
-        """Return what to read: from the table's offsets, or, whole, from the log's start."""
+        """Return the range to read: from the table's offsets or, with `whole`, from the log's start."""
         start = EARLIEST if self.start is None or whole else Bound("offset", self.start)
         end = LATEST if self.end is None else Bound("offset", self.end)
         return Range(start, end, wanted=Wanted(committed=True), quarantine=True, accept_gaps=accept_gaps)
@@ -154,7 +154,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
     stand = before
     logs = {n: log for p in partitions if (log := origin.logs.get((topic.name, n := p.partition or 0))) is not None}
     other = {n for n, known in stand.logs.items() if logs.get(n, known) != known}
-    anew = not stand.offsets or bool(other)
+    starts_over = not stand.offsets or bool(other)
     if other:
         why = "the topic was deleted and made again" if options.store is None else "the store began it again (--reset)"
         report.notes.append(f"{topic.name}: {why}, so its table starts over")
@@ -185,7 +185,7 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
             deleted = None if gone is None else gone.where(F.col("partition").isin(list(ends)) & F.col(TOMBSTONE))
             step("last rows written")
             with alone(output.root, topic.name, before):
-                changed = _commit(topic, rows, moved, anew=anew, gone=deleted)
+                changed = _commit(topic, rows, moved, starts_over=starts_over, gone=deleted)
             made.inserted, made.updated, made.deleted = changed.inserted, changed.updated, changed.deleted
         finally:
             if gone is not None:
@@ -235,7 +235,7 @@ def missing_topics(output: ExportFolder, options: ExportOptions, there: Sequence
 def _planned(
     source: SourcePartition, stand: Stand, origin: Origin, topic: Topic, report: ExportReport
 ) -> _PartitionRead:
-    """Return what is new in a partition, up to its last stable offset."""
+    """Return the plan of a partition's new records, up to its last stable offset."""
     number = source.partition or 0
     key = topic.name, number
     part = _PartitionRead(source, stand.offsets.get(number), generation=origin.generations.get(key))
@@ -325,10 +325,12 @@ def _first_open(asked: tuple[SourcePartition, Range, int]) -> int | None:
     return first_open(*asked)
 
 
-def _commit(topic: Topic, rows: DataFrame, stand: Stand, *, anew: bool, gone: DataFrame | None = None) -> Changed:
+def _commit(
+    topic: Topic, rows: DataFrame, stand: Stand, *, starts_over: bool, gone: DataFrame | None = None
+) -> Changed:
     """Commit the last records of keys, and the table's new offsets. gone: rows of the table to delete."""
     root, uri = topic.output.root, topic.output.uri_of(topic.name)
-    if anew:
+    if starts_over:
         return replace_all(root, topic.name, rows, uri, stand)
     rows = rows if gone is None else rows.unionByName(gone)
     key = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in rows.columns)]

@@ -54,7 +54,7 @@ class Origin:
     runs: Mapping[Key, Sequence[RunRow]] = field(default_factory=dict)  # of generations that are there, newest first
 
     def doubts(self, key: Key, generation: int | None, offset: int) -> Doubts:
-        """Return what went since a generation that was read up to an offset."""
+        """Return removals since a generation that was read up to an offset, and whether they are unknown."""
         if key not in self.generations:
             return Doubts()
         last, since = self.generations[key], generation or 0

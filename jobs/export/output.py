@@ -116,7 +116,7 @@ class ExportFolder:
         return list(mark["topics"])
 
     def read(self) -> dict[str, Any]:
-        """Return what the file says; {} if there is none of ours."""
+        """Return the content of the mark file; {} if there is none, or none of this program."""
         if not exists(self.root, MARK):
             return {}
         try:

@@ -6,7 +6,7 @@ from lastkey.jobs.command.read_options import ExportOptions
 from lastkey.jobs.command.reporting import count
 from lastkey.jobs.data_source.plan_tasks import source_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
-from lastkey.jobs.topics import of_users
+from lastkey.jobs.topics import without_kafkas_own
 from lastkey.logformat.errors import stopped
 from lastkey.udfs.data_source.log_end import Ends, ends_of
 from lastkey.udfs.data_source.pieces import SourcePartition
@@ -21,7 +21,7 @@ def listed(options: ExportOptions) -> list[SourcePartition]:
         paths,
         store=options.store,
         generation=options.generation,
-        selection=Selection(topics=of_users(options.topics)),
+        selection=Selection(topics=without_kafkas_own(options.topics)),
     )
     return source_partitions(asked)
 

@@ -14,7 +14,7 @@ from lastkey.jobs.store.generations import (
     readable_at,
     snapshots,
 )
-from lastkey.jobs.topics import of_topics
+from lastkey.jobs.topics import select_topics
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.side_files import checkpoints
@@ -29,7 +29,7 @@ def generation_plans(options: LookupOptions, notes: list[str]) -> list[LookupPla
     store_uri = store.uri
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
-    wanted = of_topics(options.topics, current)
+    wanted = select_topics(options.topics, current)
     found = wanted if options.generation is None else readable_at(store, wanted, options.generation)
     notes += [
         f"{topic}-{partition}: it has no generation {options.generation}; left out"

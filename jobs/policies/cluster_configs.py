@@ -120,10 +120,10 @@ def _are_same(name: str, one: str | None, other: str | None) -> bool:
 
 def _value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
     own = configs.topics[topic].get(setting)
-    return _of_brokers(configs, topic, setting) if own is None else _typed(setting, own, 1, f"topic {topic}")
+    return _broker_value(configs, topic, setting) if own is None else _typed(setting, own, 1, f"topic {topic}")
 
 
-def _of_brokers(configs: ClusterConfigs, topic: str, setting: str) -> Value:
+def _broker_value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
     found: dict[Value, list[str]] = {}
     for who, value in _stated(configs, topic, setting):
         found.setdefault(value, []).append(who)

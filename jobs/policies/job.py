@@ -123,7 +123,7 @@ def run(options: PoliciesOptions, progress: Progress) -> PoliciesReport:
 
 
 def _read(options: PoliciesOptions) -> tuple[ClusterConfigs, ClusterState]:
-    """Return what the sources say, and of which moment: the oldest, as any of them may be out of date from then on."""
+    """Return the sources' configurations and state, dated by the oldest source: any may be outdated since then."""
     configs = ClusterConfigs()
     times: list[int] = []
     metadata: list[MetadataFile] = []

@@ -159,7 +159,7 @@ def _reindex(
 
 
 def _left(target: Target) -> str:
-    """Return what a run that ended early leaves behind, and what to do."""
+    """Return the hint after a run that ended early: the state of its files, and the next step."""
     if target.mode == "in_place":
         return "each file is the old one or the new one; run again to continue"
     if target.mode == "output":

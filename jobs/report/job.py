@@ -32,7 +32,7 @@ from lastkey.jobs.report.yields import yields_of
 from lastkey.jobs.spark.engine import each
 from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint
-from lastkey.jobs.topics import Key, of_topics
+from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
@@ -107,7 +107,7 @@ def _begin(options: ReportOptions, partition: int | None = None) -> _Begun:
     begun = _Begun(report, archive)
     if report.store is not None:
         at = time.perf_counter()
-        begun.checkpoints, begun.manifests = _of_the_store(report, options)
+        begun.checkpoints, begun.manifests = _read_store(report, options)
         report.seconds["state"] = time.perf_counter() - at
     for key in sorted(begun.checkpoints.keys() - archive.partitions.keys()) if partition is None else ():
         held = f"the store holds its generation {begun.checkpoints[key].generation}"
@@ -143,7 +143,7 @@ def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveRepo
         whole.seconds["formats"] = time.perf_counter() - at
 
 
-def _of_the_store(
+def _read_store(
     report: ArchiveReport, options: ReportOptions
 ) -> tuple[dict[Key, Checkpoint], dict[Key, list[Segment]]]:
     """Return checkpoints and manifests of the current generations; put the history into the report."""
@@ -152,7 +152,7 @@ def _of_the_store(
     others = sorted({c.archive_uri for c in checkpoints.values() if not is_same(c.archive_uri, report.archive)})
     if others:
         raise UsageError(message=f"{state.root.uri}: this store serves the archive {others[0]}, not {report.archive}")
-    wanted = of_topics(options.topics, checkpoints)
+    wanted = select_topics(options.topics, checkpoints)
     report.history = state.histories({topic for topic, _ in wanted})
     report.notes += [
         f"{run.topic}-{run.partition}: generation {run.generation_after} started over (--reset); the store keeps "

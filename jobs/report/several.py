@@ -76,7 +76,7 @@ def check_distinct(archives: Sequence[str]) -> None:
 
 
 def short_names(uris: Sequence[str]) -> list[str]:
-    """Return what tells some URIs apart: /b/one/data and /b/two/data are one and two."""
+    """Return the distinguishing parts of URIs: "one" and "two" for /b/one/data and /b/two/data."""
     parts = [uri.split("/") for uri in uris]
     backwards = [of[_n_shared(parts) :][::-1] for of in parts]
     names = ["/".join(of[_n_shared(backwards) :][::-1]) for of in backwards]

@@ -40,7 +40,7 @@ class YieldSegment:
 
     facts: ClassVar[str] = (
         "topic partition base_offset=segment.base_offset records=segment.records superseded=segment.superseded "
-        "applied_to=segment.applied_to"
+        "deduplicated_through=segment.deduplicated_through"
     )
     topic: str
     partition: int
@@ -71,13 +71,15 @@ class Yields:
 def yields_of(
     state: State, history: Mapping[Key, Sequence[RunRow]], manifests: Mapping[Key, Sequence[Segment]]
 ) -> Yields:
-    """Return what runs by yield did to each partition that has one. history: runs by partition; manifests: current."""
+    """Return the figures of runs by yield for each partition that has one. history: runs by partition; manifests:
+    current.
+    """
     runs = {(key, r.generation_after, r.run_id): r for key, of in history.items() for r in of if not r.back_to}
     scheduled = {at for at, r in runs.items() if json.loads(r.settings or "{}").get("compaction_schedule") == "yield"}
     made = {}
     for at, rows in state.segments_of(runs).items():
         rewritten = [row for row in rows if row.cleaned and row.expected_dead >= 0]
-        kept = [row for row in rows if not row.cleaned and row.applied_to >= 0]
+        kept = [row for row in rows if not row.cleaned and row.deduplicated_through >= 0]
         made[at] = GenerationYield(
             *at[0],
             at[1],
@@ -94,7 +96,10 @@ def yields_of(
     return Yields(
         tuple(sorted((one for at, one in made.items() if at[0] in by_yield), key=lambda one: (one.now_ms, one.run_id))),
         tuple(
-            (key, row) for key in sorted(by_yield & manifests.keys()) for row in manifests[key] if row.applied_to >= 0
+            (key, row)
+            for key in sorted(by_yield & manifests.keys())
+            for row in manifests[key]
+            if row.deduplicated_through >= 0
         ),
     )
 

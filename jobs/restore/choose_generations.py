@@ -15,7 +15,7 @@ from lastkey.jobs.store.erasures import check_nothing_comes_back
 from lastkey.jobs.store.generations import list_each, list_generations, readable_at
 from lastkey.jobs.store.rows import Checkpoint, Commit
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import Key, TopicFilter, of_topics
+from lastkey.jobs.topics import Key, TopicFilter, select_topics
 from lastkey.logformat import names
 from lastkey.logformat.listing import Segment
 from lastkey.udfs.segments import side_checksums
@@ -44,7 +44,7 @@ def choose(tables: State, topics: TopicFilter, generation: int | None) -> list[C
 def _current(tables: State, topics: TopicFilter) -> dict[Key, Checkpoint]:
     rows = tables.checkpoints()
     check_topics(topics, (topic for topic, _ in rows), tables.root.uri)
-    current = of_topics(topics, rows)
+    current = select_topics(topics, rows)
     if not current:
         raise UsageError(message=f"{tables.root.uri}: the store holds no generation")
     return current

@@ -186,7 +186,7 @@ def _known_failure(error: BaseException, output: Root, store: Root) -> JobError 
 
 
 def convert_settings(config: Config, topic: str, magic: Literal[2, 3]) -> ConvertSettings:
-    """Return what decides the bytes of a topic's converted logs and their indexes."""
+    """Return the settings that decide the bytes of a topic's converted logs and indexes."""
     settings = config.topic_settings(topic)
     return ConvertSettings(
         magic,
@@ -312,7 +312,7 @@ def _add_ends(
 
 
 def _holds_magic_3(segment: Segment) -> bool | None:
-    """Return what the manifest says; None: it is an older one, and does not."""
+    """Return whether a segment holds magic 3, by the manifest; None: an older manifest, without `magics`."""
     return None if segment.magics is None else "3" in segment.magics.split(",")
 
 

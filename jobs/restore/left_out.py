@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from lastkey.jobs.archive.listing import Archive
 from lastkey.jobs.command.reporting import counted, size
 from lastkey.jobs.store.tables import State
-from lastkey.jobs.topics import TopicFilter, of_topics
+from lastkey.jobs.topics import TopicFilter, select_topics
 from lastkey.logformat.errors import NO_POSITION
 from lastkey.logformat.names import partition_folder
 from lastkey.udfs.problem import Problem
@@ -25,7 +25,7 @@ def left_out(tables: State, topics: TopicFilter, archives: Mapping[str, Archive 
 
     archives: listings by URI; None: the archive cannot be read.
     """
-    known, states = tables.checkpoints(), of_topics(topics, tables.states())
+    known, states = tables.checkpoints(), select_topics(topics, tables.states())
     topics_of_store = {topic for topic, _ in (*known, *states)}
     read = [archive for archive in archives.values() if archive is not None]
     folders = {one.key: one for archive in read for one in archive.without_segments if one.notes}

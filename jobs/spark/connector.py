@@ -18,7 +18,7 @@ from lastkey.jobs.errors import NO_CONNECTOR
 from lastkey.jobs.spark import jars
 from lastkey.jobs.spark.java import classes, java_context
 from lastkey.jobs.spark.running import context_of
-from lastkey.jobs.spark.session import of_java
+from lastkey.jobs.spark.session import java_message
 from lastkey.logformat.storage.hadoop import hadoop_settings
 from lastkey.logformat.storage.locations import canonical
 
@@ -53,7 +53,7 @@ def connect(spark: SparkSession, uri: str) -> None:
         hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
     except Py4JJavaError as error:
         raise NO_CONNECTOR(
-            path=uri, expected=f"a connector for {scheme}://", found=of_java(error), give=_options_for(scheme)
+            path=uri, expected=f"a connector for {scheme}://", found=java_message(error), give=_options_for(scheme)
         ) from error
 
 

@@ -138,8 +138,8 @@ def spark_workers(
 
 
 def local_cores() -> int | None:
-    """Return how many tasks run, or would run, at once on this machine; None if they run elsewhere, or if it is
-    unknown: the driver may be small.
+    """Return the number of tasks that can run at once on this machine; None: they run elsewhere, or it is unknown. The
+    driver may be small.
     """
     running = running_spark()
     context = None if running is None else context_of(running)

@@ -30,7 +30,7 @@ _BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def environment_for(user: UserOptions) -> dict[str, str]:
-    """Return what Spark finds in its environment beside what is there."""
+    """Return the environment variables to add for Spark."""
     out = {
         "PYSPARK_DRIVER_PYTHON": sys.executable,  # else the JVM looks for data sources with PATH's python3
         "PYSPARK_PYTHON": executors_python(user) or sys.executable,

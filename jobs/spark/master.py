@@ -33,7 +33,7 @@ def is_local(user: UserOptions) -> bool:
 
 
 def local_cores_of(master: str) -> int | None:
-    """Return how many tasks a local master runs at once; None: it is no local master."""
+    """Return the number of concurrent tasks of a local master; None: another master."""
     named = _LOCAL.fullmatch(master)
     if named is None:
         return None
@@ -66,7 +66,7 @@ def check_master(user: UserOptions) -> None:
 
 
 def public_address(remote: str) -> str:
-    """Return what messages may repeat of a connection string: its host and port. The rest may hold a token."""
+    """Return the part of a connection string that messages may show: host and port. The rest may hold a token."""
     found = _REMOTE.match(remote)
     return f"sc://{found['host']}:{found['port'] or _CONNECT_PORT}" if found else "--remote"
 

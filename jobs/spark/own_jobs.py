@@ -98,7 +98,7 @@ def await_tasks(spark: SparkSession, tag: str) -> bool:
 
 
 def count_tasks(spark: SparkSession, tag: str) -> int:
-    """Return how many tasks of a tag's jobs have ended well; 0 if it is unknown: Connect, an ended JVM."""
+    """Return the number of successful tasks of a tag's jobs; 0 if it is unknown: Connect, an ended JVM."""
     context = context_of(spark)
     if context is not None:
         with suppress(Exception):  # as above

@@ -192,7 +192,7 @@ def _is_broken_connection(error: BaseException | None) -> bool:
 def _start_error(error: Exception, settings: Mapping[str, str], master: str | None) -> Exception:
     """Return the error for a session that could not be made. The JVM writes to our stderr, and has said more there."""
     if isinstance(error, Py4JJavaError):
-        return SPARK_NOT_STARTED(found=of_java(error) + (f" (--master {master})" if master else ""))
+        return SPARK_NOT_STARTED(found=java_message(error) + (f" (--master {master})" if master else ""))
     if "JAVA_GATEWAY_EXITED" not in str(error):
         return SPARK_NOT_STARTED(found=_plain(str(error)))
     if "spark.jars.packages" in settings:
@@ -200,7 +200,7 @@ def _start_error(error: Exception, settings: Mapping[str, str], master: str | No
     return SPARK_NOT_STARTED(found="its JVM ended; the lines above say why")
 
 
-def of_java(error: Py4JJavaError) -> str:
+def java_message(error: Py4JJavaError) -> str:
     """Return the cause of an error of the JVM's, in its words and in one line."""
     cause = error.java_exception
     while (before := cause.getCause()) is not None:

@@ -156,7 +156,7 @@ def _row(item: int, result: object) -> pa.RecordBatch:
 
 
 def cores_of(spark: SparkSession) -> int:
-    """Return how many tasks a session runs at once, as far as Spark says."""
+    """Return the number of concurrent tasks of a session, as far as Spark reports it."""
     context = context_of(spark)
     if context is not None:
         return int(context.defaultParallelism)

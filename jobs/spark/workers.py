@@ -48,7 +48,7 @@ class Workers(Runner, Protocol):
         """Add what is done to Spark's metrics. amounts: by name, those of `jobs.spark.metrics`."""
 
     def work(self) -> Work | None:
-        """Return who worked; None: there was nothing to do."""
+        """Return the engine and its number of workers; None: there was no work."""
 
     def cancel(self, working: Sequence[Future[Any]]) -> None:
         """Cancel: pending calls of `run` raise. The call may wait for a while until `working` has ended."""
@@ -210,7 +210,7 @@ class Threads:
         """Do nothing: the report has these figures."""
 
     def work(self) -> Work | None:
-        """Return how many threads there are."""
+        """Return the number of threads."""
         return Work(self.cores) if self._began else None
 
     def run(self, function: Callable[[T], R], items: Sequence[T], name: str, watcher: Watcher | None = None) -> list[R]:

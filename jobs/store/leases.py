@@ -64,7 +64,7 @@ class Lease:
         return f"a run on {self.host} (pid {self.pid}, since {since} UTC)"
 
     def common(self, keys: Iterable[Key]) -> list[Key]:
-        """Return those of the partitions that are in the lease."""
+        """Return the given partitions that the lease covers."""
         return [key for key in sorted(keys) if partition_folder(*key) in self.partitions]
 
     def is_valid(self, now_ns: int) -> bool:

@@ -40,9 +40,10 @@ _REQUIRED = (
     "txn_index_bytes", "offset_index_bytes", "time_index_bytes",
 )  # fmt: skip
 # The facts of a written segment that its row holds: name -> type
+_FIELDS = {"applied_to": "deduplicated_through"}  # column -> field of Segment, if their names differ
 _TYPES = get_type_hints(Segment) | dict.fromkeys(_DEAD, int)
 SEGMENT_COLUMNS: dict[str, Any] = {
-    name: _TYPES[name]
+    name: _TYPES[_FIELDS.get(name, name)]
     for name in (
         *_REQUIRED, "min_timestamp_ms", "side_files", "applied_to", "superseded", "expected_dead", "facts_bytes",
         "key_files", "magics",
@@ -250,7 +251,7 @@ class JobRow:
     figures: str  # JSON: amounts by name, and counts by state or kind
 
     @property
-    def told(self) -> dict[str, Any]:
+    def amounts(self) -> dict[str, Any]:
         """Figures of the run."""
         found: dict[str, Any] = json.loads(self.figures)
         return found
@@ -260,7 +261,7 @@ class JobRow:
         """Word or two for what came of the run."""
         if self.exit_code is None:
             return "killed"
-        if self.exit_code == DONE and self.told.get("committed_partitions") == 0:
+        if self.exit_code == DONE and self.amounts.get("committed_partitions") == 0:
             return "nothing to do"
         return _OUTCOMES.get(self.exit_code, "failed")
 
@@ -423,7 +424,7 @@ def from_checkpoints(found: pa.Table) -> dict[Key, Checkpoint]:
 
 def manifest_row(segment: Segment) -> dict[str, Any]:
     """Return the values of SEGMENT_COLUMNS of a segment."""
-    return {name: getattr(segment, name) for name in SEGMENT_COLUMNS}
+    return {name: getattr(segment, _FIELDS.get(name, name)) for name in SEGMENT_COLUMNS}
 
 
 def segment_rows(commit: Commit) -> list[dict[str, Any]]:
@@ -432,10 +433,13 @@ def segment_rows(commit: Commit) -> list[dict[str, Any]]:
     return [of | manifest_row(segment) for segment in commit.segments]
 
 
-def segment_of(told: Mapping[str, Any]) -> Segment:
+def segment_of(entry: Mapping[str, Any]) -> Segment:
     """Return the segment of a row, as `row_of` does. Raise KeyError for a column that every version has written."""
-    given = {name: told[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in told or name in _REQUIRED)}
-    return Segment(**{name: value for name, value in given.items() if value is not None or name in _REQUIRED})
+    given = {
+        name: entry[name] for name in SEGMENT_COLUMNS if name not in _DEAD and (name in entry or name in _REQUIRED)
+    }
+    values = {name: value for name, value in given.items() if value is not None or name in _REQUIRED}
+    return Segment(**{_FIELDS.get(name, name): value for name, value in values.items()})
 
 
 def manifests_in(found: pa.Table, runs: Collection[Run]) -> dict[Run, list[Segment]]:
@@ -465,12 +469,14 @@ def from_arrow(kind: type[Row], table: pa.Table) -> list[Row]:
     return [row_of(kind, row) for row in table.select(names).to_pylist()]
 
 
-def row_of(kind: type[Row], told: Mapping[str, Any]) -> Row:
+def row_of(kind: type[Row], values: Mapping[str, Any]) -> Row:
     """Return a row from the values in a table or file. A column that is missing or null, as in older rows, takes its
     default; columns of newer versions are ignored.
     """
     columns, missing = _columns_of(kind).items(), dataclasses.MISSING
-    return kind(**{c: told[c] for c, default in columns if c in told and (told[c] is not None or default is missing)})
+    return kind(
+        **{c: values[c] for c, default in columns if c in values and (values[c] is not None or default is missing)}
+    )
 
 
 @cache

@@ -29,7 +29,7 @@ from lastkey.jobs.store.generations import (
 )
 from lastkey.jobs.store.manifests import read_manifest, read_manifests
 from lastkey.jobs.store.rows import Checkpoint, Commit, RunRow
-from lastkey.jobs.topics import Key, of_topics
+from lastkey.jobs.topics import Key, select_topics
 from lastkey.jobs.verify.plan_checks import plan_archived, plan_generation
 from lastkey.jobs.verify.report import VerifyReport
 from lastkey.logformat.errors import NO_POSITION, unreadable
@@ -118,7 +118,7 @@ def _verify_store(options: VerifyOptions, store_uri: str, progress: Progress) ->
     store = tables.root
     current = tables.checkpoints()
     check_topics(options.topics, (topic for topic, _ in current), store_uri)
-    checkpoints = of_topics(options.topics, current)
+    checkpoints = select_topics(options.topics, current)
     commits = _commits(options, store, checkpoints, report)
     manifests = manifests_of(tables, (commit.checkpoint for commit in commits.values()))
     parents = read_manifests(store, [commit.parent for commit in commits.values() if not commit.run.anew])

@@ -1,6 +1,6 @@
 """The sound batches of a damaged `.log`, and the byte ranges between them.
 
-A walk that goes on behind damage:
+A walk that continues behind damage:
 
   checksum, or a field behind the length, is bad   the next batch is where the length field says, if a sound batch
                                                    begins there or the file ends there

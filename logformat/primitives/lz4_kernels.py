@@ -21,7 +21,7 @@ from lastkey.logformat.primitives.zstd_kernels import BROKEN, DONE, MORE_ROOM, T
 
 HEADER: Final = bytes.fromhex("04224d18 60 40 82")  # version 1, independent blocks, no checksums; 64 KiB; checksum
 BLOCK: Final = 1 << 16
-FAST: Final = DEFAULT_LEVELS.lz4  # stands for the fast compressor, as in Kafka's Lz4BlockOutputStream
+FAST: Final = DEFAULT_LEVELS.lz4  # means the fast compressor, as in Kafka's Lz4BlockOutputStream
 
 _MAGIC: Final = 0x184D2204
 _INDEPENDENT: Final = 0x60  # flags: version 1, and blocks that do not refer to those before
@@ -101,7 +101,7 @@ def _header(source: NDArray[np.uint8], pos: int, end: int, any_descriptor: bool)
 
 @inline
 def _bound(source: NDArray[np.uint8], pos: int, end: int, flags: int, largest: int) -> int:
-    """Return how many bytes the blocks of source[pos:end] can give, up to the first that is broken."""
+    """Return the largest decompressed size of the blocks in source[pos:end], up to the first broken one."""
     bound = 0
     while end - pos >= 4:
         word: int = load_u32_le(source, pos)

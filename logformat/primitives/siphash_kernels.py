@@ -64,7 +64,7 @@ def _take(
 
 @inline
 def _last_word(buf: np.ndarray, start: int, end: int) -> np.uint64:
-    """Return what follows the whole words of buf[start:end]: the bytes that are left, and how many there were."""
+    """Return the last word of buf[start:end] for SipHash: up to 7 remaining bytes, and the length in the top byte."""
     word = np.uint64(end - start) << _56
     shift = np.uint64(0)
     for position in range(end - (end - start) % 8, end):

@@ -100,7 +100,7 @@ def is_bucket(uri: str) -> bool:
 
 
 def address(uri: str) -> tuple[str, ...] | None:
-    """Return what tells a bucket from all others, however its URI is spelled; None for what is no bucket."""
+    """Return the identity of a URI's bucket, (scheme, account, name), in any spelling; None: not a bucket."""
     try:
         found = bucket_of(uri)
     except pa.ArrowInvalid:

@@ -36,7 +36,7 @@ def hadoop_settings(uri: str) -> dict[str, str]:
     bucket = bucket_of(uri)
     if bucket is None:
         return {}
-    return {"s3": _of_s3, "az": _of_azure, "gs": _of_google}[bucket.scheme](bucket, uri)
+    return {"s3": _of_s3, "az": _azure_settings, "gs": _google_settings}[bucket.scheme](bucket, uri)
 
 
 def _of_s3(bucket: Bucket, _: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def _of_s3(bucket: Bucket, _: str) -> dict[str, str]:
     return out
 
 
-def _of_azure(bucket: Bucket, uri: str) -> dict[str, str]:
+def _azure_settings(bucket: Bucket, uri: str) -> dict[str, str]:
     # The connector asks awk for the key: the value of the variable in which obstore finds it
     host = unquote(uri).partition("://")[2].partition("/")[0].partition("@")[2]
     named = next((name for name in AZURE_KEYS if os.environ.get(name)), None)
@@ -69,7 +69,7 @@ def _of_azure(bucket: Bucket, uri: str) -> dict[str, str]:
     return out
 
 
-def _of_google(bucket: Bucket, uri: str) -> dict[str, str]:
+def _google_settings(bucket: Bucket, uri: str) -> dict[str, str]:
     is_anonymous = bool(bucket.endpoint) or uri.startswith("gs://anonymous@")
     out = {
         "fs.gs.auth.type": "UNAUTHENTICATED" if is_anonymous else "APPLICATION_DEFAULT",

@@ -57,7 +57,7 @@ class ObjectStore:
 
     def __reduce__(self) -> tuple[Callable[[str], ObjectStore], tuple[str]]:
         """Pickle the URI alone: Spark keeps closures in files, and they would hold the secret key."""
-        return _of_uri, (self.bucket.uri,)
+        return _store_for_uri, (self.bucket.uri,)
 
     @property
     def _store(self) -> Any:
@@ -393,7 +393,7 @@ class ObjectUpload:
                 self._writer.__exit__(kind, error, trace)  # gives the upload up
 
 
-def _of_uri(uri: str) -> ObjectStore:
+def _store_for_uri(uri: str) -> ObjectStore:
     """Return the files of a bucket by the settings that are here."""
     if (bucket := bucket_of(uri)) is None:
         raise ValueError(f"{uri}: expected the URI of a bucket")

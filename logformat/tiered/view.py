@@ -151,7 +151,7 @@ class TieredFileSystem:
         return tuple(contents.copy.name for contents in folder.contents if id(contents) not in whole)
 
     def notes(self, path: str) -> tuple[str, ...]:
-        """Return what to say of a partition's folder: copies that were left out, and why."""
+        """Return the notes on a partition's folder: ignored copies, with the reasons."""
         at = _partition_of(path)
         return () if at is None else self._folder(at[0], at[1]).choice.notes
 

@@ -29,8 +29,10 @@ MEASURED = np.dtype(
 
 @inline
 def _fields(buf: np.ndarray, span: Any) -> tuple[int, ...]:
-    """Return what magic 3 keeps of a decoded record beside its deltas: attributes; length of its key, -1 for null, and
-    place; the same of its value; bytes of its headers with their count, 0 for none.
+    """Return the fields of a decoded record that magic 3 stores beside its deltas.
+
+    Attributes; length of its key, -1 for null, and its position; the same of its value; bytes of its headers with their
+    count, 0 for none.
     """
     end = span.end
     _, at = read_varint(buf, span.start, end)

@@ -201,7 +201,7 @@ def test_an_audit_is_recorded_where_its_tables_are(tmp_path: Path) -> None:
     audit(tmp_path / "archive", store)
     recorded.recorded("audit keys", store, run, dry_run=False)
     (found,) = job_rows(open_state(store))
-    assert (found.job, found.outcome, found.told["sources"], found.told["summary"]) == (
+    assert (found.job, found.outcome, found.amounts["sources"], found.amounts["summary"]) == (
         "audit keys", "done", ["a"], {"keys": 1},
     )  # fmt: skip
     (tmp_path / "store" / "segments").mkdir()

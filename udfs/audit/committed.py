@@ -75,7 +75,7 @@ class Committed:
     unread: Mapping[int, str] = field(default_factory=dict)  # its partitions that are not fully read -> why
 
     def unknown_because(self, group: str) -> str | None:
-        """Return why nobody can say what a group committed; None: the rows say all of it, also if there are none."""
+        """Return why a group's commits are unknown; None: the rows are complete, also if there are none."""
         if not self.partitions:
             return f"there is no {CONSUMER_OFFSETS}"
         return self.unread.get(partition_for(group, self.partitions))
@@ -130,7 +130,7 @@ def gather(reads: Sequence[CommitsRead]) -> Committed:
     rows = [_row(commit, where, types, names, unread) for commit, where in found.values()]
     rows.sort(key=lambda row: (row["group"], row["topic"] or "", row["partition"], row["topic_id"] or ""))
     notes = [note for read in reads for note in read.notes]
-    notes += [f"{why}: nobody can tell what its groups committed" for each in unread.values() for why in each.values()]
+    notes += [f"{why}: the commits of its groups are unknown" for each in unread.values() for why in each.values()]
     return Committed(
         pa.Table.from_pylist(rows, schema=COMMITTED),
         types,

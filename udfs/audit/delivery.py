@@ -100,7 +100,7 @@ class DeliveryUnit:
 
 @dataclass(frozen=True)
 class DeliveryQuestion:
-    """Question of `audit delivery`. told: files of `write_told`."""
+    """Question of `audit delivery`. `told`: files of `write_told`."""
 
     source: str
     units: tuple[DeliveryUnit, ...]
@@ -129,7 +129,7 @@ class DeliveryQuestion:
         return out.replace_schema_metadata({"without": without.as_py()})
 
     def _rows(self, keys: _Keys, number: int, position: Position, told: Ints | None) -> pa.Table:
-        """Return the rows of a group and a unit. told: offset by key, _NONE: nothing."""
+        """Return the rows of a group and a unit. `told`: offset by key, _NONE: nothing."""
         first, stop = keys.of_unit(number)
         begin = int(keys.groups.starts[first])
         rows = slice(begin, int(keys.groups.ends[stop - 1]))
@@ -272,7 +272,7 @@ TOLD_FILES: Final = pa.schema([("path", pa.string()), ("group", pa.string()), ("
 def write_told(
     root_uri: str, folder: str, secret: Secret, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write rows of group, topic, key, told (an offset), and partition or not, as a file in the order of the keys'
+    """Write rows of group, topic, key, `told` (an offset), and partition or not, as a file in the order of the keys'
     hashes. Yield TOLD_FILES: a row for each group and topic of it.
     """
     parts = [batch for batch in batches if len(batch)]

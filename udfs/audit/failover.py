@@ -1,4 +1,4 @@
-"""Offsets at which a group of A goes on in B, a copy of A, and loses nothing, partition by partition.
+"""Offsets at which a group of A continues in B, a copy of A, without loss, partition by partition.
 
 A record of A was *delivered* if its offset is below the group's committed offset; its copy in B is that of its match
 (`pairs.match`). Where equal records repeat, more often on one side, as few copies count as delivered as can be.
@@ -54,7 +54,7 @@ _STATES: Final = pa.schema(
         pa.field("b_ms", pa.int64()),
         pa.field("b_state", pa.int8()),
         pa.field("certain", pa.bool_()),  # as many equal records on both sides
-        pa.field("has_newer", pa.bool_()),  # a copy of a record of its key stands behind it in B
+        pa.field("has_newer", pa.bool_()),  # a copy of a record of its key is behind it in B
     ]
 )
 _GROUP_ROWS: Final = 1 << 18
@@ -270,7 +270,7 @@ READ: Final = ("read", "again", "not_of_a", "passed_over")
 
 @dataclass(frozen=True)
 class Behind:
-    """Offsets at which a consumer goes on, by unit; NONE: nowhere. from_ms: of units answered by time."""
+    """Offsets at which a consumer continues, by unit; NONE: nowhere. from_ms: of units answered by time."""
 
     root: str
     go_on: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Keys in a `.log`: every record that its bytes hold, whatever became of it.
 
 Aborted records count, and so do those above the high watermark and below the log start; the offsets of the segment's
-name bind nobody. Only control records are left out, whose keys are Kafka's own. What cannot be read as records is a
+name are not checked. Only control records are left out, whose keys are Kafka's own. What cannot be read as records is a
 problem with the stretch of bytes that it takes, and these bytes are searched as they stand: what is found there is a
 "may", and what is not found there is not absent.
 

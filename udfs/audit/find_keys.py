@@ -4,7 +4,7 @@ A bad file stops no other: it is a place that was not read, which the result nam
 
 Parquet files of a table count whichever version of the table has them: a removed file is still a file. Of a table of
 audits the column of keys is compared whole, value by value; where it holds keyed hashes in place of keys, the hashes of
-the wanted keys are compared too. In any other table, whoever wrote it, the values of every column of bytes or text are
+the wanted keys are compared too. In any other table, of any writer, the values of every column of bytes or text are
 compared, and searched for the bytes of a key as a part: a "may".
 
 Files that hold hashes of keys lie beside a generation's logs: key files and filters of runs by yield.
@@ -13,7 +13,7 @@ Files that hold hashes of keys lie beside a generation's logs: key files and fil
   <base>.filter    a Bloom filter over 64 bits of the hashes of the `.log` beside it, and a CRC-32C
   hash.key         the secret of all of them, in the folder of each generation
 
-A hash tells nobody the key, but who has the secret can try a key out. So a key counts as found if its exact hash is
+A hash does not reveal the key, but with the secret a guess can be tested. So a key counts as found if its exact hash is
 there. A filter takes one key in about 1,000 for one that it holds, so it says "may"; and where its log was read to the
 end, the log has the last word.
 """
@@ -167,14 +167,14 @@ def search_key_file(keys: KeySet, file: SearchFile, found: Found) -> None:
     if file.checksum is None:
         expected = "a manifest with its checksum"
         hint = "vacuum deletes what dead runs left"
-        found.problem(Problem("side_file", file.shown, 0, expected, "none", hint=hint), "searched as it stands")
+        found.problem(Problem("side_file", file.shown, 0, expected, "none", hint=hint), "searched as it is")
     else:
         n, expected_crc = file.checksum
         crc = crc32c_extend(crc32c_extend(0, np.frombuffer(hash_key_id(secret), np.uint8)), raw)
         if (len(raw) // _HASH_BYTES, crc) != (n, expected_crc):
             expected = f"{n} keys with CRC-32C {expected_crc:#010x}, as the manifest says"
             now = f"{len(raw) // _HASH_BYTES} with {crc:#010x}"
-            found.problem(Problem("readback", file.shown, 0, expected, now), "searched as it stands")
+            found.problem(Problem("readback", file.shown, 0, expected, now), "searched as it is")
     hashes = keys.hashes_by(secret)
     hashes[(hashes == 0).all(axis=1), 1] = 1  # as the files have it: zeros are a free slot
     wanted = pa.Array.from_buffers(_HASH, len(hashes), [None, pa.py_buffer(hashes)])
@@ -199,7 +199,7 @@ def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, fou
     else:  # only a run knows what its checksum is bound to
         hint = "a filter alone proves nothing: bring its log back, or delete it"
         found.problem(
-            Problem("side_file", file.shown, 0, "its .log, read to the end", "none", hint=hint), "searched as it stands"
+            Problem("side_file", file.shown, 0, "its .log, read to the end", "none", hint=hint), "searched as it is"
         )
     found.add(rows, certainty=MAY)
 
@@ -207,7 +207,7 @@ def search_filter(keys: KeySet, file: SearchFile, in_log: np.ndarray | None, fou
 def _secret(file: SearchFile) -> tuple[int, int]:
     """Return the secret of a file's hashes. Raises LogFormatError if it is lost or damaged."""
     if file.secret is None:
-        hint = "nobody can test a key against these hashes without it; vacuum deletes what dead runs left"
+        hint = "without it no key can be tested against these hashes; vacuum deletes what dead runs left"
         raise LogFormatError("side_file", file.shown, 0, "hash.key beside it", "none", hint=hint)
     path = file.secret
     data = read_file(cached_root(file.root), path)
@@ -242,7 +242,7 @@ class Searched:
 def search_files(
     keys: KeySet, hidden: KeySet | None, files: Sequence[SearchFile], *, digests: bool = False
 ) -> Searched:
-    """Search the files of one task. A filter stands right behind its log. hidden: see `search_table`; digests: read
+    """Search the files of one task. A filter is directly behind its log. hidden: see `search_table`; digests: read
     each file once more for its SHA-256.
     """
     search, found = _Search(keys, hidden), dict[int, str]()
@@ -307,7 +307,9 @@ class _Search:
         if self.keys.n_short and file.size:
             expected = f"keys of {LEAST_TEXT_KEY} bytes or more"
             problem = Problem("side_file", file.shown, 0, expected, f"{self.keys.n_short} shorter ones")
-            self.found.problem(problem, "not searched for these: they are too short to be told apart from other bytes")
+            self.found.problem(
+                problem, "not searched for these: they are too short to be distinguished from other bytes"
+            )
 
 
 def log_of(path: str) -> str:

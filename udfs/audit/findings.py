@@ -170,18 +170,18 @@ def findings_of(part: Any, files: Sequence[SearchFile]) -> dict[str, Any]:
     """Return findings of a task, a pa.RecordBatch, as columns by name, without the key: where each one is."""
     number = part["file"]
 
-    def of_file(values: list[Any], kind: Any) -> Any:
+    def by_file(values: list[Any], kind: Any) -> Any:
         return pa.array(values, kind).take(number)
 
     return {
-        "root": of_file([f.root for f in files], pa.string()),
-        "path": of_file([f.path for f in files], pa.string()),
-        "searched_as": of_file([KINDS[f.kind] for f in files], pa.string()),
-        "topic": of_file([f.topic for f in files], pa.string()),
-        "partition": of_file([f.partition for f in files], pa.int32()),
-        "generation": of_file([f.generation for f in files], pa.int64()),
-        "run_id": of_file([f.run_id for f in files], pa.string()),
-        "state": of_file([f.state for f in files], pa.string()),
+        "root": by_file([f.root for f in files], pa.string()),
+        "path": by_file([f.path for f in files], pa.string()),
+        "searched_as": by_file([KINDS[f.kind] for f in files], pa.string()),
+        "topic": by_file([f.topic for f in files], pa.string()),
+        "partition": by_file([f.partition for f in files], pa.int32()),
+        "generation": by_file([f.generation for f in files], pa.int64()),
+        "run_id": by_file([f.run_id for f in files], pa.string()),
+        "state": by_file([f.state for f in files], pa.string()),
         **{name: part[name] for name in ("position", "offset", "timestamp_ms", "tombstone")},
         "certainty": pa.array([FOUND, MAY]).take(part["may"].cast(pa.int8())),
     }

@@ -53,7 +53,7 @@ class OffsetCommit(NamedTuple):
     commit_ms: int = NONE
     expire_ms: int = NONE
     delivered: tuple[Range, ...] = ()  # of share groups: above the offset
-    record_offset: int = NONE  # where the record stands in the coordinator's log
+    record_offset: int = NONE  # of the record in the coordinator's log
     readable: bool = True
 
 
@@ -74,7 +74,7 @@ class Decoded:
     group_types: dict[str, str] = field(default_factory=dict)
     shared: list[SharedTopic] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    keys_unread: int = 0  # records of an offset whose group nobody can tell
+    keys_unread: int = 0  # records of an offset whose group is unknown
 
 
 def _behind_type(keys: Any) -> Any:

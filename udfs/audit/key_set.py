@@ -1,7 +1,7 @@
 """The keys that an audit looks for, and three ways to find them: a record's whole key, a hash by another secret, and
 bytes anywhere.
 
-A record's key is compared in two steps. Its SipHash, which the decoder makes on its way, is held against a filter of
+A record's key is compared in two steps. Its SipHash, which the decoder makes on its way, probes a filter of
 the wanted keys, which lets one other key in about 1,000 pass. Of what passes, the hash is looked up, and then the key
 itself is compared byte by byte. The cost of a record hardly depends on the number of wanted keys, and what is found is
 equal to the last byte.
@@ -25,7 +25,7 @@ from lastkey.udfs.audit.key_set_kernels import roll_all, search
 from lastkey.udfs.yields.key_filter import filter_of, holds
 
 MOST_KEYS_BYTES: Final = 1 << 30  # of all keys together; Arrow's offsets end at 2^31
-LEAST_TEXT_KEY: Final = 4  # bytes; a shorter key stands in any file by chance
+LEAST_TEXT_KEY: Final = 4  # bytes; a shorter key occurs in any file by chance
 _BASE: Final = np.uint64(0x5851F42D4C957F2D)  # of the rolling hash; any odd number, as what it finds is compared
 _BITS_A_KEY: Final = 64  # of the table before it: one position in 64 is looked up in vain
 

@@ -160,7 +160,7 @@ def _last(known: str) -> tuple[np.int8, np.int8]:
 
 def _turned(matches: Matches, in_b: Bools) -> Bools:
     """Return bool[n]: which versions of A have a copy before the copy of an earlier one of the key. Of versions that
-    repeat, another number on one side, nobody knows which one is there.
+    repeat, in different numbers on both sides, it is unknown which one is there.
     """
     certain = ~in_b & (matches.copy >= 0) & (matches.n_a == matches.n_b)
     copies = np.where(certain, matches.copy, -1)

@@ -6,7 +6,7 @@ its copy B. Each task of a question reads one range of bins for all units:
   load(asked, range)   rows of every run in the range that the sources show, with unit and side
   by_key(versions)     their order by unit, key, side and place, and where a key begins
 
-No row is compared with another by its key's bytes: keys are told apart by 128 bits of SipHash.
+No row is compared with another by its key's bytes: keys are compared by 128 bits of SipHash.
 """
 
 from __future__ import annotations

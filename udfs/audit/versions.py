@@ -4,7 +4,7 @@ A task reads stretches of logs as a consumer with read_committed does (udfs.data
 _RUN_BYTES into one Parquet file: the rows of a run are in the order of the upper bits of their hash (`bins`), and of
 their offsets within equal bits. So a later task reads a range of hashes of every run, and no other row. Values are
 hashed where they are read; they leave the task in no other form. What cannot be read is a problem of its stretch, and
-reading goes on behind it.
+reading continues behind it.
 
 In memory at a time: what udfs.data_source needs, and three times _RUN_BYTES of rows.
 """
@@ -96,7 +96,7 @@ class StretchRead:
     """Outcome of a stretch."""
 
     read_id: int
-    end_position: int  # behind the last batch: reading goes on there
+    end_position: int  # behind the last batch: reading continues there
     records: int = 0
     last_position: int = -1  # of the last batch, and its checksum: a log that has grown begins the same
     last_crc: int = -1

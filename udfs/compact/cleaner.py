@@ -122,7 +122,7 @@ def cleanable_range(
 def compaction_delay_ms(
     segments: SegmentTimes, first_dirty: int, active_base_offset: int, max_lag_ms: int, now_ms: int
 ) -> int:
-    """Return how long the oldest dirty record is past max.compaction.lag.ms; 0 if it is not (KAFKA.md, "Due")."""
+    """Return the ms by which the oldest dirty record exceeds max.compaction.lag.ms, at least 0 (KAFKA.md, "Due")."""
     if max_lag_ms <= 0 or max_lag_ms >= 2**63 - 1:
         return 0
     ends = np.append(segments.base_offset[1:], active_base_offset)

@@ -4,13 +4,14 @@ and rules: full, by yield, retention of single records, erasure.
 **By yield**: clean what is new, and of the older segments those whose dead records pay for their rewrite.
 
   1. walk what is new backwards, as every run does, and write it; its keys are in the table then, and go into a key file
-  2. hold these keys against the filters of the older segments, the newest first. A key has one live record: the first
-     filter that holds the key shows the segment in which that record has just died
+  2. probe the Bloom filters of the older segments with these keys, the newest first. A key has one live record: the
+     first filter with the key names the segment in which that record has just died
   3. choose the segments to rewrite (`schedule_of`); the others are carried over as they are
-  4. walk the chosen ones backwards, each held against the keys of all later records that it has not met yet
+  4. walk the chosen ones backwards, each deduplicated against all later keys beyond its bound
 
-Filters only choose. What goes is decided by exact hashes, as everywhere. Each segment says up to which offset it has
-met the keys of later records (`applied_to`). A tombstone goes only if every older segment that stays has met it.
+Filters only choose; exact hashes decide what is dropped. Each segment records the offset up to which it is
+deduplicated against later records (`deduplicated_through`). A tombstone is dropped only if every older segment that
+remains is deduplicated through it.
 
 **Retention of single records and erasure**: the records older than retention.ms (`retention.exact`), or those of erased
 keys, leave the segments that hold any. All other records stay as they are, byte for byte. In a compacted topic an
@@ -174,13 +175,13 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     fresh = [n for n in below if sources[n].first_offset >= dirty]
     older = [n for n in below if sources[n].first_offset < dirty]
     rows = {n: row for n in older if (row := plan.input.segments[n]).has_facts}
-    applied = {n: row.applied_to for n, row in rows.items()}
+    bounds = {n: row.deduplicated_through for n, row in rows.items()}
     pending = pending_of(rows.values())
-    if len(rows) < len(older) or min(applied.values(), default=dirty) < known_from(pending, dirty):
+    if len(rows) < len(older) or min(bounds.values(), default=dirty) < known_from(pending, dirty):
         raise KeysLost
     table = KeyTable(plan.run.limits.task_memory_bytes // 2)
     of = Pass(last_offset_decider(table, dirty), plan.loader(plan.run.secret), buffer, tally)
-    keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *applied.values()]))
+    keeps = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *bounds.values()]))
     written = clean_groups(plan, analysis, _groups(plan, analysis, fresh), lambda _: keeps, of, clock)
     keys = table.keys()
     superseded, filter_bytes = superseded_by_filters(plan, rows, keys["high"])
@@ -190,7 +191,7 @@ def clean_by_yield(plan: PartitionPlan, analysis: Analysis, tally: Tally, buffer
     if fresh and len(chosen) < len(older) and not plan.run.dry_run:
         kept = write_keys(plan, dirty, analysis.cleanable.first_uncleanable_offset, keys)
     before = _KeysBehind(plan, table, pending)
-    rules_of = partial(_rules_of, analysis, applied, chosen, before)
+    rules_of = partial(_rules_of, analysis, bounds, chosen, before)
     groups = [g for one in _neighbours(chosen) for g in _groups(plan, analysis, one)]
     rewritten = clean_groups(plan, analysis, groups, rules_of, of, clock)
     return Cleaned(
@@ -237,14 +238,14 @@ def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> 
 
 
 def _rules_of(
-    analysis: Analysis, applied: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
+    analysis: Analysis, bounds: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
 ) -> Rules:
     """Return the rules for a chosen source, when all keys that it has not met are in the table. If the source behind it
     stays, the header of its last batch stays too: a segment without batches would mislead searches by time.
     """
-    before.enter(applied[number])
+    before.enter(bounds[number])
     source = analysis.sources[number]
-    stays = [offset for n, offset in applied.items() if n < number and n not in chosen]
+    stays = [offset for n, offset in bounds.items() if n < number and n not in chosen]
     rules = replace(analysis.rules, tombstones_from=min([analysis.rules.tombstones_from, *stays]))
     if number + 1 in chosen:
         return rules
@@ -270,8 +271,8 @@ def older_segments(rows: Sequence[Segment], dead: Sequence[int]) -> Segments:
 
 
 def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -> tuple[dict[int, int], int]:
-    """Return how many records of each older segment newer ones have superseded by now, as far as filters show, and the
-    bytes of these filters. A filter that holds one key in a thousand wrongly is corrected for as many.
+    """Return the superseded records of each older segment by the filters, and the bytes of these filters. Counts are
+    corrected for the filters' false positives, one key in a thousand.
 
     hashes: uint64[n], of the keys of new records.
     """
@@ -293,8 +294,8 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
 def schedule_of(
     plan: PartitionPlan, analysis: Analysis, rows: Rows, superseded: Mapping[int, int]
 ) -> list[ScheduledSegment]:
-    """Return what becomes of each older segment. Those without facts or filter are rewritten, and those with tombstones
-    past their horizon that may go then; of the others, those that pay.
+    """Return the decision for each older segment. Rewritten are those without facts or filter, those with removable
+    tombstones, and those whose yield suffices.
     """
     numbers = sorted(rows)
     sources = [analysis.sources[n] for n in numbers]
@@ -305,10 +306,10 @@ def schedule_of(
     schedule = choose(older, policy)
     past = np.array([rows[n].tombstones > 0 for n in numbers], bool)
     past &= np.array([-1 < s.last_horizon_ms <= plan.run.now_ms for s in sources], bool)
-    met = np.array([rows[n].applied_to for n in numbers], np.int64)
+    bounds = np.array([rows[n].deduplicated_through for n in numbers], np.int64)
     ends = np.array([s.last_offset for s in sources], np.int64)
     while numbers:
-        least = np.minimum.accumulate(np.append(MAX_OFFSET, np.where(schedule.output < 0, met, MAX_OFFSET)))[:-1]
+        least = np.minimum.accumulate(np.append(MAX_OFFSET, np.where(schedule.output < 0, bounds, MAX_OFFSET)))[:-1]
         more = must | (past & (ends < least))
         if (more == must).all():
             break
@@ -374,7 +375,9 @@ def remove_records(
         if (written and (theirs or erasing is None)) or tally[counter] > before:
             group = analysis.group(range(number, number + 1))
             segments = write_group(plan, analysis, group, stack, buffer)
-            written[number] = [replace(segment, applied_to=source.segment.applied_to) for segment in segments]
+            written[number] = [
+                replace(segment, deduplicated_through=source.segment.deduplicated_through) for segment in segments
+            ]
         else:
             if erasing is None:
                 min_timestamps[number] = least_timestamp(stack.rows())

@@ -144,7 +144,7 @@ class PartitionInput:
     log_start_checkpoint: int | None = None  # the archive's
     identity_segment: Segment | None = None  # archived; holds the last known batch if `segments` do not
     generation: LastGeneration = LastGeneration()
-    anew: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
+    reset: bool = False  # --reset: start over from the archive, wherever it begins; keep the old generation
 
     @property
     def name(self) -> str:
@@ -223,7 +223,7 @@ class PartitionPlan:
         uncleanable in the next run; an empty log without a generation, of which the log start, log end and leader
         epochs are all there is to keep.
         """
-        return self.input.anew or (
+        return self.input.reset or (
             self.input.generation.next_offset is None and not self.log_bytes and self.policy.erasing is None
         )
 

@@ -75,7 +75,7 @@ def may_take_any(
 def expired_segments(
     segments: SegmentTimes, limits: RetentionLimits, *, log_start_offset: int, now_ms: int, last_may_go: bool
 ) -> dict[Reason, int]:
-    """Return how many segments each rule removes, one rule after the other, as UnifiedLog.deleteOldSegments does.
+    """Return the number of segments that each rule removes, in the order of UnifiedLog.deleteOldSegments.
     Without a limit it removes none, not even those below the log start: no setting asks for that, and there they do no
     harm.
 

@@ -5,8 +5,8 @@
   last of each key   a task for some buckets of key hashes: the offsets that stay
   rewrite            a task for each group of segments: new segments, of the records with these offsets
 
-Records never leave their task. The rows between the stages are cells: the local survivors of one bucket from one split,
-some hundred in a row, because a row for each record costs the JVM more than all the rest (measured: BENCHMARKS.md).
+Records never leave their task. A row between the stages holds some hundred local survivors of one bucket from one
+split, because a row for each record costs the JVM more than all the rest (measured: BENCHMARKS.md).
 A row without a bucket tells the rewrite how many survivors a split has sent. So a row that is lost, or comes twice,
 ends the compaction of the partition; a row with a problem ends it in the same way.
 """
@@ -96,21 +96,22 @@ def _parts(chunks: Sequence[tuple[int, int, int]]) -> Split:
     return tuple(out)
 
 
-# A cell, in the order of the walk: n of its first records are dirty; keys: u8[m, 2 or 3], halves of key hashes, and
-# versions if those decide; offsets: i8[m]. A row of bucket -1: n local survivors of a group were sent by a split;
-# offsets: i8[m], the last offsets of batches that the rewrite must read, whatever survives; report: pickled, what the
-# split's task has to tell, or its problem.
-CELLS: Final = (
+# Local survivors of a bucket, split, block and group, in the order of the walk. n: the first n are dirty; keys: u8[m, 2
+# or 3], halves of key hashes, and versions if those decide; offsets: i8[m]. A row of bucket -1: a split sent n local
+# survivors of a group; offsets: i8[m], the last offsets of batches that the rewrite must read, whatever survives;
+# report: the pickled TaskReport of the split's task, or its Problem.
+SURVIVORS: Final = (
     "part int, bucket int, split int, block int, group int, n long, keys binary, offsets binary, report binary"
 )
 # The offsets of a group that stay, of n local survivors; or a row of bucket -1, as above
 OFFSETS: Final = "group int, bucket int, n long, offsets binary, report binary"
 _TYPES: Final = {"int": pa.int32(), "long": pa.int64(), "binary": pa.binary()}
-_CELLS, _OFFSETS = (
-    pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, text.split(", "))]) for text in (CELLS, OFFSETS)
+_SURVIVORS, _OFFSETS = (
+    pa.schema([(name, _TYPES[kind]) for name, kind in map(str.split, text.split(", "))])
+    for text in (SURVIVORS, OFFSETS)
 )
 T = TypeVar("T")
-_CELL: Final = 256  # records of a cell: Spark hands over 10,000 rows at once, and each costs it some microseconds
+_ROW_RECORDS: Final = 256  # records of a row: Spark hands over 10,000 rows at once, each for some microseconds
 _BUCKET: Final = 1 << 17  # records in a bucket, so that its table stays in the processor's cache
 _MOST_BUCKETS: Final = 1 << 12
 _BUCKETS_A_TASK: Final = 64
@@ -159,14 +160,14 @@ def buckets_for(n_records: int, cores: int) -> tuple[int, int]:
 
 
 def local_survivors(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield the CELLS of a split."""
+    """Yield the SURVIVORS of a split."""
     yield from _or_problem(
-        of, "walk", lambda: _walk(of, number), lambda problem: _row(_CELLS, bucket=-1, report=problem)
+        of, "walk", lambda: _walk(of, number), lambda problem: _row(_SURVIVORS, bucket=-1, report=problem)
     )
 
 
 def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield OFFSETS, those of each group that stay. batches: CELLS by bucket, then in the order of the walk."""
+    """Yield OFFSETS, those of each group that stay. batches: SURVIVORS by bucket, then in the order of the walk."""
     rows = _or_problem(
         of, "resolve", lambda: _resolve(of, batches), lambda problem: _row(_OFFSETS, bucket=-1, report=problem)
     )
@@ -174,7 +175,9 @@ def last_of_each_key(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> I
 
 
 def rewrite_group(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[RewrittenGroup | Problem]:
-    """Yield what becomes of a group. batches: its OFFSETS; none: yield nothing, for it has no chunk."""
+    """Yield the rewritten group, or a Problem. batches: its OFFSETS; without any, yield nothing: the group has no
+    chunk.
+    """
     table = pa.Table.from_batches(batches, _OFFSETS)
     if len(table):
         yield from _or_problem(of, "rewrite", lambda: iter([_rewrite(of, table)]), pickle.loads)
@@ -183,7 +186,7 @@ def rewrite_group(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iter
 def _or_problem(
     of: LargePartition, stage: Stage, work: Callable[[], Iterator[T]], as_result: Callable[[bytes], T]
 ) -> Iterator[T]:
-    """Yield what `work` does; if that fails, `as_result` of the pickled problem. Raises OSError for a full disk."""
+    """Yield the results of `work`; if it fails, `as_result` of the pickled problem. Raises OSError for a full disk."""
     try:
         yield from work()
     except Exception as error:
@@ -199,7 +202,7 @@ def _row(schema: pa.Schema, **values: Any) -> pa.RecordBatch:
 
 
 def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
-    """Yield the cells of a split, walked backwards with a table of its keys. If the table would outgrow the task's
+    """Yield the rows of a split, walked backwards with a table of its keys. If the table would outgrow the task's
     memory, it is emptied, and a key may be sent twice.
     """
     plan, buffer, block = of.plan, chunk_buffer(of.plan), 0
@@ -217,18 +220,18 @@ def _walk(of: LargePartition, number: int) -> Iterator[pa.RecordBatch]:
                         highest = max(highest, int(versions.max(initial=NO_VERSION)))
                     waiting.add(run, may_stay, versions)
                     to_read.append(batches_to_read(run))
-                    if waiting.n >= _CELL * of.n_buckets:
+                    if waiting.n >= _ROW_RECORDS * of.n_buckets:
                         n_sent += waiting.n
-                        yield _cells(of, number, block, group, waiting)
+                        yield _rows_of_block(of, number, block, group, waiting)
                         block, waiting = block + 1, _Waiting()
             if waiting.n:
                 n_sent += waiting.n
-                yield _cells(of, number, block, group, waiting)
+                yield _rows_of_block(of, number, block, group, waiting)
                 block += 1
             report = TaskReport(dict(counts), peak_memory(), highest, n_sent)
             counts.clear()
             yield _row(
-                _CELLS, part=group % of.n_parts, bucket=-1, group=group, split=number, n=n_sent,
+                _SURVIVORS, part=group % of.n_parts, bucket=-1, group=group, split=number, n=n_sent,
                 offsets=np.concatenate(to_read).tobytes(), report=pickle.dumps(report),
             )  # fmt: skip
 
@@ -266,7 +269,7 @@ class _Waiting:
         self.n += n
 
 
-def _cells(of: LargePartition, split: int, block: int, group: int, waiting: _Waiting) -> pa.RecordBatch:
+def _rows_of_block(of: LargePartition, split: int, block: int, group: int, waiting: _Waiting) -> pa.RecordBatch:
     keys, offsets = np.concatenate(waiting.keys), np.concatenate(waiting.offsets)
     bucket = (keys[:, 1] >> np.uint64(64 - of.n_buckets.bit_length() + 1)).astype(np.uint16)
     order = np.argsort(bucket, kind="stable")  # a radix sort
@@ -284,7 +287,7 @@ def _cells(of: LargePartition, split: int, block: int, group: int, waiting: _Wai
             _binary(offsets[order], ends),
             pa.nulls(n, pa.binary()),
         ],
-        schema=_CELLS,
+        schema=_SURVIVORS,
     )
 
 
@@ -309,8 +312,8 @@ def _resolve(of: LargePartition, batches: Iterable[pa.RecordBatch]) -> Iterator[
         if bucket < 0:
             yield from (rows.select(_OFFSETS.names) for _, rows in parts)
             continue
-        cells = pa.Table.from_batches([rows for _, rows in parts]).combine_chunks().to_batches()[0]
-        for group, offsets, n in _stay(of, cells):
+        rows = pa.Table.from_batches([rows for _, rows in parts]).combine_chunks().to_batches()[0]
+        for group, offsets, n in _stay(of, rows):
             judged[group] += n
             stay.setdefault(group, []).append(offsets)
     report = pickle.dumps(TaskReport({}, peak_memory()))
@@ -328,19 +331,19 @@ def _by_bucket(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Reco
                 yield int(buckets[start]), batch.slice(start, stop - start)
 
 
-def _stay(of: LargePartition, cells: pa.RecordBatch) -> Iterator[tuple[int, np.ndarray, int]]:
-    """Yield (group, offsets that stay, how many records there were) of a bucket's cells."""
-    offsets, counts = _values(cells["offsets"], np.int64)
-    keys = _values(cells["keys"], np.uint64)[0].reshape(len(offsets), -1)
+def _stay(of: LargePartition, rows: pa.RecordBatch) -> Iterator[tuple[int, np.ndarray, int]]:
+    """Yield (group, offsets that stay, how many records there were) of a bucket's rows."""
+    offsets, counts = _values(rows["offsets"], np.int64)
+    keys = _values(rows["keys"], np.uint64)[0].reshape(len(offsets), -1)
     stays = np.empty(len(offsets), np.bool_)
     if of.plan.policy.settings.by_offset:
-        in_cell = np.arange(len(offsets)) - np.repeat(np.cumsum(counts) - counts, counts)
-        mark_first(keys, in_cell < np.repeat(cells["n"].to_numpy(), counts), _table(len(offsets), SLOT), stays)
+        in_row = np.arange(len(offsets)) - np.repeat(np.cumsum(counts) - counts, counts)
+        mark_first(keys, in_row < np.repeat(rows["n"].to_numpy(), counts), _table(len(offsets), SLOT), stays)
     else:
         table = _table(len(offsets), WINNER)
         for _ in range(2):
             mark_highest(keys, table, stays)
-    group_of = np.repeat(cells["group"].to_numpy(), counts)
+    group_of = np.repeat(rows["group"].to_numpy(), counts)
     for group in np.unique(group_of).tolist():
         of_group = group_of == group
         yield group, offsets[of_group & stays], int(of_group.sum())
@@ -358,7 +361,7 @@ def _rewrite(of: LargePartition, rows: pa.Table) -> RewrittenGroup:
     number = rows["group"][0].as_py()
     group, numbers = of.groups[number]
     sent, n = rows["bucket"].to_numpy() < 0, rows["n"].to_numpy()
-    offsets, to_read = (_of_rows(rows.filter(pa.array(which))) for which in (~sent, sent))
+    offsets, to_read = (_sorted_offsets(rows.filter(pa.array(which))) for which in (~sent, sent))
     if n[sent].sum() != n[~sent].sum():
         raise incomplete(of.plan, f"{n[~sent].sum()} local survivors of {n[sent].sum()}")
     survivors, tally = Survivors(of.plan, offsets, to_read), Tally()
@@ -392,7 +395,7 @@ def write_survivors(
     return segments
 
 
-def _of_rows(rows: pa.Table) -> np.ndarray:
+def _sorted_offsets(rows: pa.Table) -> np.ndarray:
     """Return int64[n], the offsets of all rows, ascending."""
     found = np.concatenate([_NONE, *(_values(chunk, np.int64)[0] for chunk in rows["offsets"].chunks)])
     found.sort()

@@ -155,7 +155,7 @@ class _Gaps:
         self.log, self.asked, self._finder = log, asked, GapFinder(GAP_HINT)
 
     def behind(self, number: int) -> Behind | None:
-        """Return what a task needs to know of the offsets behind a segment; None: gaps do not count."""
+        """Return the facts about the offsets behind a segment for a task; None: gaps are not checked."""
         return None if self.traces is None else offsets_behind(self.log.segments, self.traces, number)
 
     def in_front_of(self, start: int) -> Problem | None:

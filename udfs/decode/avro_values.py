@@ -101,15 +101,15 @@ def converter(schema: Any, names: Names) -> Convert | None:
     if isinstance(schema, list):
         return _union(schema, names)
     if is_decimal(schema):
-        return _of_named(_decimal(schema)) if kind_of(schema) == "fixed" else _decimal(schema)
+        return _convert_named(_decimal(schema)) if kind_of(schema) == "fixed" else _decimal(schema)
     kind = kind_of(schema)
     if kind == "enum":
-        return _of_named(_symbol(schema))
+        return _convert_named(_symbol(schema))
     if kind == "fixed":
-        return _of_named(None)
+        return _convert_named(None)
     if kind == "record":
         converts = [(f["name"], c) for f in schema["fields"] if (c := converter(f["type"], names)) is not None]
-        return _of_named(_fields(converts) if converts else None)
+        return _convert_named(_fields(converts) if converts else None)
     inner = converter(schema["items" if kind == "array" else "values"], names) if kind in ("array", "map") else None
     if inner is None:
         return None
@@ -118,7 +118,7 @@ def converter(schema: Any, names: Names) -> Convert | None:
     return lambda entries: {key: inner(value) for key, value in entries.items()}
 
 
-def _of_named(convert: Convert | None) -> Convert:
+def _convert_named(convert: Convert | None) -> Convert:
     def converted(value: Any) -> Any:
         if type(value) is tuple:
             value = value[1]

@@ -76,10 +76,10 @@ def _log(segment: Segment) -> LogFile:
 
 
 def damage_at(segments: Sequence[Segment], offset: int) -> LogFormatError | None:
-    """Return what is wrong with the batch that holds an offset; None if nothing is, or there is no such batch.
+    """Return the damage of the batch that holds an offset; None: no damage, or no such batch.
 
-    For the batch that opens the oldest open transaction: a flipped bit in its producer opens one that nothing ends, and
-    no reader comes far enough to notice.
+    For the batch that opens the oldest open transaction: a flipped bit in its producer id opens a transaction that
+    never ends, and no reader gets far enough to detect it.
     """
     bases = [segment.base_offset for segment in segments]
     number = bisect.bisect_right(bases, offset) - 1

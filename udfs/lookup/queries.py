@@ -278,7 +278,7 @@ def _answered(
         key = topic, int(number)
         if key not in logs:
             _close(logs)  # keep one partition's log open: each maps its segments
-        parts.append(_of_partition(plans.get(key), logs, targets[rows], by_time[rows], asked[rows]))
+        parts.append(_find_in_partition(plans.get(key), logs, targets[rows], by_time[rows], asked[rows]))
     back = np.empty(n, np.int64)
     back[order] = np.arange(n)
     answers = pa.Table.from_batches(parts, ANSWER).combine_chunks() if parts else ANSWER.empty_table()
@@ -287,7 +287,7 @@ def _answered(
     return pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=pa.schema([*batch.schema, *ANSWER]))
 
 
-def _of_partition(
+def _find_in_partition(
     plan: LookupPlan | None,
     logs: dict[tuple[str, int], tuple[PartitionLog, Passed]],
     targets: NDArray[np.int64],

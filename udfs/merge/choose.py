@@ -1,4 +1,4 @@
-"""Which batches make up the result: for each range of offsets the best batch that a copy has.
+"""The batches of the result: for each range of offsets the best batch of any copy.
 
     rows of each copy in the winning lineage, window by window: if all copies have the same, those of one copy; else
       -> drop batches that another copy shows to be displaced

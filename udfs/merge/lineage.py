@@ -1,4 +1,4 @@
-"""Which copy's batches belong to the log, by leader epochs: the highest epoch chain wins, as a follower truncates.
+"""The copies' batches that belong to the log, by leader epochs: the highest epoch chain wins, as a follower truncates.
 
 Each batch carries the epoch of the leader that wrote it, and `leader-epoch-checkpoint` lists where each epoch began. A
 follower asks the leader for the end of its own last epoch (OffsetsForLeaderEpoch) and truncates its log there; if the

@@ -400,7 +400,7 @@ def _gain(plan: PartitionPlan, scans: Sequence[SegmentScan], tally: Tally, buffe
 
 
 def _expiring(plan: PartitionPlan, sources: Sequence[SegmentScan]) -> tuple[Expired, ...]:
-    """Return what retention would delete, by the headers alone, before anything is cleaned."""
+    """Return the segments that retention would delete, by headers alone, before any cleaning."""
     facts = times_of(sources)
     by_rule = expired(plan, facts, sealed=False)
     ends = [*(s.first_offset for s in sources[1:]), 0]  # the last one stays

@@ -193,7 +193,7 @@ def check_txn_index(
     previous: np.ndarray,
     dense_from: int | None = None,
 ) -> list[LogFormatError]:
-    """Return what is wrong with a segment's `.txnindex` (empty: there is none).
+    """Return the problems of a segment's `.txnindex` (empty: none).
 
     aborted: ENTRY[m], of completed_transactions those that were aborted by a marker in this segment; markers:
     TXN_ROW[k], its markers; previous: int64[k], of previous_markers; dense_from: every offset of the log from here on

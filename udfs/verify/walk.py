@@ -104,7 +104,9 @@ class LogWalk:
             position = after
 
     def _incomplete(self, position: int) -> int | None:
-        """Return where to read on at a batch that is not whole in the buffer; None if the file ends inside it."""
+        """Return the position to read from again at a batch that is incomplete in the buffer; None: the file ends
+        inside it.
+        """
         left = self.size - position
         if left < _PEEK:
             self.torn_bytes = left
@@ -140,7 +142,7 @@ class LogWalk:
             self.add(too_large(int(batch["size"]), limit, self.path, int(batch["position"]), int(batch["base_offset"])))
 
     def _too_large(self, error: LogFormatError, position: int, end: int) -> int | None:
-        """Return where to go on behind a batch too large to read: at its end, if another one seems to follow."""
+        """Return the position behind a batch that is too large to read: its end, if another batch seems to follow."""
         if end == self.size or self._is_plausible(end, -1):
             self.add(error)
             self.unread_bytes += end - position
@@ -149,7 +151,7 @@ class LogWalk:
         return self._go_on(error, position, self._by_index(position))
 
     def _behind(self, position: int, raw: np.ndarray, previous: int) -> int | None:
-        """Return where the walk continues behind the bad batch at `position`, whose problem is noted already."""
+        """Return the position at which the walk continues behind the bad batch at `position`, which is noted."""
         size = LOG_OVERHEAD + int.from_bytes(raw[8:LOG_OVERHEAD].tobytes(), "big", signed=True)
         end = position + size
         if size >= LOG_OVERHEAD + MIN_LEGACY_SIZE and (end == self.size or self._is_plausible(end, previous)):

@@ -110,7 +110,7 @@ def test_a_case_to_check_by_hand(spark, archive, tmp_path):
     first, second = job_rows(open_state(str(tmp_path / "audits")))
     assert (first.job, first.outcome, second.outcome) == ("audit delivery", "problems", "done")
     assert (before["audit_id"], before["at_ms"]) == (first.run_id, first.started_ms)
-    assert second.told["sources"] == again.sources and second.told["summary"]["groups"] == again.summary["groups"]
+    assert second.amounts["sources"] == again.sources and second.amounts["summary"]["groups"] == again.summary["groups"]
 
 
 def test_a_generation_and_offsets_in_a_generation(spark, tmp_path):
@@ -184,7 +184,7 @@ def test_offsets_that_are_elsewhere_older_or_missing(spark, archive, tmp_path):
     report = audit(archive, tmp_path / "audits", offsets_archive=str(other))
     assert [note for note in report.notes if "99" in note] == [
         "group 'g' is at offset 99 of orders-0, and what was read of it ends at 7: the log is older than the offsets,"
-        " or the topic was made anew"
+        " or the topic was created again"
     ]
     assert {row["topic"] for row in report.summary["groups"]} == {"orders"}
     assert report.summary["unknown"] == 1 and report.exit_code == 3

@@ -69,7 +69,7 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     assert found["changed-0"] == (4, "time", 1)  # a ms later than in A: the last delivered one again
     assert found["none-0"] == (None, "identity", 0)
     assert found["holes-0"] == (3, "identity", 0)
-    assert found["damaged-0"][0] == 0  # its first batch holds nobody knows what
+    assert found["damaged-0"][0] == 0  # the content of its first batch is unknown
     assert "unread-0" not in found  # what the group committed of it cannot be read
     assert any("committed last of unread-0 cannot be read" in str(problem) for problem in report.problems)
     lost = {(row["topic"], row["offset"]): row["key"] for row in report.details["lost"]}
@@ -102,7 +102,7 @@ def test_groups_and_their_offsets(spark, tmp_path):
         audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"), group="h")
     flip(files_in(tmp_path / "offsets" / "__consumer_offsets-0")[0], 61 + 10)
     report = audit(tmp_path / "a", tmp_path / "b", tmp_path / "audits", offsets_archive=str(tmp_path / "offsets"))
-    assert report.exit_code == 3  # nobody can tell what it committed: all of B
+    assert report.exit_code == 3  # its commits are unknown: all of B
     assert answers(report) == {"t-0": (0, "identity", 0)}
 
 

@@ -80,7 +80,7 @@ def test_later_audits_read_what_is_new(spark, tmp_path, cases):
         assert report.bytes_read > 0
         read += report.bytes_read
     size = sum(log.stat().st_size for log in archive.rglob("*.log"))
-    assert read - size < 3 * 16384  # where reading ended in an open transaction, it goes on behind the last data
+    assert read - size < 3 * 16384  # where reading ended in an open transaction, it continues behind the last data
     again = audit(archive, audits)
     assert (again.bytes_read, again.stretches_read, again.exit_code) == (0, 0, 0)
 

@@ -37,7 +37,7 @@ def check_night(root: Path, *, whole: bool = True) -> Gathered:
 
 
 NIGHTS = {
-    "aborted, cut and written anew": ("a=1 b=1 | {pid=7 txn} c=1 d=1 | {pid=7 abort}", "a=1 b=1 | x=1 y=1 | z=1 | q=1"),
+    "aborted, cut and rewritten": ("a=1 b=1 | {pid=7 txn} c=1 d=1 | {pid=7 abort}", "a=1 b=1 | x=1 y=1 | z=1 | q=1"),
     "committed, cut and aborted": ("{pid=7 txn} c=1 | {pid=7 commit}", "{pid=7 txn} c=1 | {pid=7 abort} | d=1"),
     "aborted, in stretches": ("a=1", "a=1 | {pid=7 txn} c=1 | {pid=7 abort}", "a=1 | x=1 y=1 z=1 | q=1 | r=1 s=1"),
     "open, then done": ("a=1 | {pid=7 txn} c=1 | b=1", "a=1 | {pid=7 txn} c=1 | b=1 || {pid=7 commit} | d=1"),
@@ -107,7 +107,7 @@ def test_holes_of_a_cleaner_are_no_gaps(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_nights(tmp_path, seed):
-    """Segments grow and roll, retention takes the first, files are moved away and back, the log is made anew."""
+    """Segments grow and roll, retention takes the first, files are moved away and back, the log is created again."""
     draw = random.Random(seed)
     folder, away = tmp_path / "archive" / "t-0", tmp_path / "away"
     segments: list[list[str]] = [["a=1"]]

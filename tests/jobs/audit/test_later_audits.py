@@ -62,7 +62,7 @@ NIGHTS: tuple[tuple[dict[str, str], set[str]], ...] = (
     ({}, set()),
     ({"a/t-1": "e=1 f=1 | e=2 | g=1 a=7", "b/t-1": "e=1 f=1 | e=2"}, {"t-1"}),
     ({"a/t-2": "a=9 h=1 || i=1"}, {"t-2"}),
-    ({"a/u-0": "x=5"}, {"u-0"}),  # the topic was made anew
+    ({"a/u-0": "x=5"}, {"u-0"}),  # the topic was created again
     ({"a/t-1": "e=1 f=1 | e=2 | g=1 a=7 || k=1"}, {"t-1"}),
 )
 

@@ -56,7 +56,7 @@ def test_nothing_is_lost_by_going_on(changes):
         copied = {content(r) for r in log.a}
         for r in log.b:
             if r.offset < found.offset and r.origin not in original and content(r) not in copied:
-                # A has room for it, and B itself may drop it, or it stands before all that A has left
+                # A has room for it, and B itself may drop it, or it precedes all that A has left
                 newer = [o for o in log.b if o.key == r.key and o.offset > r.offset and content(o) in copied]
                 older = [o for o in log.b if o.offset < r.offset and content(o) in copied]
                 assert (r.key is not None and newer) or (not older and log.a[0].offset > 0), (seed, r)

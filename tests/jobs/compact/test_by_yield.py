@@ -260,7 +260,7 @@ def test_a_partition_that_starts_over_keeps_the_age_of_its_key(five_nights: Nigh
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     report = five_nights.run(reset=TopicFilter(("t",)))
-    assert (report.anew, report.generations) == ({KEY}, {KEY: 5})
+    assert (report.reset, report.generations) == ({KEY}, {KEY: 5})
     [new] = [path for path in five_nights.beside("hash.key") if path.parent.name.startswith("5-")]
     assert {new.read_bytes()} == drawn
     five_nights.checked()

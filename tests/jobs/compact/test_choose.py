@@ -1,4 +1,4 @@
-"""Which partitions of a wave are taken in several tasks: when one task each would leave cores idle."""
+"""Choice of the partitions of a wave that take several tasks: if one task each would leave cores idle."""
 
 from __future__ import annotations
 

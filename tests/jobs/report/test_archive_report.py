@@ -392,7 +392,7 @@ def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
     columns = ("generation", "rewritten", "kept", "expected_dead", "dead_records", "bytes_read")
     assert [tuple(one[name] for name in columns) for one in said["generations"]] == told
     assert told[-1][1] > 0 and sum(one[4] for one in told) > 0, "a run by yield rewrote something"
-    current = [s for s in list(rows.values())[-1] if s.applied_to >= 0]
+    current = [s for s in list(rows.values())[-1] if s.deduplicated_through >= 0]
     assert [(s["base_offset"], s["records"], s["superseded"]) for s in said["segments"]] == [
         (s.base_offset, s.records, s.superseded) for s in current
     ]

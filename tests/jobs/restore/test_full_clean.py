@@ -41,7 +41,7 @@ def test_the_report_says_what_a_broker_cleans_again(tmp_path: Path) -> None:
     report = lastkey.restore(lab.store, lab.root / "out")
     met = len(NIGHTS[0].split())  # the first segment met no later key
     rows = [row for row in _rows(lab) if row.base_offset < lab.state().checkpoints()[KEY].first_dirty_offset]
-    assert [row.applied_to for row in rows if row.base_offset < met] == [met]
+    assert [row.deduplicated_through for row in rows if row.base_offset < met] == [met]
     assert _cleaner_checkpoint(lab.root / "out") == {KEY: met}
     [told] = report.to_json()["partitions"]
     again = sum(row.size_bytes for row in rows if row.base_offset >= met)

@@ -331,7 +331,9 @@ def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monk
     with pytest.raises(KeyboardInterrupt) as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
     assert not out.exists()
-    assert failures.of_interruption(raised.value).line == ("interrupted; this run removed what it wrote; run again")
+    assert failures.interruption_failure(raised.value).line == (
+        "interrupted; this run removed what it wrote; run again"
+    )
 
     def again(made):
         raise KeyboardInterrupt
@@ -340,7 +342,7 @@ def test_an_interrupted_restore_leaves_nothing_and_says_so(two_generations, monk
     with pytest.raises(KeyboardInterrupt) as raised:
         restore.run(RestoreOptions(str(two_generations.store), str(out)), _Interrupted())
     assert files_of(out)
-    assert failures.of_interruption(raised.value).line == (
+    assert failures.interruption_failure(raised.value).line == (
         f"interrupted; {out} still holds part of the output: remove it, and run again"
     )
 

@@ -272,7 +272,7 @@ def test_other_files_are_searched_and_short_keys_said_not_to_be(tmp_path):
     path.write_bytes(b"about user-7 and a")
     found, [problem] = search([path], kind="bytes")
     assert found == [(b"user-7", "notes.txt", 6, None, None, None, True)]
-    assert problem.stretch == "not searched for these: they are too short to be told apart from other bytes"
+    assert problem.stretch == "not searched for these: they are too short to be distinguished from other bytes"
     assert problem.problem.found == "2 shorter ones"
 
 

@@ -128,7 +128,7 @@ def clean_chunk(
     """Clean the batches of a chunk; yield pieces in the order of the walk, last first if `backwards`. room: gives the
     memory of a piece, if not each has its own.
     """
-    decided = _of_batches(of, chunk.batches, rules)
+    decided = _decide_batches(of, chunk.batches, rules)
     wanted = ~decided.drop_records & (decided.verdicts == UNKNOWN)
     of_records = RecordRules(
         rules.now_ms, rules.new_horizon_ms, rules.oldest_ms, rules.by_key, rules.tombstones_from,
@@ -151,8 +151,8 @@ def clean_chunk(
             yield _write(run, chunk.position, kept, cleaned, of.tally, rules, room)
 
 
-def _of_batches(of: Pass, batches: np.ndarray, rules: Rules) -> BatchDecisions:
-    """Return what is decided of BATCH[n] before their records are read, by `batch_retention` and the rules."""
+def _decide_batches(of: Pass, batches: np.ndarray, rules: Rules) -> BatchDecisions:
+    """Return the decisions about BATCH[n] before their records are read, by `batch_retention` and the rules."""
     discardable = rules.discardable(batches)
     retention, drop = batch_retention(
         batches, discardable, rules.producers, rules.first_uncleanable_offset, rules.now_ms

@@ -10,7 +10,7 @@ Survivors    records by their offsets, in a second pass over the log, once every
 PendingKeys  a file of the keys that a run by yield cleaned first, for the older segments that the run left: a later
              run drops what these keys supersede there, without reading the newer segments again. A file holds exact
              hashes, 16 bytes a key: SLOT[n]. The manifest row of the segment with the first of these offsets names
-             the file as long as a segment before it has not been held against the file (`with_pending`)
+             the file until all segments before it are deduplicated against the file (`with_pending`)
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _GrowingTable:
 
     @classmethod
     def room(cls, max_bytes: int) -> int:
-        """Return how many keys a table of so many bytes takes."""
+        """Return the number of keys that fit a table of `max_bytes`."""
         slots = cls.LEAST_SLOTS
         while 3 * slots * cls.DTYPE.itemsize <= max_bytes:
             slots *= 2
@@ -233,15 +233,15 @@ def known_from(pending: Sequence[PendingKeys], end: int) -> int:
 
 
 def with_pending(rows: Sequence[Segment], pending: Sequence[PendingKeys]) -> list[Segment]:
-    """Return a manifest's rows, by offset, with the key files that are still needed: those with a segment in front of
-    them that was not held against them.
+    """Return a manifest's rows, by offset, with the key files that are still needed: those against which an earlier
+    segment is not deduplicated yet.
     """
-    out, least = [], MAX_OFFSET  # of `applied_to` so far
+    out, least = [], MAX_OFFSET  # of `deduplicated_through` so far
     for row in rows:
         mine = [one for one in pending if row.base_offset <= one.first < row.next_offset]
         needed = [astuple(one) for one in mine if least <= one.first]
         out.append(replace(row, key_files=json.dumps(needed) if needed else None))
-        least = min(least, row.applied_to) if row.applied_to >= 0 else least
+        least = min(least, row.deduplicated_through) if row.deduplicated_through >= 0 else least
     return out
 
 

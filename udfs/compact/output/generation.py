@@ -101,8 +101,8 @@ def write_generation(
 ) -> WrittenGeneration:
     """Apply retention to the oldest segments, and write all other files of the generation.
 
-    cleaned: the segments that replace the sources `analysis.replaced`; keys: those of what was new, if it was not
-    held against all that is older.
+    cleaned: the segments that replace the sources `analysis.replaced`; keys: those of the new
+    records, if older segments are not deduplicated against all of them.
     """
     cleaned = [_with_sources(analysis, row) for row in cleaned]
     untouched = {(row := untouched_row(plan, analysis, n)).base_offset: (n, row) for n in analysis.untouched}
@@ -170,8 +170,8 @@ def _side_files(
 
 
 def _with_sources(analysis: Analysis, row: Segment) -> Segment:
-    """Return the row of a cleaned segment with the size of its sources, what it has met, and what filters said would go
-    from its sources. A source that became several segments counts for the one that holds its base.
+    """Return the row of a cleaned segment with the size of its sources, its deduplication bound, and the dead records
+    that filters expected in its sources. A source that became several segments counts for the one that holds its base.
     """
     starts, superseded = [s.first_offset for s in analysis.sources], analysis.superseded
     numbers = range(bisect_left(starts, row.base_offset), bisect_left(starts, row.next_offset))
@@ -184,7 +184,7 @@ def _with_sources(analysis: Analysis, row: Segment) -> Segment:
     begun = bisect_right(starts, row.base_offset) - 1
     counted = any(n in superseded for n in (begun, *numbers))
     expected = sum(superseded.get(n, 0) for n in numbers) if counted else -1
-    return replace(row, applied_to=analysis.cleanable.first_uncleanable_offset, expected_dead=expected)
+    return replace(row, deduplicated_through=analysis.cleanable.first_uncleanable_offset, expected_dead=expected)
 
 
 def _with_checksums(segments: Sequence[Segment], checksums: dict[str, int]) -> list[Segment]:
@@ -208,7 +208,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
     end = analysis.end_of(number) if number >= 0 else base
     segment = analysis.sources[number].segment
     empty = written_segment(new_segment(base, end, segment.mtime_ms))
-    return place_one(plan, replace(empty, applied_to=segment.applied_to) if number >= 0 else empty)
+    return place_one(plan, replace(empty, deduplicated_through=segment.deduplicated_through) if number >= 0 else empty)
 
 
 def _remove_segment(store: Root, segment: Segment) -> None:

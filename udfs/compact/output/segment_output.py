@@ -280,7 +280,7 @@ _SMALL: Final = 8 << 20
 
 
 def batches_that_fit(sizes: np.ndarray, room: int) -> int:
-    """Return how many batches fit into `room` bytes, from the first one on. sizes: int64[n]."""
+    """Return the number of leading batches that fit into `room` bytes. sizes: int64[n]."""
     return int(np.searchsorted(np.cumsum(sizes), room, side="right"))
 
 

@@ -43,7 +43,7 @@ def listed_times(segments: Sequence[Segment], bytes_above: int = 0) -> SegmentTi
 
 
 def expired(plan: PartitionPlan, segments: SegmentTimes, sealed: bool, *, by_size: bool = True) -> dict[Reason, int]:
-    """Return how many segments retention removes, by rule. by_size: False: sizes do not count yet."""
+    """Return the number of segments that retention removes, by rule. by_size: False ignores sizes."""
     limits = plan.policy.settings.retention
     return expired_segments(
         segments,
@@ -110,7 +110,7 @@ def cleanable_now(
     rows: np.ndarray,
     extent: Extent,
 ) -> tuple[CleanableRange, bool, tuple[HeldBack, ...]]:
-    """Return what may be cleaned, whether to clean it now, and if not, the rule that holds it back. rows: TXN_BATCH[n],
+    """Return the cleanable range, whether it is due, and if not, the rules that delay it. rows: TXN_BATCH[n],
     of the whole log.
     """
     facts, settings = times_of(scans), plan.policy.settings

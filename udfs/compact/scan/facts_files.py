@@ -113,7 +113,7 @@ def read_secret(store: Root, folder: str) -> tuple[tuple[int, int], int] | None:
 
 
 def _bound(plan: PartitionPlan, row: Segment) -> bytes:
-    """Return what a file must be bound to: the segment's bytes, the key of the hashes, settings of the indexes."""
+    """Return the identity that a file is bound to: segment bytes, key of the hashes, settings of the indexes."""
     settings: CleanSettings = plan.policy.settings
     secret = hash_key_id(plan.run.secret).hex()
     return json.dumps(

@@ -309,7 +309,7 @@ def _first_epoch(plan: PartitionPlan) -> tuple[tuple[int, int], ...]:
     remote storage: Kafka writes a log start checkpoint of 0 for no other topic. A broker that gives up the beginning of
     a log moves this offset up, so it is never below the first segment.
     """
-    told = plan.input.generation.next_offset is not None or plan.input.anew or plan.input.log_start_checkpoint == 0
+    told = plan.input.generation.next_offset is not None or plan.input.reset or plan.input.log_start_checkpoint == 0
     return plan.input.leader_epochs[:1] if plan.input.leader_epochs and not told else ()
 
 

@@ -1,0 +1,116 @@
+"""Language of code and pages: words to avoid, beginnings of docstrings, length of lines."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders.trees import files_in
+
+ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("logformat", "udfs", "jobs", "lastkey")
+FOLDERS = (*PRODUCT, "tests", "examples")
+SOURCES = [
+    path for path in (*files_in(ROOT, "*.py"), *(p for f in FOLDERS for p in files_in(ROOT / f, "**/*.py")))
+    if path != Path(__file__)
+]  # fmt: skip
+PAGES = [
+    *(ROOT / name for name in ("BENCHMARKS.md", "GUARANTEES.md", "SECURITY.md", "jobs/store/STORE.md")),
+    *(page for f in ("logformat", "udfs", "tests", "examples", "notebooks") for page in files_in(ROOT / f, "**/*.md")),
+]
+# Words that have a term, or a noun that names the thing: "again", "no process", "a user who", "reported", "continues"
+WORDS = re.compile(r"\b(anew|nobody|whoever|told|goes on|stands)\b", re.IGNORECASE)
+NAMES = re.compile(r"`[^`]*`|\w+://\S+")  # of things, such as the user `nobody`
+CLAUSES = ("What", "Whether", "Where", "That", "Of", "How", "Who", "Which", "Those")
+LONGEST = 120
+
+
+def _id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False)
+            if text is not None:
+                yield node.body[0].lineno, text
+
+
+def _prose(source: str, *, messages: bool) -> Iterator[tuple[int, str]]:
+    """Yield comments and docstrings with their first lines; with `messages` also strings of at least three words."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    tree = ast.parse(source)
+    yield from _docstrings(tree)
+    for node in ast.walk(tree) if messages else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_sentence(node.value):
+            yield node.lineno, node.value
+
+
+def _is_sentence(text: str) -> bool:
+    """Return whether a string has at least three words and is no list of names, such as columns."""
+    words = text.split()
+    is_list = all(re.fullmatch(r"[\w.=]+", word) for word in words) and sum("_" in word for word in words) >= 2
+    return len(words) >= 3 and not is_list
+
+
+def _found(text: str) -> list[str]:
+    return WORDS.findall(NAMES.sub("", text))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_comments_docstrings_and_messages_avoid_these_words(folder: str) -> None:
+    """Messages of product code; the texts of tests may be data."""
+    found = []
+    for path in (path for path in SOURCES if path.relative_to(ROOT).parts[0] == folder):
+        source = path.read_text(encoding="utf-8")
+        if WORDS.search(source):  # few files need a syntax tree
+            prose = _prose(source, messages=folder != "tests")
+            found += [f"{_id(path)}:{line}: {word}" for line, text in prose for word in _found(text)]
+    assert found == []
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    """A function's docstring begins with its verb, all others with their noun; a clause is no subject."""
+    begins = re.compile(rf"""["'][\s\\]*(?:{"|".join(CLAUSES)})\b""")  # in any string: few files need a syntax tree
+    sources = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    found = [
+        f"{_id(path)}:{line}: {text.splitlines()[0]}"
+        for path, source in sources.items()
+        if begins.search(source)
+        for line, text in _docstrings(ast.parse(source))
+        if text.split(maxsplit=1)[0].rstrip(",") in CLAUSES
+    ]
+    assert found == []
+
+
+def _prose_lines(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a page outside of code, tables and generated parts, with their numbers."""
+    is_code = is_generated = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("<!-- made by "):
+            is_generated = True
+        elif line.startswith("<!-- until here"):
+            is_generated = False
+        elif line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not (is_code or is_generated or line.lstrip().startswith("|")):
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_a_page_avoids_these_words_and_long_lines(page: Path) -> None:
+    """Tables too avoid the words. Lines with an image's text may be long."""
+    text = page.read_text(encoding="utf-8")
+    words = [f"{n}: {word}" for n, line in enumerate(text.splitlines(), 1) for word in _found(line)]
+    long = [n for n, line in _prose_lines(page) if len(line) > LONGEST and not line.lstrip().startswith("<")]
+    assert (words, long) == ([], [])
