@@ -106,7 +106,7 @@ def _write(store: str, new: Sequence[JobRow]) -> str:
             if state.table_exists(CHECKPOINTS) or _holds_only_audits(state):
                 append_job_rows(state, new)
             failed.clear()
-        except BaseException as error:  # a panic of delta-rs too: whatever it is, it says nothing about the run
+        except BaseException as error:  # a panic of delta-rs too: no error here says anything about the run
             failed[:] = [str(error).partition("\n")[0] or type(error).__name__]
 
     thread = threading.Thread(target=work, daemon=True, name="job-row")

@@ -7,8 +7,8 @@ they check no permissions. No key holds a path or a file's time, so kernels move
 numba itself keeps apart what it compiled for another processor.
 
 NUMBA_BOUNDSCHECK=1 compiles a check of its bounds into every access, which then raises IndexError instead of reading
-whatever lies there. Checked kernels are several times slower. They have a cache folder of their own, because numba's
-cache ignores this flag too.
+foreign memory. Checked kernels are several times slower. They have a cache folder of their own, because numba's cache
+ignores this flag too.
 """
 
 from __future__ import annotations

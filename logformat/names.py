@@ -186,7 +186,7 @@ NextOffset = Callable[[str], int] | Mapping[int, int]
 
 
 def resolve_leftovers(files: Iterable[tuple[str, int]], next_offset: NextOffset) -> Resolution:
-    """Decide which files of a partition's folder make up its log, at whatever moment the broker was stopped.
+    """Decide which files of a partition's folder make up its log, for any moment at which the broker was stopped.
 
     files: (name, size in bytes). next_offset: last offset + 1 of a `.log.swap` (its base, if empty), as a function of
     the file's name or a mapping from its base; called only for the swap files that count.

@@ -74,7 +74,7 @@ def attempt(name: str, work: Callable[[], R], *, logged: bool = True) -> R | Pro
     try:
         with timed(name) if logged else nullcontext():
             return work()
-    except Exception as error:  # of whatever kind: the other partitions go on
+    except Exception as error:  # of any kind: the other partitions continue
         return Problem.of(stopped(error, name))
 
 
@@ -82,7 +82,7 @@ def peak_memory() -> int:
     """Return the most bytes of memory that this process has held since its program began.
 
     Linux: VmHWM of proc_pid_status(5). Elsewhere getrusage(2), which counts in bytes on macOS. On Linux it does not
-    serve: its ru_maxrss outlives exec, so it would begin with the memory of whatever started the command.
+    serve: its ru_maxrss outlives exec, so it would begin with the memory of the parent process.
     """
     if _STATUS.exists() and (found := _PEAK.search(_STATUS.read_text())):
         return int(found[1]) << 10

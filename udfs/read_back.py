@@ -1,5 +1,5 @@
 """Comparison of a written `.log` with what should be in it, by reading it back; and of many logs with what a store
-knows of them, byte by byte, before somebody deletes the archive's.
+knows of them, byte by byte, before the archive's may be deleted.
 """
 
 from __future__ import annotations

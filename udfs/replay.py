@@ -97,7 +97,7 @@ def replay_partition(task: ReplayTask) -> Replayed:
             said = error.args[0].str()
             hint = "what was committed stays; run again"
             done.problem = Problem("unwritable", place, NO_POSITION, "a commit of the cluster", said, hint=hint)
-        except Exception as error:  # of whatever kind: the other partitions go on
+        except Exception as error:  # of any kind: the other partitions continue
             done.problem = Problem.of(stopped(error, task.source.name))
     return done
 

@@ -327,7 +327,7 @@ def no_files(root: Root, path: str, listed: Iterable[pafs.FileInfo]) -> dict[str
 
 
 def folder_identity(root: Root, path: str) -> tuple[int, int] | None:
-    """Return device and inode of a local folder, whatever name leads to it; None elsewhere: there are no links."""
+    """Return device and inode of a local folder, the same for all its names; None elsewhere: there are no links."""
     if not root.place.is_local:
         return None
     found = Path(root.full(path)).stat()

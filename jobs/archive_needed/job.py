@@ -158,7 +158,9 @@ def _at_work(archived: ArchivedPartition, label: str) -> Problem:
 
 
 def _read(options: ArchiveNeededOptions, stored: _Stored, report: ArchiveNeededReport, progress: Progress) -> None:
-    """Read what may go, and the generations that replace it; whatever is not as the store says makes it needed."""
+    """Read the removable segments and the generations that replace them; any difference from the store makes a segment
+    needed.
+    """
     answers = [a for a in report.answers if a.replaced]
     plans = [_files_plan(a, stored) for a in answers]
     sizes = [sum(file.size for file in (*p.stored, *p.archived)) for p in plans]

@@ -62,7 +62,7 @@ _SETUP: Final = re.compile(
     r"|\[PYTHON_VERSION_MISMATCH\][^\n]*|Error from python worker:\n.*?(?=\s*\nPYTHONPATH was:)",
     re.DOTALL,
 )
-# Spark's texts of a context that it ended by itself: of the job that was cut off, and of whatever is called afterwards
+# Spark's texts of a context that it ended by itself: of the job that was cut off, and of later calls
 _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
 # Of a worker that ended: at work, with its executor, before it sent its process id, or with the daemon that forks it
 _LOST: Final = re.compile(

@@ -171,7 +171,7 @@ def _width() -> dict[str, Any]:
 
 
 class Lines:
-    """Lines on stderr, one for each minute that a phase takes: for logs that somebody follows."""
+    """Lines on stderr, one for each minute that a phase takes: for logs that a user follows."""
 
     def __init__(
         self, write: Callable[[str], object] | None = None, clock: Callable[[], float] = time.monotonic

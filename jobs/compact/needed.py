@@ -318,7 +318,7 @@ def _after_rollback(facts: Facts, kept: Kept, bases: Sequence[int]) -> Iterator[
     row = kept.checkpoint
     inputs = input_from_generation(facts.archived, row, kept.segments, facts.store_uri, facts.gaps)
     if isinstance(inputs, Problem):
-        return  # no run could go on after a rollback to it, whatever is deleted now
+        return  # after a rollback to it no run could continue, with or without these segments
     if (first := _first_read(facts.archived, inputs)) is not None:
         message = f"generation {row.generation} ends at {row.next_offset}, until vacuum deletes it"
         yield Reason("rollback", bisect_left(bases, first), message)

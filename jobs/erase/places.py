@@ -288,7 +288,7 @@ class _Generations:
         if table not in self._versions:
             try:
                 self._versions[table] = data_files(self._root, table)
-            except Exception:  # of whatever kind: which version has the file changes nothing but a word
+            except Exception:  # of any kind: only a word of the report depends on the version
                 self._versions[table] = None
         of_newest = self._versions[table]
         return "unknown" if of_newest is None else "current" if path in of_newest else "older"

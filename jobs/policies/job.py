@@ -3,7 +3,7 @@
   kafka-configs' output, server.properties, KRaft's snapshots and log, a live cluster -> layers (cluster_configs.py)
   layers -> the value that each topic has of each setting -> a table for each topic (toml_text.py)
 
-Each file is known by its content. Whatever the sources, the same state of a cluster gives the same tables.
+Each file is known by its content. The same state of a cluster gives the same tables from any source.
 """
 
 from __future__ import annotations

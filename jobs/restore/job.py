@@ -7,7 +7,7 @@
 
 The archive and the store are only read. If two restores write to one folder, one continues; in a bucket, where nothing
 locks, the later one finds what the other has written by then. A restore that fails removes what it wrote, and nothing
-else: files that somebody else put into the folder meanwhile stay, and the error names them.
+else: files that another process put into the folder meanwhile stay, and the error names them.
 """
 
 from __future__ import annotations

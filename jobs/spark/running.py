@@ -1,4 +1,4 @@
-"""Session that this process has already, whatever made it. No pyspark here: a job without Spark imports none."""
+"""Existing session of this process, of any origin. No pyspark here: a job without Spark imports none."""
 
 from __future__ import annotations
 

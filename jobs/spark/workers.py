@@ -28,7 +28,7 @@ _PATIENCE: Final = 3.0  # seconds to wait for threads to end
 
 
 class Runner(Protocol):
-    """Protocol of whatever works on items."""
+    """Protocol of executors of work items."""
 
     @property
     def cores(self) -> int:
@@ -237,7 +237,7 @@ class Threads:
                 futures[number].set_result(result)
 
         self._wanted.update(futures)
-        if self._ended:  # looked at after the line above: `cancel` ends whatever is wanted by then
+        if self._ended:  # looked at after the line above: `cancel` ends everything requested by then
             raise _ended()
         for number in range(len(items)):
             self._began = True

@@ -1,4 +1,4 @@
-"""Folders of runs below segments/, as they are listed, whatever the store's tables say."""
+"""Folders of runs below segments/, as listed, independent of the store's tables."""
 
 from __future__ import annotations
 

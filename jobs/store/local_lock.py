@@ -24,7 +24,7 @@ def local_lock(root: Root, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     folder = Path(root.full("state"))
     check_no_links(root)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as file:  # empties nothing, whatever has come there since
+    with (folder / ".lock").open("a") as file:  # does not truncate a file that another process created since
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -185,7 +185,7 @@ def other_files(store: Root, commit: Commit) -> Iterator[tuple[str, int | None, 
 
 
 def check_files(store: Root, commits: Iterable[Commit]) -> None:
-    """List the files of generations once more. Raise ConflictError if one differs from its manifest: somebody else
+    """List the files of generations once more. Raise ConflictError if one differs from its manifest: another process
     changed it, such as a vacuum without grace.
     """
     for commit in commits:

@@ -235,7 +235,7 @@ class RunRow(RunWork):
 
 @dataclass(frozen=True)
 class JobRow:
-    """Row of `cleaner_runs` about a run of a job as a whole, whatever its end. It has no topic and no partition."""
+    """Row of `cleaner_runs` about a run of a job as a whole, with any outcome. It has no topic and no partition."""
 
     run_id: str
     job: str  # compact, erase, erase --check, rollback, vacuum

@@ -120,7 +120,7 @@ def _conflict(state: State, moved: Sequence[Commit], now: Mapping[Key, Checkpoin
 
 
 def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) -> None:
-    """Make the tables of a store that has lost them. Raise ConflictError if somebody else makes them.
+    """Make the tables of a store that has lost them. Raise ConflictError if another process makes them.
 
     decided: the current generations; known: all.
     """

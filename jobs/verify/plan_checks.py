@@ -191,7 +191,7 @@ def _unlisted(archive: Archive | None, archived: ArchivedPartition | None, gone:
 
 def _lost_beginning(archived: ArchivedPartition, read: Ranges) -> Problem | None:
     """Return the gap before the first segment, unless the log start, the first leader epoch or remote storage explains
-    it, or the store has read all of it: then somebody may delete it (`archive-needed`).
+    it, or the store has read all of it: then it may be deleted (`archive-needed`).
     """
     traces = archived.traces
     if not archived.segments or traces.first_epoch is None or archived.begins_elsewhere:

@@ -106,8 +106,8 @@ class BodyLoader:
         """Yield runs as `runs` does, first to last, and read on after damage.
 
         A batch that cannot be read gives a BadBatch, and is then part of a run as not wanted. Each step yields batches,
-        tries fewer of them, or gives one up. So the walk ends, whatever position an error names, and a bad batch costs
-        about as much as a good one, however many there are.
+        tries fewer of them, or gives one up. So the walk ends for any position that an error names, and a bad batch
+        costs about as much as a good one, however many there are.
         """
         batches = chunk.batches
         wanted = np.ones(len(batches), np.bool_) if wanted is None else wanted.copy()

@@ -322,7 +322,7 @@ def _read_fields(
 
 @inline
 def check_range(first: int, last_delta: int) -> tuple[int, int, int]:
-    """Check that a batch can have these offsets, whatever lies before it: (FRAMED, 0, 0), or (status, expected, found).
+    """Check that a batch can have these offsets in any log: (FRAMED, 0, 0), or (status, expected, found).
 
     The checksum does not cover the base offset. Every walk refuses one here that leads above MAX_LAST_OFFSET, so no
     offset of data equals NO_END and its like (2^63 - 1), and last offset + 1 never wraps around.

@@ -165,7 +165,7 @@ def log_lines(file: Any, path: str, size: int, options: LogOptions, findings: Lo
 
 
 def _chunks(file: Any, path: str, end: int, reader: LogReader, findings: LogFindings) -> Iterator[Chunk]:
-    """Yield all batches with a plausible size, whatever else is wrong with them."""
+    """Yield all batches with a plausible size, valid or not."""
     log, position, previous = LogFile.opened(file, path, end), 0, -1
     while True:
         at = position

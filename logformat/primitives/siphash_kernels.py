@@ -1,7 +1,7 @@
 """128-bit SipHash-2-4 of byte ranges: the hash of a record key, under a random secret of each run.
 
-The secret keeps anybody from aiming collisions. Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF", and
-its reference code for 128-bit output.
+Without the secret no collision can be constructed. Source: Aumasson and Bernstein, "SipHash: a fast short-input PRF",
+and its reference code for 128-bit output.
 """
 
 from __future__ import annotations

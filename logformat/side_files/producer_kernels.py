@@ -1,4 +1,4 @@
-"""Kernel that summarizes a run of batches in one pass: its effect on the producers' state, whatever that was before.
+"""Kernel that summarizes a run of batches in one pass: its effect on any earlier state of the producers.
 
 Rules: Kafka's ProducerAppendInfo and ProducerStateEntry (4.3.0; KAFKA.md, "Producers"), as a replica applies them: it
 accepts epochs and sequences as they come. The kernel leaves open everything that depends on the state before the run:

@@ -335,7 +335,7 @@ class ObjectFile(io.RawIOBase):
         try:
             return memoryview(part.data.result())[position - part.start :][:size]
         except BaseException:
-            self._parts.remove(part)  # asked for again, if somebody reads there
+            self._parts.remove(part)  # requested again by the next read there
             raise
 
     def _part_at(self, position: int) -> _Part | None:

@@ -88,7 +88,7 @@ def following(position: int, end: int, size: int) -> Iterable[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class LogFile:
-    """A `.log` to read, by whatever means it is opened."""
+    """A `.log` to read, by any way of opening."""
 
     open: Callable[[], AbstractContextManager[Any]]  # the open file has size(), seek(), readinto()
     path: str  # in messages

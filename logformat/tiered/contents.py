@@ -1,4 +1,4 @@
-"""Contents of a remote segment: its log and side files as a broker had them, whatever the layout made of them.
+"""Contents of a remote segment: its log and side files as a broker had them, independent of the layout.
 
 Kafka's LocalTieredStorage and Pinterest's uploader keep files as they are. Aiven's plugin cuts the log into chunks of
 one size, each compressed on its own or not at all, and joins the side files; a manifest in JSON says where each is:

@@ -11,7 +11,7 @@ records a quorum has agreed on is not in these files: the last few of a log may 
 Source: Snapshots, RecordsSnapshotReader and MetadataLoader of Kafka 4.3.0.
 
 `newer_changes` tells whether a file of policies is still up to date. The offset alone says nothing, since a controller
-writes a record twice a second whatever happens. So the log is read from that offset on (without one, all of it, by the
+writes a record twice a second in any case. So the log is read from that offset on (without one, all of it, by the
 records' times), and only records about topics and their settings count. Of segments before the offset nothing is read:
 a day of a quiet cluster is 12 MB.
 """

@@ -134,7 +134,7 @@ def compaction_delay_ms(
 
 def is_due(cleanable: CleanableRange, delay_ms: int, min_dirty_ratio: float, min_dirty_bytes: int, force: bool) -> bool:
     """Return whether to clean now: the lag has passed, or both the ratio (strictly) and the volume are reached.
-    `--force` cleans whatever is cleanable.
+    `--force` cleans the whole cleanable range.
     """
     if cleanable.cleanable_bytes <= 0:
         return False

@@ -219,7 +219,7 @@ class PartitionPlan:
 
     @property
     def is_due_anyway(self) -> bool:
-        """Return whether the partition is due whatever its log holds: a partition that starts over, which would be
+        """Return whether the partition is due independent of its records: a partition that starts over, which would be
         uncleanable in the next run; an empty log without a generation, of which the log start, log end and leader
         epochs are all there is to keep.
         """
@@ -229,7 +229,7 @@ class PartitionPlan:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of logs that the run reads whatever it finds: by yield, those of what is new."""
+        """Bytes of logs that the run reads in any case: by yield, those of new segments."""
         dirty = self.input.first_dirty_offset or 0
         return sum(s.size_bytes for s in self.input.segments if not self.policy.partial or s.first_offset >= dirty)
 

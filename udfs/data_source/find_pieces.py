@@ -60,7 +60,7 @@ def find_pieces(partition: SourcePartition, asked: Range) -> list[Piece]:
             return _pieces(partition, opened, asked)
     except OutOfRangeError:
         raise
-    except Exception as found:  # of whatever kind: the problem names the partition
+    except Exception as found:  # of any kind: the problem names the partition
         error = stopped(found, partition.name)
         if not asked.quarantine:
             raise error from error.__cause__
@@ -79,7 +79,7 @@ def first_to_read(partition: SourcePartition, asked: Range) -> int:
 
 
 def first_offset(root: Root, path: str) -> int:
-    """Return the offset of a file's first record, whatever the file's name; 0 if it has none.
+    """Return the offset of a file's first record, independent of the file's name; 0: no record.
 
     Decompresses a compressed batch of magic 0 or 1, whose header has only its last offset. Damage is reported later, by
     the read.

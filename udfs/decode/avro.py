@@ -241,7 +241,7 @@ def _reader(writer: AvroSchema, target: AvroSchema) -> Callable[[bytes | None], 
             )
             if target.convert is not None:
                 datum = target.convert(datum)
-        except Exception as error:  # fastavro raises whatever it stumbles on in damaged bytes
+        except Exception as error:  # fastavro raises many kinds of errors for damaged bytes
             return None, f"expected Avro of this schema: {type(error).__name__} {error}".strip()
         left = len(value) - source.tell()
         if left:

@@ -56,7 +56,7 @@ _MOST_NAMED = 20  # conflicts that become problems
 
 
 def merge_partition(task: MergeTask) -> MergedPartition:
-    """Merge the copies of a partition. Whatever stops the work becomes a problem; only a full disk raises OSError."""
+    """Merge the copies of a partition. A failure becomes a problem; only a full disk raises OSError."""
     started = time.perf_counter()
     out = MergedPartition(task.topic, task.partition)
     done = attempt(task.folder, lambda: _merge(task, out))

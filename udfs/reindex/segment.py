@@ -91,7 +91,7 @@ class SegmentOutcome:
 def reindex_segments(task: ReindexTask) -> list[SegmentOutcome]:
     """Rebuild the two indexes of each segment, and put them where the task says.
 
-    Whatever stops the work on a segment becomes its problem; only a full disk raises OSError.
+    A failure of a segment becomes its problem; only a full disk raises OSError.
     """
     reader = LogReader(task.settings.chunk_bytes, task.settings.max_batch_bytes)
     made = attempt(task.folder, lambda: new_folder(task.target, task.folder))
@@ -171,7 +171,7 @@ def scan(
 ) -> SegmentOutcome:
     """Scan a log in one pass. next_base_offset: as in ReindexTask.
 
-    Raises LogFormatError for whatever a broker would cut off, or refuse to load.
+    Raises LogFormatError for data that a broker would cut off, or refuse to load.
     """
     base, path, producers = segment.base_offset, segment.path, _Producers(segment.path)
     epochs: list[EpochEntry] = []

@@ -321,7 +321,7 @@ class ProfilePlan:
 
 
 def profile_partition(given: ProfilePlan) -> PartitionProfile:
-    """Profile one partition. Whatever stops it becomes `problem`."""
+    """Profile one partition. A failure becomes `problem`."""
     start = time.perf_counter()
     plan = given.plan
     size = sum(s.size_bytes for s in plan.input.segments)

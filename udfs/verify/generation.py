@@ -68,7 +68,7 @@ class GenerationPlan:
 
 
 def check_generation(plan: GenerationPlan) -> CheckResult:
-    """Check one generation. Whatever is wrong, or stops the check, becomes a row."""
+    """Check one generation. Each problem, and a failure of the check, becomes a row."""
     started = time.perf_counter()
     found = Findings()
 

@@ -52,7 +52,7 @@ _MOST_LISTED: Final = 20  # transactions without a marker
 
 
 def check_partition(plan: CheckPlan) -> CheckResult:
-    """Check one side. Whatever is wrong, or stops the check, becomes a row."""
+    """Check one side. Each problem, and a failure of the check, becomes a row."""
     started = time.perf_counter()
     found = Findings()
     found.attempt(lambda: check_side(plan, found), plan.name, logged=True)

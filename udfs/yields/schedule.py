@@ -30,7 +30,7 @@ class Segments:
     size_bytes: np.ndarray  # int64
     records: np.ndarray  # int64
     dead_records: np.ndarray  # int64: how many of them newer records supersede, by the filters
-    must: np.ndarray  # bool: rewritten whatever it yields
+    must: np.ndarray  # bool: rewritten with any yield
 
     def dead_share(self) -> np.ndarray:
         """Return float64[n], of 0 to 1."""

@@ -212,7 +212,7 @@ def _empty(plan: PartitionPlan, analysis: Analysis, number: int = -1) -> Segment
 
 
 def _remove_segment(store: Root, segment: Segment) -> None:
-    """Delete a cleaned segment that retention removes, before anybody knows it."""
+    """Delete a cleaned segment that retention removes, before the commit."""
     for kind in kinds_of(segment):
         store.filesystem.delete_file(store.full(f"{segment.path.removesuffix('.log')}.{kind}"))
 
