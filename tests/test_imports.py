@@ -338,7 +338,7 @@ def test_modules_are_short_and_named_for_what_they_hold():
     assert misnamed == []
 
 
-def test_nobody_imports_a_package_by_its_bare_name():
+def test_no_module_imports_a_package_by_its_bare_name():
     """A bare `jobs` works in a checkout, as a second copy of the module, and is missing from the wheel."""
     bare = re.compile(
         r"(?<!from lastkey )\b(?:from|import) (?:jobs|udfs|logformat)(?:\.\w+)* ?(?:import|[;,\"']|$)"

@@ -435,7 +435,7 @@ def test_a_night_compacts_verifies_and_says_what_is_still_needed(runs):
     assert [post["run"] for post in runs.posted if post["tasks"]["compact"]["exit_code"] == 0] == []
 
 
-def test_a_partition_that_is_uncleanable_fails_the_night_and_is_told(runs):
+def test_a_partition_that_is_uncleanable_fails_the_night_and_is_reported(runs):
     """The others are compacted and verified."""
     result = runs.result["uncleanable"]
     assert result["state"] == "failed"

@@ -97,7 +97,7 @@ def test_tables_keep_what_is_young_by_the_store(tmp_path: Path, years: int, monk
     assert {path for path in (tmp_path / "state").rglob("*") if path.is_file()} >= before
 
 
-def test_files_of_a_time_to_come_stay_and_stop_nobody(tmp_path: Path) -> None:
+def test_files_with_a_future_time_stay_and_stop_no_run(tmp_path: Path) -> None:
     """A clock that was set right again: their age is unknown."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):

@@ -54,7 +54,7 @@ def test_an_error_of_every_kind_is_a_line_and_crosses_processes(kind: Kind[JobEr
     assert WHOLE.fullmatch(kind.cause)
 
 
-def test_no_kind_stands_twice_and_none_is_left_over() -> None:
+def test_each_kind_is_listed_once_and_none_is_left_over() -> None:
     assert len(NAMES) == len(KINDS)
     source = {path: path.read_text() for path in (ROOT / "jobs").rglob("*.py") if path.name != "errors.py"}
     for name, kind in NAMES.items():

@@ -116,7 +116,7 @@ def test_a_table_whose_commits_cannot_be_read_is_not_taken_for_none(
         open_state(str(tmp_path)).checkpoints()
 
 
-def test_a_vacuum_goes_on_where_a_file_is_gone_already(tmp_path: Path) -> None:
+def test_a_vacuum_continues_where_a_file_is_gone_already(tmp_path: Path) -> None:
     """Another one took it, in a bucket; or a server did, and its answer was lost."""
     maker = StoreMaker(tmp_path)
     for generation in (1, 2, 3):

@@ -107,7 +107,7 @@ FULL = {"full-whole": 1 << 30, "full-splits": 500}
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_compact_goes_on_with_the_others(tmp_path: Path) -> None:
+def test_compact_continues_with_the_others(tmp_path: Path) -> None:
     """Whichever read fails, the other partition is committed; a full disk is the machine's. One session for all."""
     parts = {case: _partitions(tmp_path / case) for case in (*READS, *FULL)}
     given = [Fault("read", str(parts[c].log(_THIRD)), nth=nth, error="EIO") for c, (_, nth) in READS.items()]

@@ -215,7 +215,7 @@ def check_order(order):
 
 
 @pytest.mark.slow
-def test_decoders_told_to_fail_raise_at_the_first_bad_row(spark, topic):
+def test_decoders_set_to_fail_raise_at_the_first_bad_row(spark, topic):
     made = functions("fail")
     with pytest.raises(Exception, match="row 0 cannot be decoded as long: expected 8 bytes, found 2 bytes"):
         spark.createDataFrame([(b"ab",)], "value binary").select(made["kafka_long"]("value")).collect()

@@ -130,7 +130,7 @@ def test_indexes_are_rebuilt_into_the_bucket(tmp_path):
     assert objects_in(f"{BUCKET}/rebuilt") == files_of(tmp_path / "rebuilt")
 
 
-def test_a_conversion_into_the_bucket_that_was_cut_off_goes_on(tmp_path):
+def test_a_conversion_into_the_bucket_that_was_cut_off_continues(tmp_path):
     uri, config = f"{BUCKET}/v3", parse_config({"job": {"engine": "threads"}})
     options = ConvertOptions(f"{BUCKET}/archive", output=uri, to="v3", config=config)
 

@@ -113,7 +113,7 @@ def test_requirements_are_those_of_the_project():
     assert {one.split(">=")[0] for one in installation.requirements()} >= {"pyspark", "numba", "fastavro"}
 
 
-def test_a_driver_by_an_executors_pack_is_told_which_pack_it_needs():
+def test_a_driver_by_an_executors_pack_is_reported_which_pack_it_needs():
     missing = known_error(ModuleNotFoundError("No module named 'deltalake'", name="deltalake"))
     assert missing is not None
     assert missing.line().startswith("this driver lacks the package deltalake; ")

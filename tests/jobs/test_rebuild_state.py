@@ -72,7 +72,7 @@ def _restored(lab: Lab, name: str) -> dict[str, Any]:
     return {path: of if path.endswith(timed) else (of[0], 0) for path, of in tree(output).items() if of[0] != "folder"}
 
 
-def test_the_tables_come_back_row_by_row_and_runs_go_on(lab: Lab) -> None:
+def test_the_tables_come_back_row_by_row_and_runs_continue(lab: Lab) -> None:
     before, files = _rows(lab), _restored(lab, "before")
     assert not any("manifest" in path for path in files)
     kept = files_of(lab.store)
@@ -178,7 +178,7 @@ def test_a_rollback_comes_back_as_it_was(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("healed_by", ["nobody", "a run", "vacuum", "rollback"])
-def test_a_crash_behind_the_commit_is_a_question_until_somebody_says_that_it_was_made(lab: Lab, healed_by: str) -> None:
+def test_a_crash_behind_the_commit_is_undecided_until_a_user_confirms_it(lab: Lab, healed_by: str) -> None:
     second = lab.folder()
     (second / COMMITTED).unlink()
     if healed_by == "a run":
@@ -197,7 +197,7 @@ def test_a_crash_behind_the_commit_is_a_question_until_somebody_says_that_it_was
         assert (second / COMMITTED).exists()
 
 
-def test_the_history_goes_on_where_the_chain_is_cut(lab: Lab) -> None:
+def test_the_history_continues_where_the_chain_is_cut(lab: Lab) -> None:
     """Vacuum took generation 2 with its manifest."""
     assert lab.run(lab.now_ms, force=True).exit_code == 0
     shutil.rmtree(lab.folder_of(2))

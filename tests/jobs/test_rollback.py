@@ -76,7 +76,7 @@ def _content(lab: Lab) -> tuple[Any, ...]:
     return replace(checkpoint, **of), segments, replace(state, **number)
 
 
-def test_an_older_generation_is_current_and_the_next_run_goes_on_from_it(lab: Lab) -> None:
+def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: Lab) -> None:
     before = files_of(lab.store)
     dry = _rollback(lab, 1, dry_run=True)
     assert files_of(lab.store) == before
@@ -133,7 +133,7 @@ def test_a_rollback_of_a_rollback_goes_forward_again(lab: Lab) -> None:
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
 
 
-def test_offsets_that_the_archive_has_lost_are_told_before_and_after(lab: Lab) -> None:
+def test_offsets_that_the_archive_has_lost_are_reported_before_and_after(lab: Lab) -> None:
     state = lab.state()
     ends = [run.next_offset for run in state.histories()["t", 0]][::-1]
     lost = [log for log in files_in(lab.archive / "t-0", "*.log") if ends[0] <= int(log.stem) < ends[1]]

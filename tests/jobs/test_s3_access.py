@@ -327,7 +327,7 @@ def test_a_commit_is_conditional_whatever_the_environment_says(port):
     assert dict(root.filesystem.bucket.settings)["AWS_CONDITIONAL_PUT"] == "etag"
 
 
-def test_a_damaged_newest_commit_is_told(port: int) -> None:
+def test_a_damaged_newest_commit_is_reported(port: int) -> None:
     """A name of a removed file that is another: the old row would stay beside the new one, and decide."""
     uri = f"{BUCKET}/damaged"
     state = open_state(uri)
@@ -346,7 +346,7 @@ def test_a_damaged_newest_commit_is_told(port: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1 as if", None], ids=["empty", "changed", "gone"])
-def test_a_damaged_file_of_a_table_is_told_as_on_a_disk(port: int, data: bytes | None) -> None:
+def test_a_damaged_file_of_a_table_is_reported_as_on_a_disk(port: int, data: bytes | None) -> None:
     state = open_state(f"{BUCKET}/damaged-{data}")
     writing.commit_wave(state, [make_commit(0, 1, run_id(1))])
     [path] = state.head("compaction_checkpoints").files()

@@ -83,7 +83,7 @@ def test_compact_reports_its_partition_as_uncleanable(
 
 
 @pytest.mark.parametrize("name", [name for name in _OF_FOLDER if not name.endswith("metadata")])
-def test_compact_goes_on_over_a_damaged_one(
+def test_compact_continues_over_a_damaged_one(
     part: Partition, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (part.root / name).write_bytes(b"\xff" * 7)
@@ -110,7 +110,7 @@ def test_reindex_puts_nothing_in_its_place(
         assert said[name][0] == "same"
 
 
-def test_a_lookup_in_a_store_goes_on_without_damaged_epochs(
+def test_a_lookup_in_a_store_continues_without_damaged_epochs(
     part: Partition, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A generation's damaged epochs cost a note and no answer."""

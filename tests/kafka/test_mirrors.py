@@ -135,7 +135,7 @@ def test_a_record_removed_one_changed_and_one_late_are_found(mirrored, tmp_path,
     assert shown["same.users-0", "order"]["b_offset"] == older.offset
 
 
-def test_a_consumer_goes_on_where_nothing_is_lost(mirrored, tmp_path, capsys):
+def test_a_consumer_continues_where_nothing_is_lost(mirrored, tmp_path, capsys):
     plan = tmp_path / "plan.csv"
     words = ("--audits", tmp_path / "audits", "--group", GROUP, "--output", plan, *RENAMES)
     code, found = audit(capsys, "failover", mirrored.a, mirrored.b, *words)

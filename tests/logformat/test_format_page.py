@@ -16,7 +16,7 @@ FIELD = re.compile(r"^\| (\d+) \| ([iu]\d+) \| `(\w+)` \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_field_stands_there(name):
+def test_every_field_is_on_the_page(name):
     for field in DTYPES[name].names:
         assert f"`{field}`" in PAGE
 

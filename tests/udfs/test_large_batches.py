@@ -49,7 +49,7 @@ def test_with_a_larger_limit_it_is_cleaned(part):
     assert part.compact(plan=plan).status == "cleaned"
 
 
-def test_the_data_source_goes_on_behind_it(part):
+def test_the_data_source_continues_behind_it(part):
     options = {"maxDecompressedBatchBytes": str(BOMB_LIMIT), "badRecords": "quarantine", "columns": "offset"}
     everything = list(range(4 * SEGMENT_OFFSETS))
     rows = read("kafka_log", part.root, **options).to_pylist()

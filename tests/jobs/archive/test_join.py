@@ -132,7 +132,7 @@ def test_with_the_remote_segments_it_is_one_log(tmp_path, capsys, put, uploaded,
     assert tree(archive) == before
 
 
-def test_later_runs_go_on_as_segments_move_to_remote_storage(tmp_path, capsys):
+def test_later_runs_continue_as_segments_move_to_remote_storage(tmp_path, capsys):
     archive, store = tmp_path / "archive", tmp_path / "store"
     put_remote(archive, LOG[:2])
     put_local(archive / "broker", LOG[1:4])

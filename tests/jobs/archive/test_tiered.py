@@ -186,7 +186,7 @@ def test_names_that_only_look_like_remote_segments_stay_plain(tmp_path):
     assert list_archive(open_root(str(tmp_path)), lambda _: True).root.uri == str(tmp_path)
 
 
-def test_a_later_run_goes_on_after_a_change_of_leaders(tmp_path, capsys):
+def test_a_later_run_continues_after_a_change_of_leaders(tmp_path, capsys):
     settings = ["--topics", "t", "--cleanup-policy", "compact", *NOW, *QUIET]
     remote, store = tmp_path / "remote", tmp_path / "store"
     put_kafka(remote, "t-0", 1, segment(batches(0, 100)))

@@ -202,7 +202,7 @@ def test_generations_share_what_was_read(spark, tmp_path):
         audit(lab.archive, lab.archive / "t-0")
 
 
-def test_a_killed_audit_leaves_records_that_nobody_counts(spark, tmp_path):
+def test_a_killed_audit_leaves_records_that_do_not_count(spark, tmp_path):
     archive, audits = tmp_path / "archive", tmp_path / "audits"
     write_partition(archive / "t-0", "a=1 b=1 a=2")
     with pytest.raises(KeyboardInterrupt), at_step("rows written", interrupt):

@@ -405,7 +405,7 @@ def test_sparks_options_end_at_the_jobs_name():
         (["--conf", "a=b", "--executor-memry", "1g", "verify", "A"], "did you mean --executor-memory"),
     ],
 )
-def test_an_option_in_the_wrong_place_or_of_nobody_is_refused_without_a_session(job, capsys, words, said):
+def test_a_misplaced_or_unknown_option_is_refused_without_a_session(job, capsys, words, said):
     _, rest = submit.split_arguments(words)
     assert cli.main(rest) == errors.USAGE
     assert said in capsys.readouterr().err
@@ -604,7 +604,7 @@ SECRET_ARGUMENTS = [
 
 
 @pytest.mark.parametrize("words", SECRET_ARGUMENTS, ids=lambda words: words[0])
-def test_credentials_in_a_uri_are_a_mistake_that_nobody_repeats(words, capsys):
+def test_credentials_in_a_uri_are_an_error_that_repeats_none_of_them(words, capsys):
     assert cli.main(words) == errors.USAGE
     out, err = capsys.readouterr()
     assert "without credentials" in err
@@ -678,7 +678,7 @@ def test_a_stdout_that_takes_no_more_is_said_of_stdout(words):
         ),
     ],
 )
-def test_a_spark_that_gives_up_or_is_ended_is_told_in_one_line(job, capsys, text, said):
+def test_a_spark_that_gives_up_or_is_ended_is_reported_in_one_line(job, capsys, text, said):
     """As those of clusters do in tests/jobs/spark/test_yarn.py."""
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
@@ -711,7 +711,7 @@ def test_a_spark_that_gives_up_or_is_ended_is_told_in_one_line(job, capsys, text
         ),
     ],
 )
-def test_a_worker_that_cannot_run_our_code_is_told_in_one_line(job, capsys, text, said):
+def test_a_worker_that_cannot_run_our_code_is_reported_in_one_line(job, capsys, text, said):
     job.outcome = RuntimeError(f"Job aborted\n{text}")
     assert cli.main(["verify", "A"]) == errors.ENVIRONMENT
     [line] = capsys.readouterr().err.splitlines()

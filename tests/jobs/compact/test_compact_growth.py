@@ -375,7 +375,7 @@ def test_a_torn_tail_ends_the_log_there(grown):
     assert (problem.kind, problem.found) == ("torn_tail", "25 bytes that are not a whole batch")
 
 
-def test_a_reset_begins_anew_what_has_diverged(grown, now_ms):
+def test_a_reset_starts_over_what_has_diverged(grown, now_ms):
     """And nothing else: of a partition whose compacted segments have left the archive it would lose all of them."""
     lab, first, _, _, second, _ = grown
     histories = lab.state().histories()

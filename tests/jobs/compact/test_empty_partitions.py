@@ -123,7 +123,7 @@ def test_an_empty_partition_comes_back_where_it_ended(place: Place, shape: Any, 
     assert (output / "partition.metadata").exists() or not lost
 
 
-def test_a_log_with_records_goes_on_from_there(place: Place) -> None:
+def test_a_log_with_records_continues_from_there(place: Place) -> None:
     empty(place, 500)
     assert place.compact("--sealed")[0] == DONE
     write_partition(place.archive, LOG, base_offset=500)

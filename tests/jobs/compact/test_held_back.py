@@ -183,7 +183,7 @@ def test_verify_states_an_open_transaction_that_holds_cleaning_back(place: Place
 
 
 @pytest.mark.parametrize("second", ["{leader=3} x=1 x=2 || y=1 y=2 || z=3", "x=1 x=2 || y=1 y=2 || z=3 | z=4 || u=9"])
-def test_another_log_is_told_apart_where_retention_alone_is_applied(place: Place, second: str) -> None:
+def test_another_log_is_distinguished_where_retention_alone_is_applied(place: Place, second: str) -> None:
     old = "{ts=5} o=0 | {ts=6} o=1 || "
     settings = f'"cleanup.policy" = "delete"\n"retention.ms" = {1000 * DAY}'
     place.write(f"{old}a=1 a=2 || b=1 b=2 || c=3")

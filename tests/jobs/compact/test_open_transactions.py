@@ -156,7 +156,7 @@ def test_reindex_makes_no_snapshot_of_a_log_without_its_beginning(place: Place) 
     ]
 
 
-def test_reindex_goes_on_from_a_snapshot_where_the_beginning_is_missing(place: Place) -> None:
+def test_reindex_continues_from_a_snapshot_where_the_beginning_is_missing(place: Place) -> None:
     place.write(LOG)
     first, last = (place.archive / segment_file(offset, "snapshot") for offset in (3, 6))
     known, right = first.read_bytes(), last.read_bytes()

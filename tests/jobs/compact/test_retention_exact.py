@@ -152,7 +152,7 @@ def test_verify_under_another_story(runs, topic):
     assert {p.expected for p in shorter} == {"no record older than retention.ms, as retention.exact says"}
 
 
-def test_a_store_of_an_older_version_goes_on(spark, cases, now_ms, tmp_path):
+def test_a_store_of_an_older_version_continues(spark, cases, now_ms, tmp_path):
     """Its rows say nothing of smallest timestamps."""
     lab = Lab(spark, tmp_path, settings={"defaults": COMPACT})
     source = only_input(cases["snappy-zipf"])

@@ -170,7 +170,7 @@ def test_leader_epochs_begin_at_the_log_start_in_later_generations_too(lab):
     assert (lab.folder() / "leader-epoch-checkpoint").read_text() == first
 
 
-def test_verify_believes_no_log_start_that_nobody_set(lab):
+def test_verify_trusts_no_log_start_without_a_reason(lab):
     """Young records that went, as if by DeleteRecords: the archive has no log start checkpoint."""
     write(lab)
     lab.run(2500 + LIMIT_MS, settings=policy("delete", ms=LIMIT_MS))

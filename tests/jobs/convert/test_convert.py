@@ -98,7 +98,9 @@ def test_a_generation_in_magic_3_is_the_one_that_is_restored(
     assert {p: d for p, d in ours.items() if "zstd" not in p} == {p: d for p, d in theirs.items() if "zstd" not in p}
 
 
-def test_a_store_does_not_go_on_with_a_converted_archive(archive: Path, cases: dict[str, Case], tmp_path: Path) -> None:
+def test_a_store_does_not_continue_with_a_converted_archive(
+    archive: Path, cases: dict[str, Case], tmp_path: Path
+) -> None:
     """In the archive's place, the partitions of which a batch changed are problems, and nothing is written."""
     given = {"defaults": {"cleanup.policy": "compact", "null.keys": "drop"}, "job": {"engine": "threads"}}
     now_ms = max(cases[name].now_ms(1, p) for name in NAMES for p in cases[name].partitions)

@@ -121,7 +121,7 @@ def test_filters_give_the_same_with_and_without_being_pushed_down(pushing, archi
 
 
 @pytest.mark.slow
-def test_pushed_filters_are_told(pushing, archive):
+def test_pushed_filters_are_reported(pushing, archive):
     for options, pushed in (({}, False), ({"pushFilters": "true"}, True)):
         frame = load(pushing, archive, **options).where("topic = 'orders' AND offset > 3")
         checked_again = frame._jdf.queryExecution().toString().split("Physical Plan")[1]

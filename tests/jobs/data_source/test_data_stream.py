@@ -81,7 +81,7 @@ def micro_batches(stream: StreamReader, start: dict, limit=None) -> list[list[st
     return out
 
 
-def test_from_the_end_unless_told_otherwise(tmp_path):
+def test_from_the_end_by_default(tmp_path):
     """As Spark's Kafka source: a new stream begins at the latest offsets."""
     log = Growing(tmp_path / "archive" / "t-0", "a=1 b=2 | c=3")
     stream = reader(tmp_path / "archive")
@@ -178,7 +178,7 @@ def test_read_committed_waits_for_the_marker(tmp_path):
     assert micro_batches(stream, end) == [["3", "4"]]
 
 
-def test_what_is_lost_is_told(tmp_path):
+def test_what_is_lost_is_reported(tmp_path):
     archive = tmp_path / "archive"
     write_partition(archive / "t-0", "a=1 | b=2 || c=3 || d=4")
     stream = reader(archive)
@@ -265,14 +265,14 @@ def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
     assert stream().initialOffset() == {"t": {"0": 1, "1": 9}}  # above its end: nothing below can ever be read
 
 
-def test_a_partition_that_is_gone_is_told_beside_damage_that_is_quarantined(tmp_path):
+def test_a_partition_that_is_gone_is_reported_beside_damage_that_is_quarantined(tmp_path):
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
     with raises_kind(DATA_LOSS, match="t-1: expected offset 1, where the stream continues, found no such"):
         reader(archive, badRecords="quarantine").latestOffset({"t": {"0": 1, "1": 1}}, ReadAllAvailable())
 
 
-def test_a_log_that_ends_before_the_stream_is_told_beside_damage_that_is_quarantined(tmp_path):
+def test_a_log_that_ends_before_the_stream_is_reported_beside_damage_that_is_quarantined(tmp_path):
     """As one that was recreated: if the stream waited, what comes up to its old offset would never be read."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1 | b=2")
@@ -375,7 +375,7 @@ def test_what_a_stream_has_not(tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_query_goes_on_from_its_checkpoint(spark, tmp_path):
+def test_a_query_continues_from_its_checkpoint(spark, tmp_path):
     """Runs of availableNow on an archive that grows between them, and one that runs on while it grows."""
     archive, out, checkpoint = tmp_path / "archive", tmp_path / "out", tmp_path / "checkpoint"
     log = Growing(archive / "t-0", "a=1 | b=2")

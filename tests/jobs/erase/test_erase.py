@@ -332,7 +332,7 @@ def test_a_current_generation_that_holds_keys_is_a_problem(tmp_path: Path) -> No
     assert next(p.hint for p in report.problems if p.kind == "erased").startswith("the partition is uncleanable")
 
 
-def test_what_only_may_be_a_key_is_told_apart(tmp_path: Path) -> None:
+def test_what_only_may_be_a_key_is_distinguished(tmp_path: Path) -> None:
     world = made(tmp_path, "customer-1=1 bob=1", "cem=1")
     (world.lab.folder() / "notes.txt").write_text("customer-10 and customer-20")
     problems = world.erase("customer-1", "customer-2", check=True, no_archive=True).problems

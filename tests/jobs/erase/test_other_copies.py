@@ -74,7 +74,7 @@ def test_more_below_the_bound(tmp_path: Path, segments: tuple[str, ...], bases: 
     assert verified(world) == []
 
 
-def test_plain_growth_goes_on(tmp_path: Path) -> None:
+def test_plain_growth_continues(tmp_path: Path) -> None:
     world = searched(tmp_path, cleaned=8)
     put(world, *BEFORE[:3], f"{BEFORE[3]} | ann=2", "gus=1")
     assert world.compact().exit_code == 0
@@ -96,7 +96,7 @@ def last_log(world: Erasures) -> Path:
 
 
 @pytest.mark.parametrize("what", ["again", "torn", "zeros", "disk", "watermark", "sealed", "touched", "dry_run"])
-def test_a_healthy_archive_goes_on(tmp_path: Path, what: str) -> None:
+def test_a_healthy_archive_continues(tmp_path: Path, what: str) -> None:
     world = searched(tmp_path, cleaned=8)
     folder = world.lab.archive / "t-0"
     if what == "again":

@@ -173,7 +173,7 @@ def test_only_control_records_and_unknown_keys_move_the_offsets(spark, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_recreated_topic_starts_anew_and_a_shorter_log_stands_still(spark, tmp_path):
+def test_a_recreated_topic_starts_over_and_a_shorter_log_is_blocked(spark, tmp_path):
     place = Place(tmp_path)
     place.identify()
     place.logs[0].append("a=1 b=1 c=1")

@@ -272,7 +272,7 @@ def test_a_cut_at_a_batch_border_is_seen_by_files_that_are_left(tmp_path: Path) 
     assert only(report).gaps == [(8, 10)]
 
 
-def test_a_transaction_without_a_marker_is_told(tmp_path: Path) -> None:
+def test_a_transaction_without_a_marker_is_reported(tmp_path: Path) -> None:
     of = copies(tmp_path, 2, "a=1 | {pid=7 txn} b=1 | c=1")
     report = run_merge(of, tmp_path / "out")
     assert "1 transactions have no marker" in report.to_text()

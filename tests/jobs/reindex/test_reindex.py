@@ -456,7 +456,7 @@ def test_mode_and_owner_stay_and_a_new_file_is_like_its_log(root):
         assert (found.st_uid, found.st_gid) == (1234, 2345)
 
 
-def test_a_file_that_cannot_be_written_is_named_and_the_others_go_on(root, sound):
+def test_a_file_that_cannot_be_written_is_named_and_the_others_continue(root, sound):
     (root / "t-0" / INDEX).unlink()
     (root / "t-0" / INDEX).mkdir()  # as root, a mode would not do
     (root / "t-0" / TIME).unlink()
@@ -772,7 +772,7 @@ def test_what_a_broker_wrote_comes_from_its_logs_alone(case, cases, tmp_path):
     assert lost == LOST.get(case, set())
 
 
-def test_a_time_index_that_ends_early_is_told_from_the_entry_that_it_lacks(tmp_path, capsys):
+def test_a_time_index_that_ends_early_is_reported_from_its_missing_entry(tmp_path, capsys):
     """It has as many entries as the right one, which needs no more for all of the log."""
     write_partition(tmp_path / "t-0", "{ts=1} a=1 | {ts=2} b=1")
     index = tmp_path / "t-0" / segment_file(0, "timeindex")

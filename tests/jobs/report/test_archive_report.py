@@ -130,7 +130,7 @@ def test_a_topic_that_a_brokers_cleaner_knows_counts_as_compacted(archive):
     assert not found["t-0"].compacted, "settings win"
 
 
-def test_damage_is_told_and_the_others_are_shown(archive):
+def test_damage_is_reported_and_the_others_are_shown(archive):
     log = next((archive / "t-0").glob("*.log"))
     log.write_bytes(log.read_bytes()[:-1] + b"\xff")
     report = archive_report.run(options(archive, topics=TopicFilter(("t",)), cleanup_policy="compact"), Silent())
@@ -190,7 +190,7 @@ def test_no_page_is_written_into_the_archive(archive, inside):
     assert files_of(archive) == before
 
 
-def test_an_output_that_cannot_be_is_told_before_anything_is_read(archive, monkeypatch):
+def test_an_output_that_cannot_be_is_reported_before_anything_is_read(archive, monkeypatch):
     (archive.parent / "file").write_text("mine")
     for output, problem in (
         (archive.parent / "file/page.html", "is not a folder"), (f"{archive.parent}/new/", "expected a file"),
@@ -250,7 +250,7 @@ def test_the_history_counts_what_retention_left_as_runs_does(tmp_path, capsys):
     assert (read, kept) == (str(partition["records_read"]), str(partition["records_kept"]))
 
 
-def test_a_topic_that_is_not_there_is_told_with_the_nearest(archive):
+def test_a_topic_that_is_not_there_is_reported_with_the_nearest(archive):
     with pytest.raises(UsageError, match=r"no topic of .* matches plian; did you mean plain"):
         profile_archive(options(archive, topics=TopicFilter(("plian",))), Silent())
 
@@ -341,7 +341,7 @@ def found_table(store: str) -> DeltaTable:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_store_stands_for_what_it_covers_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
+def test_a_store_covers_its_offsets_and_large_archives_go_through_spark(spark, tmp_path, monkeypatch):
     from lastkey.jobs.command.options import CompactOptions
     from lastkey.jobs.compact.job import run as compact
 

@@ -379,7 +379,7 @@ def test_an_index_that_is_gone_is_an_error_before_anything_is_written(two_genera
         ("store/segments/prices-0/*/*0.index", MISSING_SIDE_FILE, "--force"),
     ],
 )
-def test_a_lost_file_is_told_with_what_brings_back_the_rest(lost, kind, helps, tmp_path, capsys):
+def test_a_lost_file_is_reported_with_what_brings_back_the_rest(lost, kind, helps, tmp_path, capsys):
     """It named `compact --force` for a `.log` too, which makes the partition uncleanable."""
     archive, store, out = (str(tmp_path / name) for name in ("archive", "store", "out"))
     shutil.copytree(EXAMPLE, archive)
@@ -424,7 +424,7 @@ def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
 
 
 @pytest.mark.parametrize("other", ["at work", "ended"])
-def test_of_two_restores_into_one_folder_one_goes_on(two_generations, monkeypatch, other):
+def test_of_two_restores_into_one_folder_one_continues(two_generations, monkeypatch, other):
     """Both had found it empty. One was terminated, and took back what the other one, which said that all was well, had
     written under the same names.
     """

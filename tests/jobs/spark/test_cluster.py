@@ -432,7 +432,7 @@ def test_an_executor_killed_in_each_stage_costs_time_and_nothing_else(place, loc
     assert "compiling kernels" not in place.said()
 
 
-def test_a_stopped_executor_that_goes_on_after_its_twin_disturbs_nothing(place, local):
+def test_a_stopped_executor_that_continues_after_its_twin_disturbs_nothing(place, local):
     """A second, speculative try does the work of a task whose executor has stopped; then the first try ends its own."""
     steps = {"read back": 1, "partition done": 1}
     holds, store = Holds(place.node.folder / "stops", steps, one=True), place.shared / "twins"

@@ -46,7 +46,7 @@ VARIES = ("seconds", "io", "engine", "bytes_read", "peak_memory_bytes", "run_id"
     ],
     ids=str,
 )  # fmt: skip
-def test_hadoop_is_told_of_the_place_and_of_no_key(given, expected, tmp_path):
+def test_hadoop_gets_the_place_and_no_key(given, expected, tmp_path):
     nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
     cleared = {**UNSET, "AWS_PROFILE": None, "AWS_DEFAULT_REGION": None, "AWS_ENDPOINT_URL_S3": None}
     with environment({**cleared, **nowhere, **given, "AWS_SECRET_ACCESS_KEY": SECRET}):
@@ -64,7 +64,7 @@ def test_hadoop_is_told_of_the_place_and_of_no_key(given, expected, tmp_path):
         ("gs://b/x", "a:9", {"auth.type": "UNAUTHENTICATED", "storage.root.url": "http://a:9/"}),
     ],
 )
-def test_googles_connector_is_told_of_the_server_and_of_no_key(uri, server, expected, tmp_path):
+def test_googles_connector_gets_the_server_and_no_key(uri, server, expected, tmp_path):
     key = str(tmp_path / SECRET)
     with environment({"STORAGE_EMULATOR_HOST": server, "GOOGLE_APPLICATION_CREDENTIALS": key}):
         found = hadoop_settings(uri)
@@ -107,7 +107,7 @@ def test_a_connector_of_the_user_wins(spark):
         ("x://b/t", "(--jars)"),
     ],
 )
-def test_a_session_without_the_connector_is_told_how_to_get_it_in_one_line(spark, uri, option):
+def test_a_session_without_the_connector_is_reported_how_to_get_it_in_one_line(spark, uri, option):
     """As a notebook's, or one that Spark's own spark-submit made."""
     for here in ("/a/path", "file:///a/path"):
         connector.connect(spark, here)

@@ -92,7 +92,7 @@ def test_every_address_of_a_standalone_master_is_tried(monkeypatch):
     assert set(timeouts) == {0.2}
 
 
-def test_a_port_on_which_nobody_listens():
+def test_a_port_without_a_listener():
     with socket.socket() as unused, socket.create_server(("127.0.0.1", 0)) as server:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         closed = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -168,7 +168,7 @@ def _java(text, cause=None):
     return error
 
 
-def test_of_an_error_of_the_jvms_the_cause_is_told():
+def test_the_cause_of_a_jvm_error_is_reported():
     cause = _java("java.net.ConnectException: Connection refused\n\tat x")
     error = _java("org.apache.spark.SparkException: External scheduler cannot be instantiated", cause)
     assert str(session._start_error(error, {}, "k8s://a:1")).endswith(

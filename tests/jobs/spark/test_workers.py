@@ -48,7 +48,7 @@ def test_results_are_in_the_order_of_the_items_whatever_ends_first() -> None:
         assert workers.run(work, [], "work", heard) == []
 
 
-def test_what_tasks_read_is_heard_and_what_nobody_wants_any_more_ends_there() -> None:
+def test_reads_of_tasks_are_counted_and_unneeded_tasks_end() -> None:
     begun, go_on = threading.Event(), threading.Event()
     heard = Heard()
 
@@ -85,7 +85,7 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
         assert workers.run(work, [0, 2], "work") == [0, 2]
 
 
-def test_an_error_is_raised_while_items_before_it_go_on() -> None:
+def test_an_error_is_raised_while_items_before_it_continue() -> None:
     """They may take minutes to find the same, as where a server has fallen silent."""
     raised = threading.Event()
 
@@ -100,7 +100,7 @@ def test_an_error_is_raised_while_items_before_it_go_on() -> None:
         raised.set()
 
 
-def test_nobody_waits_for_what_was_begun_when_the_run_ends() -> None:
+def test_the_end_of_a_run_waits_for_no_unfinished_work() -> None:
     begun, never = threading.Event(), threading.Event()
     done: list[int] = []
 

@@ -116,7 +116,7 @@ def test_young_files_stay_whatever_their_number(tmp_path: Path) -> None:
     assert len(list(table.announced_deletions(head, -1))) == 0  # every commit is there
 
 
-def test_a_run_that_began_before_what_went_is_told(old: Path) -> None:
+def test_a_run_that_began_before_what_went_is_reported(old: Path) -> None:
     head = table.head(open_root(str(old)), "t")
     assert list(table.announced_deletions(head, 19)) == []
     with pytest.raises(ConflictError, match="its history was deleted"):

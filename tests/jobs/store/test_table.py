@@ -50,7 +50,7 @@ def test_rows_are_replaced_and_added(tmp_path: Path) -> None:
     assert 3 < len(version.files()) < 6
 
 
-def test_any_other_byte_in_a_data_file_is_told(tmp_path: Path) -> None:
+def test_any_other_byte_in_a_data_file_is_reported(tmp_path: Path) -> None:
     """Parquet has no checksum of its own: a bit in a page is another number, one in a name another column."""
     change(tmp_path, a=1, b=2)
     (file,) = (tmp_path / "state" / "t").glob("*.parquet")
@@ -67,7 +67,7 @@ def test_any_other_byte_in_a_data_file_is_told(tmp_path: Path) -> None:
     assert content(tmp_path) == {"a": 1, "b": 2}
 
 
-def test_a_data_file_in_the_place_of_another_is_told(tmp_path: Path) -> None:
+def test_a_data_file_in_the_place_of_another_is_reported(tmp_path: Path) -> None:
     change(tmp_path, a=1)
     (old,) = (tmp_path / "state" / "t").glob("*.parquet")
     change(tmp_path, a=2)
@@ -156,7 +156,7 @@ def test_a_commit_has_its_name_once_its_bytes_are_on_the_disk(tmp_path: Path, mo
 
 @pytest.mark.parametrize("newest", [True, False])
 @pytest.mark.parametrize("kind", ["add", "remove"])
-def test_a_commit_that_names_another_file_is_told(tmp_path: Path, kind: str, newest: bool) -> None:
+def test_a_commit_that_names_another_file_is_reported(tmp_path: Path, kind: str, newest: bool) -> None:
     """Else an old row would stand beside the new one."""
     change(tmp_path, a=1)
     change(tmp_path, a=2)
@@ -176,7 +176,7 @@ def test_a_commit_that_names_another_file_is_told(tmp_path: Path, kind: str, new
 @pytest.mark.parametrize(
     ("place", "by"), [("t/1", "t/2"), ("t/2", "t/1"), ("t/2", "u/2"), ("u/0", "t/0"), ("t/3", "t/0")]
 )
-def test_a_whole_commit_in_the_place_of_another_is_told(tmp_path: Path, place: str, by: str) -> None:
+def test_a_whole_commit_in_the_place_of_another_is_reported(tmp_path: Path, place: str, by: str) -> None:
     """Between versions and between tables, exchanged or copied; one that follows the newest would be built upon."""
     root = open_root(str(tmp_path))
     for name in ("t", "u"):
@@ -196,7 +196,7 @@ def test_a_whole_commit_in_the_place_of_another_is_told(tmp_path: Path, place: s
 
 
 @pytest.mark.parametrize("text", ['{"format": 2, "generation": {"run": {}}}', "2147483648\n{}"])
-def test_a_file_that_is_no_commit_is_told(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_commit_is_reported(tmp_path: Path, text: str) -> None:
     for i in range(2):
         change(tmp_path, k=i)
     (tmp_path / f"state/t/_delta_log/{1:020}.json").write_text(text)
@@ -241,7 +241,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(
     assert change(tmp_path, more=1) == 21
 
 
-def test_any_other_byte_in_a_checkpoint_is_told(tmp_path: Path) -> None:
+def test_any_other_byte_in_a_checkpoint_is_reported(tmp_path: Path) -> None:
     """Parquet has no checksum of its own: a row could be gone, or another file's."""
     for i in range(21):
         change(tmp_path, **{f"k{i}": i})
@@ -266,7 +266,7 @@ def test_a_hint_of_an_older_version_is_no_matter(tmp_path: Path, hint: bytes) ->
     assert content(tmp_path) == {"k": 40}
 
 
-def test_a_checkpoint_at_which_delta_rs_panics_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_at_which_delta_rs_panics_is_reported(tmp_path: Path) -> None:
     """A page of a map says another number of values: a panic of Rust's is no Exception. (Of a checkpoint that an older
     version has made, without a checksum.)
     """

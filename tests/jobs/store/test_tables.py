@@ -262,7 +262,7 @@ def test_files_are_looked_at_on_the_head_that_is_committed_on(state, store):
     assert runs_of(state) == {0: OURS, 1: THEIRS}
 
 
-def test_whoever_is_second_plans_again_and_conflicts_where_its_partition_has_moved(state, store):
+def test_the_second_run_plans_again_and_conflicts_if_its_partition_has_moved(state, store):
     writing.commit_wave(state, [make_commit(0, 1, R1), make_commit(1, 1, R1)])
     other = open_state(str(store))
 
@@ -332,7 +332,7 @@ def test_a_partition_that_stood_before_gets_its_first_generation(state):
     assert state.states() == {("t", 0): commit.partition_state}
 
 
-def test_how_a_partition_stands_is_committed_with_it_and_stays_what_it_was_made_of(state):
+def test_a_partitions_state_is_committed_with_it_and_keeps_its_sources(state):
     commit = with_state(make_commit(0, 1, R1))
     writing.commit_wave(state, [commit])
     dirty = row(PartitionState, topic="t", partition=0, state=DIRTY, generation=1)

@@ -170,7 +170,7 @@ def test_a_beginning_that_only_the_store_still_has_is_no_problem_of_the_store(st
     assert ("gap", "the first one at 12") in {(p.kind, p.found) for p in report.problems}
 
 
-def test_a_beginning_that_nobody_has_read_is_a_problem(stored: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_beginning_is_a_problem(stored: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lastkey.jobs.verify.plan_checks.read_by", lambda _: [])
     stored.log(0).unlink()
     report = run(VerifyOptions(store=str(stored.store), archive_moved=str(stored.root)), Silent())
@@ -227,7 +227,7 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     assert report.to_json()["checked"]["records"] == 48
 
 
-def test_what_a_tombstone_below_the_log_start_deleted_is_read_by_nobody(tmp_path: Path) -> None:
+def test_records_deleted_by_a_tombstone_below_the_log_start_are_not_read(tmp_path: Path) -> None:
     """A run drops the tombstone past its horizon, and leaves the older record of its key in the file, as Kafka does."""
     settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "delete.retention.ms": 0}
     lab = Lab(None, tmp_path, {"defaults": settings, "job": {"engine": "threads"}})

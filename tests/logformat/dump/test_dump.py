@@ -71,7 +71,7 @@ def test_findings_of_a_wrong_time_index(tmp_path):
     assert any("Previously indexed" in line for line in said)
 
 
-def test_an_index_entry_that_says_what_stands_for_none(tmp_path):
+def test_an_index_entry_with_the_value_for_none(tmp_path):
     """Offset -1, below the base, where no batch begins: a mismatch as any other."""
     write_segment(tmp_path, "a=1 | b=2")
     index, times = tmp_path / "00000000000000000000.index", tmp_path / "00000000000000000000.timeindex"
@@ -84,7 +84,7 @@ def test_an_index_entry_that_says_what_stands_for_none(tmp_path):
     assert findings.indexes[str(times)].not_found == [(-1, -1)]
 
 
-def test_a_batch_that_is_read_once_more_is_told_of_once(tmp_path):
+def test_a_batch_that_is_read_once_more_is_reported_once(tmp_path):
     log = write_segment(tmp_path, "a=1 | b=2 | c=3")
     data = bytearray(log.read_bytes())
     second = int(re.findall(r"position: (\d+)", dumped(log)[0])[1])
@@ -114,7 +114,7 @@ def test_unknown_files_are_named(tmp_path):
     assert kind_of("00000000000000000000.log.deleted") is None
 
 
-def test_sparse_offsets_are_told(tmp_path):
+def test_sparse_offsets_are_reported(tmp_path):
     log = write_segment(tmp_path, "a=1 b=2@5 | c=3@6 | d=4@9")
     _, findings = dumped(log)
     assert "".join(findings.text()).splitlines() == [
@@ -136,7 +136,7 @@ def test_damage_is_passed_over(tmp_path):
     assert {p.kind for p in findings.all_problems} == {"compressed", "magic"}
 
 
-def test_what_is_told_of_damage_keeps_nothing_else_alive(tmp_path):
+def test_reports_of_damage_keep_nothing_else_alive(tmp_path):
     """The frames of an error hold the buffers of the read: a few bombs would take gigabytes until the end."""
     log = write_segment(tmp_path, "{codec=gzip} a=1 | {codec=gzip} b=2 | c=3")
     data = bytearray(log.read_bytes())

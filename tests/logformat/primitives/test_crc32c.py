@@ -53,7 +53,7 @@ def test_each_function_that_a_processor_may_get_gives_the_published_values(featu
         assert function(data, len(data), ctypes.c_uint32(0xFFFFFFFF)) ^ 0xFFFFFFFF == expected
 
 
-def test_crc32c_of_each_size_goes_on_from_what_was_before():
+def test_crc32c_of_each_size_extends_the_one_before():
     for size in (*range(600), 4095, 100_003):
         data = np.random.default_rng(size).bytes(size)
         found = crc32c_extend(0x8A9136AA, np.frombuffer(data, np.uint8))

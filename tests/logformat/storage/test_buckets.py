@@ -59,7 +59,7 @@ def test_the_account_of_a_uri(uri, given, url, monkeypatch):
         ("http://h:1", "an endp"),
     ],
 )
-def test_an_account_that_nobody_names(endpoint, said, monkeypatch):
+def test_an_account_without_a_name(endpoint, said, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", endpoint)
     with pytest.raises(pa.ArrowInvalid, match=said):
         file_system("az://c/a")

@@ -77,7 +77,7 @@ def test_the_same_segment_twice_counts_once(tmp_path, put):
     assert "1 copies of segments left out" in shown.notes()
 
 
-def test_copies_with_other_borders_go_on_where_the_one_before_ended(tmp_path, put):
+def test_copies_with_other_borders_continue_where_the_one_before_ended(tmp_path, put):
     epochs = [(0, 0), (1, 80)]
     later = [*batches(60, 80), *batches(80, 160, 1)]
     put(tmp_path, "t-0", 1, segment(batches(0, 60)))

@@ -164,7 +164,7 @@ def test_empty_batches_and_horizons(tmp_path):
     assert (appended.append_time, appended.records[0].timestamp, appended.base_timestamp) == (True, 7, 3)
 
 
-def test_a_log_told_as_text_is_written_and_shown_so(tmp_path):
+def test_a_log_from_text_is_written_and_shown_so(tmp_path):
     files = write_partition(
         tmp_path / "t-0",
         "a=1 b=2 a=3 | {codec=lz4} a=- =4 -=x || {pid=7 txn} a=1 | {pid=7 commit} | {base=20 last=25} d=4@22~5"
@@ -183,7 +183,7 @@ def test_a_log_told_as_text_is_written_and_shown_so(tmp_path):
         write_segment(tmp_path / "x", "a")
 
 
-def test_sequences_go_on(tmp_path):
+def test_sequences_continue(tmp_path):
     log = write_segment(
         tmp_path, "{pid=7} a=1 b=2 | {pid=8} c=3 | {pid=7} d=4 | {pid=7 seq=2147483647} e=5 f=6 | {pid=7} g=7"
     )

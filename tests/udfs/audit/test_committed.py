@@ -205,7 +205,7 @@ def test_a_missing_segment_leaves_its_groups_unknown_unless_gaps_are_accepted(tm
     assert gather([read_commits(partition, accept_gaps=True)]).rows["certain"].to_pylist() == [True, True]
 
 
-def test_records_that_nobody_knows_are_named(tmp_path):
+def test_unknown_records_are_named(tmp_path):
     log = [
         commit("g", "t", 0, 5),
         Row(b"\0\x63new", b"\0\0"),

@@ -163,7 +163,7 @@ def test_on_the_millisecond_it_stays(case, tmp_path):
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_the_last_segment_goes_only_if_nothing_appends_to_it(case, tmp_path, sealed):
+def test_the_last_segment_continuesly_if_nothing_appends_to_it(case, tmp_path, sealed):
     plan = changed(plan_for(case, tmp_path, retention_ms=0), sealed=sealed, now_ms=2**45)
     done = compact(plan)
     [segment] = done.result.log.segments

@@ -185,7 +185,7 @@ def test_what_a_scan_says_that_wrappers_hold_at_the_most(tmp_path: Path) -> None
     assert (1 << 24) / len(dense) < 1032
 
 
-def test_a_first_try_that_goes_on_behind_its_second_one_changes_nothing(tmp_path: Path) -> None:
+def test_a_first_try_that_continues_behind_its_second_one_changes_nothing(tmp_path: Path) -> None:
     """Spark retries a task (spark.speculation, or an executor taken for lost): the second try works while the first one
     waits between two segments, and then the first one ends too.
     """

@@ -312,7 +312,7 @@ def test_a_bad_bit_in_a_marker_makes_no_aborted_data_visible(tmp_path, at, bit, 
     assert {row["problem"]["position"] for row in rows if row["problem"]} == {marker}
 
 
-def test_damage_that_opens_a_transaction_which_nothing_ends_is_told(tmp_path):
+def test_damage_that_opens_an_endless_transaction_is_reported(tmp_path):
     """Records behind it are above the last stable offset: the bad batch would never be read."""
     files = write_partition(tmp_path / "archive" / "t-0", "x=1 || y=2 | {pid=1 txn} a=3 | {pid=1 commit} | z=4")
     bad = read("kafka_log_batches", tmp_path / "archive", columns="position").to_pylist()[2]["position"]

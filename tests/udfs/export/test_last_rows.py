@@ -68,7 +68,7 @@ def test_keys_that_do_not_fit_take_rounds(tmp_path: Path) -> None:
     assert once == often == LastRows("new/rows.parquet", n)
 
 
-def test_a_problem_is_told_and_nothing_else_counts(tmp_path: Path) -> None:
+def test_a_problem_is_reported_and_nothing_else_counts(tmp_path: Path) -> None:
     folder = tmp_path / "archive" / "t-0"
     write_partition(folder, "a=1 | b=2 || c=3")
     flip(files_in(folder)[0], 70)

@@ -60,7 +60,7 @@ def test_epochs_that_fall_are_damage() -> None:
     assert chain_of(runs, None, {1, 3, 4}).entries == ((3, 0), (4, 13))
 
 
-def test_a_checkpoint_goes_on_with_later_epochs_of_the_log() -> None:
+def test_a_checkpoint_continues_with_later_epochs_of_the_log() -> None:
     runs = [EpochRun(0, 0, 9, 10), EpochRun(2, 10, 12, 3)]
     assert chain_of(runs, ((0, 0),), {0, 2}) == Chain(((0, 0), (2, 10)), True)
 

@@ -94,7 +94,7 @@ def test_marks_are_those_of_a_dict(drawn: Drawn, first_dirty: int) -> None:
 @pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(DRAWN, st.integers(0, 12))
-def test_the_table_goes_on_where_the_run_before_ended(drawn: Drawn, cut: int) -> None:
+def test_the_table_continues_where_the_run_before_ended(drawn: Drawn, cut: int) -> None:
     table = KeyTable(1 << 30)
     head, tail = drawn[:cut], drawn[cut:]
     marks = rows_of(tail).mark(0, table)

@@ -229,7 +229,7 @@ def test_the_first_segment_with_all_its_files(part: Partition) -> None:
     assert not part.verify().problems
 
 
-def test_an_empty_last_segment_whose_index_or_high_watermark_goes_on(part: Partition) -> None:
+def test_an_empty_last_segment_whose_index_or_high_watermark_continues(part: Partition) -> None:
     part.log(ACTIVE).write_bytes(b"")
     result = part.compact()
     assert result.status == "cleaned"

@@ -111,7 +111,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("row", "name", "value", "said"), WRONG)
-def test_one_wrong_field_decides_nothing_and_is_told(
+def test_one_wrong_field_decides_nothing_and_is_reported(
     root: Path, row: int, name: str, value: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(root, row, name, value)
