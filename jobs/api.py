@@ -104,7 +104,7 @@ def convert() -> ConvertReport:
 
 @command(MergeOptions, Listing)
 def merge() -> MergeReport:
-    """Write the most complete log of several copies (ARCHIVE...) as a new log directory, batch by batch.
+    """Write the most complete log of several copies of a log directory, batch by batch.
 
     The archives are only read. Raises a JobError if the job stops (kinds NOT_EMPTY; MERGE_FULL: the disk is full).
     """

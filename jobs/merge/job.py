@@ -34,7 +34,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import NO_POSITION, is_full
 from lastkey.logformat.side_files.checkpoints import write_clean_shutdown, write_offset_checkpoint
 from lastkey.logformat.storage.locations import text_entries
-from lastkey.udfs.merge.copies import Copy, MergedPartition, MergeSettings, MergeTask
+from lastkey.udfs.merge.copies import LogCopy, MergedPartition, MergeSettings, MergeTask
 from lastkey.udfs.merge.merge_partition import merge_partition
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import (
@@ -153,10 +153,10 @@ def _names(uris: Sequence[str]) -> list[str]:
     return shown if len(set(shown)) == len(shown) else list(uris)
 
 
-def _copy(name: str, root: Root, found: ArchivedPartition | None) -> Copy:
+def _copy(name: str, root: Root, found: ArchivedPartition | None) -> LogCopy:
     if found is None:
-        return Copy(name, root.uri, "", problem=None)
-    return Copy(
+        return LogCopy(name, root.uri, "", problem=None)
+    return LogCopy(
         name,
         found.root,
         found.path,
@@ -186,7 +186,7 @@ def _check_folders(key: Key, archives: Sequence[tuple[Place, Archive]]) -> None:
         seen[identity] = path
 
 
-def _other_topic(copies: Sequence[Copy]) -> Problem | None:
+def _other_topic(copies: Sequence[LogCopy]) -> Problem | None:
     """Return the problem of copies with different topic ids."""
     known = [copy for copy in copies if copy.topic_id is not None]
     for copy in known[1:]:

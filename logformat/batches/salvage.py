@@ -45,7 +45,7 @@ def salvage(
     size: bytes of the file that count. offsets: base offsets of batches that a search finds lie in [first, second).
     Raise LogFormatError kind "unreadable" or "changed" if the file cannot be read up to `size`.
     """
-    search = _Search(file, path, size, offsets, buffer)
+    search = _SoundSearch(file, path, size, offsets, buffer)
     position = 0
     while position < size:
         take = min(len(buffer.raw), size - position)
@@ -77,7 +77,7 @@ def salvage(
         yield Damage(at, position, error)
 
 
-class _Search:
+class _SoundSearch:
     """The search for the next sound batch."""
 
     def __init__(self, file: Any, path: str, size: int, offsets: tuple[int, int], buffer: ChunkBuffer) -> None:

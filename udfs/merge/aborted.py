@@ -15,7 +15,7 @@ import numpy as np
 from lastkey.logformat.errors import NO_POSITION, LogFormatError
 from lastkey.logformat.layout import CONTROL_ABORT, CONTROL_MASK, TRANSACTIONAL_MASK
 from lastkey.logformat.side_files import transaction_index
-from lastkey.udfs.merge.copies import Copy
+from lastkey.udfs.merge.copies import LogCopy
 from lastkey.udfs.problem import Problem
 from lastkey.udfs.storage import open_root, read_file
 
@@ -23,7 +23,7 @@ from lastkey.udfs.storage import open_root, read_file
 class AbortedTransactions:
     """The aborted transactions that the copies know, compared with the batches of a result."""
 
-    def __init__(self, copies: Sequence[tuple[Copy, int]]) -> None:
+    def __init__(self, copies: Sequence[tuple[LogCopy, int]]) -> None:
         """Read the indexes. copies: each with the offset from which on its batches are not in the winning lineage."""
         found = [np.empty(0, transaction_index.ENTRY)]
         for copy, until in copies:

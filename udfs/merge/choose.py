@@ -72,15 +72,15 @@ class Conflict:
 
 
 @dataclass
-class Findings:
-    """Findings of a choice besides the batches."""
+class ChoiceFindings:
+    """ChoiceFindings of a choice besides the batches."""
 
     conflicts: list[Conflict] = field(default_factory=list)
     displaced: dict[int, list[int]] = field(default_factory=dict)  # copy -> first offsets of the first few
 
 
 def choose(
-    streams: Sequence[Stream], chain: Chain, ranks: Sequence[int], window: int, found: Findings
+    streams: Sequence[Stream], chain: Chain, ranks: Sequence[int], window: int, found: ChoiceFindings
 ) -> Iterator[np.ndarray]:
     """Yield the chosen batches, CANDIDATE[n], in the order of offsets. ranks: of each copy, 0 is the first choice."""
     streams = _without_moved_ends(streams, found)
@@ -156,7 +156,7 @@ def _whole(cursors: Sequence[_Cursor], border: int) -> tuple[bool, int]:
         border = min(reach)
 
 
-def _best(rows: np.ndarray, ranks: NDArray[np.int64], streams: Sequence[Stream], found: Findings) -> np.ndarray:
+def _best(rows: np.ndarray, ranks: NDArray[np.int64], streams: Sequence[Stream], found: ChoiceFindings) -> np.ndarray:
     rows = _without_displaced(rows, streams, found)
     batch = rows["batch"]
     horizon = (batch["attributes"] & DELETE_HORIZON_MASK) != 0
@@ -177,7 +177,7 @@ def _best(rows: np.ndarray, ranks: NDArray[np.int64], streams: Sequence[Stream],
     return best
 
 
-def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64], found: Findings) -> None:
+def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64], found: ChoiceFindings) -> None:
     """Compare each batch with the chosen one at the same offsets, and add contradictions."""
     batch, best = rows["batch"], rows["batch"][heads[group]]
     other = np.ones(len(rows), np.bool_)
@@ -203,7 +203,7 @@ def _compare(rows: np.ndarray, heads: NDArray[np.int64], group: NDArray[np.int64
         )
 
 
-def _without_moved_ends(streams: Sequence[Stream], found: Findings) -> list[Stream]:
+def _without_moved_ends(streams: Sequence[Stream], found: ChoiceFindings) -> list[Stream]:
     """Return the streams without last batches that another copy has at a lower offset: a flipped bit can move the last
     batch of a log anywhere above its place.
     """
@@ -233,7 +233,7 @@ def _is_moved(last: np.void, other: Stream, at: int) -> bool:
     )
 
 
-def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: Findings) -> np.ndarray:
+def _without_displaced(rows: np.ndarray, streams: Sequence[Stream], found: ChoiceFindings) -> np.ndarray:
     """Return the candidates without those whose base offset another copy shows to be wrong.
 
     The same bytes lie at offset x in one copy and at y in another. Neither copy lacks the offset of the other one, by
@@ -290,7 +290,7 @@ def _joins(rows: np.ndarray, i: int) -> int:
 
 
 def _without_overlaps(
-    best: np.ndarray, n_copies: NDArray[np.int64], crossing: NDArray[np.bool_], found: Findings
+    best: np.ndarray, n_copies: NDArray[np.int64], crossing: NDArray[np.bool_], found: ChoiceFindings
 ) -> NDArray[np.int64]:
     """Return the numbers of the rows that stay where batches with different offsets overlap."""
     batch = best["batch"]

@@ -14,7 +14,7 @@ Reason = Literal["largest", "damaged", "missing", "begins later", "ends", "other
 
 
 @dataclass(frozen=True)
-class Copy:
+class LogCopy:
     """One copy of a partition: its listed files, and what the checkpoints beside it say."""
 
     name: str  # the archive, or the broker's folder
@@ -54,7 +54,7 @@ class MergeTask:
 
     topic: str
     partition: int
-    copies: tuple[Copy, ...]
+    copies: tuple[LogCopy, ...]
     settings: MergeSettings
     output_uri: str = ""  # "": write nothing
     folder: str = ""  # of the partition, below the output

@@ -29,12 +29,12 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.side_files import checkpoints, producer_snapshot
 from lastkey.logformat.storage.io_counts import Listener, listener_of_thread, listening
 from lastkey.udfs.merge.aborted import AbortedTransactions
-from lastkey.udfs.merge.choose import Findings, Stream, choose, losing_ranges
+from lastkey.udfs.merge.choose import ChoiceFindings, Stream, choose, losing_ranges
 from lastkey.udfs.merge.copies import (
     MOST_RANGES,
-    Copy,
     CopyFacts,
     Lack,
+    LogCopy,
     MergedPartition,
     MergeSettings,
     MergeTask,
@@ -43,7 +43,7 @@ from lastkey.udfs.merge.copies import (
 )
 from lastkey.udfs.merge.lineage import Chain, Lineage, chain_of, confirmed_epochs, decide, is_of_another_log
 from lastkey.udfs.merge.survey import Survey, survey
-from lastkey.udfs.merge.write_log import LogWriter, Source
+from lastkey.udfs.merge.write_log import LogWriter, StreamSource
 from lastkey.udfs.problem import Problem, attempt
 from lastkey.udfs.reindex.segment import ReindexSettings, ReindexTask, SegmentOutcome, reindex_segments
 from lastkey.udfs.reindex.side_files import SideFilesPlan, reindex_side_files
@@ -68,13 +68,13 @@ def merge_partition(task: MergeTask) -> MergedPartition:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Decisions:
     """Decisions that are made before batches are chosen."""
 
     surveys: list[Survey]
     lineage: Lineage
     streams: list[Stream]
-    sources: list[Source]
+    sources: list[StreamSource]
     ranks: list[int]  # of each copy
 
 
@@ -104,9 +104,9 @@ def _merge(task: MergeTask, out: MergedPartition) -> None:
     _write_side_files(task, plan, output, outcomes, out)
 
 
-def _choose(task: MergeTask, plan: _Plan, writer: LogWriter | None, out: MergedPartition) -> None:
+def _choose(task: MergeTask, plan: _Decisions, writer: LogWriter | None, out: MergedPartition) -> None:
     """Choose batches, and hand them to the writer."""
-    found, taken = Findings(), _Taken(plan, out)
+    found, taken = ChoiceFindings(), _Taken(plan, out)
     for rows in choose(plan.streams, plan.lineage.chain, plan.ranks, task.settings.window_batches, found):
         if found.conflicts:
             break
@@ -168,12 +168,12 @@ def _surveys(task: MergeTask, out: MergedPartition) -> list[Survey]:
     return found
 
 
-def _heard(listener: Listener | None, copy: Copy, settings: MergeSettings) -> Survey:
+def _heard(listener: Listener | None, copy: LogCopy, settings: MergeSettings) -> Survey:
     with listening(listener) if listener is not None else nullcontext():
         return survey(copy, settings)
 
 
-def _plan(surveys: list[Survey], out: MergedPartition) -> _Plan:
+def _plan(surveys: list[Survey], out: MergedPartition) -> _Decisions:
     files = []
     for one in surveys:
         file = one.copy.leader_epochs
@@ -192,15 +192,15 @@ def _plan(surveys: list[Survey], out: MergedPartition) -> _Plan:
         main = Stream(number, one.rows, lineage.truncation[number], lacks)
         counts.append(main.find(main.until) if main.until != NO_END else len(one.rows))
         streams.append(main)
-        sources.append(Source(one, one.segment_rows))
+        sources.append(StreamSource(one, one.segment_rows))
         if len(one.overlapping):
             streams.append(Stream(number, one.overlapping, lineage.truncation[number], lacks))
-            sources.append(Source(one, one.overlapping_rows))
+            sources.append(StreamSource(one, one.overlapping_rows))
     order = sorted(range(len(surveys)), key=lambda i: (-counts[i], i))
-    return _Plan(surveys, lineage, streams, sources, [order.index(i) for i in range(len(surveys))])
+    return _Decisions(surveys, lineage, streams, sources, [order.index(i) for i in range(len(surveys))])
 
 
-def _report_losers(plan: _Plan, out: MergedPartition) -> None:
+def _report_losers(plan: _Decisions, out: MergedPartition) -> None:
     """List batches of losing lineages. Refuse copies that have no batch in common with the winning one."""
     for number, one in enumerate(plan.surveys):
         facts = _facts(out, one.copy)
@@ -215,7 +215,7 @@ def _report_losers(plan: _Plan, out: MergedPartition) -> None:
             out.refused = True
 
 
-def _is_another_log(plan: _Plan, number: int) -> bool:
+def _is_another_log(plan: _Decisions, number: int) -> bool:
     """Return whether batches of a copy lie where others have batches, and none of a sample is equal to one of those."""
     rows, meets = plan.surveys[number].rows, False
     for i in np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(np.int64)).tolist():
@@ -240,11 +240,11 @@ def _shown(chain: Chain) -> str:
     return ("..., " if len(chain.entries) > 3 else "") + shown
 
 
-def _facts(out: MergedPartition, copy: Copy) -> CopyFacts:
+def _facts(out: MergedPartition, copy: LogCopy) -> CopyFacts:
     return next(facts for facts in out.copies if facts.copy == copy.name and facts.path == copy.place)
 
 
-def _report_found(plan: _Plan, found: Findings, out: MergedPartition) -> None:
+def _report_found(plan: _Decisions, found: ChoiceFindings, out: MergedPartition) -> None:
     for conflict in found.conflicts[:_MOST_NAMED]:
         sides = [plan.surveys[copy].copy.place for copy in conflict.copies]
         expected = f"the batch of offsets {conflict.first} to {conflict.last} as in {sides[0]}"
@@ -263,7 +263,7 @@ def _report_found(plan: _Plan, found: Findings, out: MergedPartition) -> None:
 class _Taken:
     """Ranges of the result, and the copies that they come from."""
 
-    def __init__(self, plan: _Plan, out: MergedPartition) -> None:
+    def __init__(self, plan: _Decisions, out: MergedPartition) -> None:
         self.plan, self.out = plan, out
         self.facts = [_facts(out, one.copy) for one in plan.surveys]
         self.first: int | None = None
@@ -362,7 +362,7 @@ def _first_lack(lacks: Sequence[Lack], first: int, last: int) -> Lack | None:
     return next((lack for lack in lacks if lack.first <= last and first < lack.until), None)
 
 
-def _gaps(plan: _Plan, begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _gaps(plan: _Decisions, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the offsets, first..until-1 each, that every copy lacks."""
     common = [(begin, end)]
     for one, until in zip(plan.surveys, plan.lineage.truncation, strict=True):
@@ -397,7 +397,7 @@ def _both(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> I
 
 
 def _write_side_files(
-    task: MergeTask, plan: _Plan, output: Root, outcomes: Sequence[SegmentOutcome], out: MergedPartition
+    task: MergeTask, plan: _Decisions, output: Root, outcomes: Sequence[SegmentOutcome], out: MergedPartition
 ) -> None:
     """Write what a broker keeps beside the segments."""
     target = Target("output", output.uri, output.uri)
@@ -442,7 +442,7 @@ def _open_transactions(output: Root, folder: str, out: MergedPartition) -> Itera
         )
 
 
-def _epochs_of(plan: _Plan, out: MergedPartition, outcomes: Sequence[SegmentOutcome]) -> list[tuple[int, int]]:
+def _epochs_of(plan: _Decisions, out: MergedPartition, outcomes: Sequence[SegmentOutcome]) -> list[tuple[int, int]]:
     """Return the leader epochs of the result: those of the lineage, and of its last batch."""
     found = list(plan.lineage.chain.entries)
     last = max((epoch for outcome in outcomes for epoch in outcome.epochs), default=(-1, 0))

@@ -26,7 +26,7 @@ from lastkey.logformat.batches.salvage import Damage, salvage
 from lastkey.logformat.errors import LogFormatError
 from lastkey.logformat.layout import BATCH, CONTROL_MASK, DELETE_HORIZON_MASK
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.merge.copies import Copy, Lack, MergeSettings
+from lastkey.udfs.merge.copies import Lack, LogCopy, MergeSettings
 from lastkey.udfs.merge.lineage import EpochRun
 from lastkey.udfs.merge.order_kernels import drop_displaced
 from lastkey.udfs.problem import Problem
@@ -73,7 +73,7 @@ class Rows:
 class Survey:
     """Sound batches of a copy, and the offsets that it lacks."""
 
-    copy: Copy
+    copy: LogCopy
     rows: np.ndarray  # BATCH[n], offsets rise
     segment_rows: list[int]  # number of the first row of each segment, and of all rows
     overlapping: np.ndarray  # BATCH[m], offsets rise: behind the base of the next segment
@@ -86,16 +86,16 @@ class Survey:
     notes: list[str] = field(default_factory=list)
 
 
-def survey(copy: Copy, settings: MergeSettings) -> Survey:
+def survey(copy: LogCopy, settings: MergeSettings) -> Survey:
     """Read all segments of a copy. Damage and unreadable files become what the copy lacks; raises nothing for them."""
     with closing(Rows()) as rows, closing(Rows()) as beyond:
         return _survey(copy, settings, rows, beyond)
 
 
-def _survey(copy: Copy, settings: MergeSettings, rows: Rows, beyond: Rows) -> Survey:
+def _survey(copy: LogCopy, settings: MergeSettings, rows: Rows, beyond: Rows) -> Survey:
     buffer = ChunkBuffer(settings.chunk_bytes, settings.max_batch_bytes)
     out = Survey(copy, np.empty(0, BATCH), [0], np.empty(0, BATCH), [0])
-    holes: list[_Hole] = []
+    holes: list[_MissingOffsets] = []
     for number, segment in enumerate(copy.segments):
         following = copy.segments[number + 1].base_offset if number + 1 < len(copy.segments) else None
         holes += _survey_segment(out, segment, following, buffer, rows, beyond)
@@ -116,7 +116,7 @@ def _survey(copy: Copy, settings: MergeSettings, rows: Rows, beyond: Rows) -> Su
 
 
 @dataclass
-class _Hole:
+class _MissingOffsets:
     first: int
     until: int
     problem: Problem | None  # None: between two segments
@@ -124,7 +124,7 @@ class _Hole:
 
 def _survey_segment(
     out: Survey, segment: Segment, following: int | None, buffer: ChunkBuffer, rows: Rows, beyond: Rows
-) -> Iterator[_Hole]:
+) -> Iterator[_MissingOffsets]:
     """Add a segment's rows, and yield the holes in it and behind it."""
     base, first = segment.base_offset, len(rows)
     damages: list[tuple[int, Problem]] = []  # position, what is wrong
@@ -196,7 +196,7 @@ def _keep(rows: Rows, first: int, written: np.ndarray, kept: NDArray[np.bool_]) 
 
 def _holes_of(
     rows: np.ndarray, base: int, following: int | None, damages: Sequence[tuple[int, Problem]]
-) -> Iterator[_Hole]:
+) -> Iterator[_MissingOffsets]:
     """Yield the holes that damage has made, and the one behind the segment's last batch."""
     positions, end = rows["position"], 2**63 - 1 if following is None else following
     until = end
@@ -204,10 +204,10 @@ def _holes_of(
         at = int(np.searchsorted(positions, position))
         first = int(rows["last_offset"][at - 1]) + 1 if at else base
         until = int(rows["base_offset"][at]) if at < len(rows) else end
-        yield _Hole(first, until, problem)
+        yield _MissingOffsets(first, until, problem)
     last = int(rows["last_offset"][-1]) + 1 if len(rows) else base
     if following is not None and last < following and not (damages and until == end):
-        yield _Hole(last, following, None)
+        yield _MissingOffsets(last, following, None)
 
 
 def _rising(spool: Rows, out: Survey) -> np.ndarray:

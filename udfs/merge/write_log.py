@@ -29,7 +29,7 @@ _PIECE = 8 << 20
 
 
 @dataclass(frozen=True)
-class Source:
+class StreamSource:
     """Place of the batches of a stream: the segments of a copy, and the first row of each."""
 
     survey: Survey
@@ -43,7 +43,7 @@ class LogWriter:
         self,
         output: Root,
         folder: str,
-        sources: Sequence[Source],
+        sources: Sequence[StreamSource],
         primary: int,
         segment_bytes: int,
         wrote: Callable[[Segment, int | None], None],
