@@ -1,34 +1,26 @@
-"""What is made from the declarations of options and settings: `python -m docs.option_tables` writes it.
+"""Tables of options and settings for the reference pages, and conf/cleaner.toml.
 
-The tables of options on jobs/COMMANDS.md, those of settings on conf/SETTINGS.md, each between
-`<!-- options of NAME, by docs/option_tables.py -->` and `<!-- until here -->`, and the whole of conf/cleaner.toml. A
-test compares the files with what this module makes.
+`python -m docs.option_tables` writes conf/cleaner.toml; a test compares it.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from lastkey.jobs import api, api_audit  # noqa: F401 - they declare the commands
+from docs.tables import table
+from lastkey.jobs import api, api_audit, api_store  # noqa: F401 - they declare the commands
 from lastkey.jobs.command.config import JobSettings, TopicSettings
 from lastkey.jobs.command.declare import Value, values_of
 from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.policies.toml_text import toml_value
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "jobs" / "COMMANDS.md"
-SETTINGS_PAGE: Final = ROOT / "conf" / "SETTINGS.md"
 SETTINGS_FILE: Final = ROOT / "conf" / "cleaner.toml"
 EVERY: Final = "every job"
 SETTINGS: Final = {"defaults": TopicSettings, "job": JobSettings}  # table of a settings file -> its declaration
-_BLOCK: Final = re.compile(
-    r"(?<=<!-- )(options|settings) of ([a-z -]+)(, by docs/option_tables\.py -->\n).*?(?=<!-- until here -->)",
-    re.DOTALL,
-)
 _HEAD: Final = """\
 # Every setting, with its unit, its default and its effect. As it is, this file changes nothing:
 # ./spark-submit.sh compact ARCHIVE --store STORE --config conf/cleaner.toml
@@ -44,31 +36,29 @@ _JOB: Final = """
 """
 
 
-def page(text: str) -> str:
-    """Return a page with its tables made again."""
-    return _BLOCK.sub(lambda found: f"{found[1]} of {found[2]}{found[3]}\n{_TABLES[found[1]](found[2])}\n", text)
-
-
-def made_files() -> dict[Path, str]:
-    """Return every file that has something of this module's, as it should be."""
-    pages = {path: page(path.read_text(encoding="utf-8")) for path in (PAGE, SETTINGS_PAGE)}
-    return {**pages, SETTINGS_FILE: settings_file()}
-
-
 def options_table(name: str) -> str:
-    """Return the table of a command's options, or of those of every command."""
+    """Return the table of a command's usual options, or of those of every command."""
     if name == EVERY:
         return _table(value for value in COMMANDS["compact"].values if value.common)
-    return _table(value for value in COMMANDS[name].values if not (value.common or value.argument))
+    return _table(value for value in _own(name) if not value.rare)
+
+
+def advanced_options_table(name: str) -> str:
+    """Return the table of a command's options that only --help-all lists; empty without any."""
+    rare = [value for value in _own(name) if value.rare]
+    return _table(rare) if rare else ""
+
+
+def _own(name: str) -> list[Value[Any, Any]]:
+    return [value for value in COMMANDS[name].values if not (value.common or value.argument)]
 
 
 def settings_table(name: str) -> str:
     """Return the table of the settings of a table of the settings file."""
-    rows = (f"| `{v.flag}` | `{toml_of(v)}` | {_cell(v.help)} |\n" for v in values_of(SETTINGS[name]))
-    return "".join(["| setting | default | |\n|---|---|---|\n", *rows])
-
-
-_TABLES: Final = {"options": options_table, "settings": settings_table}
+    return table(
+        ("setting", "default", "meaning"),
+        ((f"`{v.flag}`", f"`{toml_of(v)}`", v.help) for v in values_of(SETTINGS[name])),
+    )
 
 
 def settings_file() -> str:
@@ -90,26 +80,21 @@ def toml_of(value: Value[Any, Any]) -> str:
 
 
 def _table(values: Iterable[Value[Any, Any]]) -> str:
-    return "".join(["| option | |\n|---|---|\n", *(f"| {_names(value)} | {_text(value)} |\n" for value in values)])
+    return table(("option", "meaning"), ((_names(value), _text(value)) for value in values))
 
 
 def _names(value: Value[Any, Any]) -> str:
     if value.kind.is_flag:
         return f"`{value.flag}`, `--no-{value.flag[2:]}`" if value.negative else f"`{value.flag}`"
-    return _cell(f"`{value.flag} {value.metavar}`")
+    return f"`{value.flag} {value.metavar}`"
 
 
 def _text(value: Value[Any, Any]) -> str:
     needed = "Required. " if value.required else ""
     default = f" Default: {value.shown_default}." if value.shown_default else ""
     note = f" {value.note}" if value.note else ""
-    return _cell(f"{needed}{value.help}{default}{note}").rstrip(".")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")
+    return f"{needed}{value.help}{default}{note}"
 
 
 if __name__ == "__main__":
-    for path, content in made_files().items():
-        path.write_text(content, encoding="utf-8")
+    SETTINGS_FILE.write_text(settings_file(), encoding="utf-8")

@@ -27,25 +27,55 @@ if TYPE_CHECKING:
 
 @command(AuditKeysOptions)
 def audit_keys() -> AuditReport:
-    """Show what ARCHIVE, or a generation of STORE, holds of each key."""
+    """Show what ARCHIVE, or a generation of STORE, holds of each key.
+
+    For each key of each partition: last offset and time, tombstone or value, number of versions, bytes of all versions
+    and of the last; keys that the default partitioner (murmur2) would have put into another partition; and keys in
+    several partitions. The table `audit_keys` has a row for each key.
+
+    Kafka's own topics (`__*`) are left out without `--topics`. The exit code is 3 if a place could not be read, or if
+    the audit has findings. [Audits](/reference/audits.md) explains the tables. Audits need Spark: `--engine threads`
+    fails.
+    """
     raise NotImplementedError
 
 
 @command(AuditDeliveryOptions)
 def audit_delivery() -> AuditReport:
-    """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag."""
+    """Show what groups have been delivered of each key of ARCHIVE, or of a generation of STORE, and their lag.
+
+    For each group and key: the delivered offset; whether the last update was delivered; the lag in versions, offsets
+    and time; for each group and topic the percentiles of these lags, and the keys that have waited longest; and the
+    figures of earlier audits of the same source. Offsets that groups have committed come from `__consumer_offsets` and
+    `__share_group_state` in the source, or from a table of deliveries by key. The table `audit_deliveries` has a row
+    for each key and group ([Deliveries](/reference/audits.md#deliveries)).
+    """
     raise NotImplementedError
 
 
 @command(AuditMirrorOptions)
 def audit_mirror() -> AuditReport:
-    """Compare B with A, whose copy it is, key by key."""
+    """Compare B with A, whose copy it is, key by key.
+
+    B may be MirrorMaker's copy, a restored log directory or a generation. A and B are archives, or `STORE@GENERATION`
+    or `STORE@current`. The audit finds keys that are missing, stale, different, extra, ahead or in another order in B,
+    and the same of records without a key; offsets may differ ([Mirrors](/reference/audits.md#mirrors)). The table
+    `audit_pairs` has a row for each finding. A topic of A that B lacks is missing; topics that only B has are named and
+    not compared. Topics that MirrorMaker and Connect keep for themselves (`*.internal`, `*-internal`) are left out,
+    unless `--topics` names them.
+    """
     raise NotImplementedError
 
 
 @command(AuditFailoverOptions)
 def audit_failover() -> AuditReport:
-    """Find the offsets of B at which a group that read A loses nothing."""
+    """Find the offsets of B at which a group that read A loses nothing.
+
+    For each partition: the offset of B at which the group continues, the records that it then reads again, in records
+    and milliseconds, and the records that are lost because the mirror has no copy of them (exit code 3). A and B are
+    named as for `audit mirror`. The table `audit_pairs` has a row for each partition, and for each lost record
+    ([Failing over](/reference/audits.md#failing-over)).
+    """
     raise NotImplementedError
 
 

@@ -119,7 +119,7 @@ _AT: Final = "{path} at byte {position}: expected {expected}, found {found}"
 
 @dataclass(frozen=True)
 class Kind(Generic[E_co]):
-    """Kind of an error: a row of the table below and of TROUBLESHOOTING.md, and JSON's `error.kind`, which is `name`.
+    """Kind of an error: a row of the table below and of the reference page, and JSON's `error.kind`, which is `name`.
 
     template, hint: the message, and what to do, each with an error's fields in braces; cause: for the page.
     """

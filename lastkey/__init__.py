@@ -1,7 +1,7 @@
 """Lastkey: compaction, indexing, search and audit of archived Apache Kafka logs.
 
-`__all__` is the Python API; jobs/API.md explains it. A name is imported when it is first used, since most of them bring
-Spark or compiled kernels.
+`__all__` is the Python API; docs/reference/api.md explains it. A name is imported when it is first used, since
+most of them bring Spark or compiled kernels.
 """
 
 from __future__ import annotations
@@ -11,27 +11,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lastkey.jobs.api import (
-        archive_needed,
         compact,
         convert,
-        erase,
         export,
         inspect,
         lookup,
         merge,
         pack,
         policies,
-        rebuild_state,
         reindex,
         replay,
         report,
-        restore,
-        rollback,
-        runs,
-        vacuum,
         verify,
     )
     from lastkey.jobs.api_audit import audit
+    from lastkey.jobs.api_store import archive_needed, erase, rebuild_state, restore, rollback, runs, vacuum
     from lastkey.jobs.audit.report import AuditReport
     from lastkey.jobs.compact.report import CompactReport
     from lastkey.jobs.convert.report import ConvertReport
@@ -56,6 +50,9 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys((name for name in __all__ if name.islower()), "lastkey.jobs.api"),
+    **dict.fromkeys(
+        ("archive_needed", "erase", "rebuild_state", "restore", "rollback", "runs", "vacuum"), "lastkey.jobs.api_store"
+    ),
     "audit": "lastkey.jobs.api_audit",
     "AuditReport": "lastkey.jobs.audit.report",
     "CompactReport": "lastkey.jobs.compact.report",

@@ -5,7 +5,7 @@
 #
 #   requirements/renew.sh [--upgrade]
 #
-#   run.txt    what the jobs need         dev.txt   the tests too: the same versions, and more
+#   run.txt    what the jobs need         dev.txt   the tests and the site too: the same versions, and more
 #   build.txt  pip, and what makes a package of pyspark's source, of which PyPI has no wheel
 #   uv.txt     what writes these files, checked by its hashes like the rest
 #   ../examples/airflow/requirements.txt    Airflow, in an environment of its own; from its own pins alone
@@ -29,7 +29,7 @@ lock() {
     >/dev/null)
 }
 
-lock requirements/dev.txt pyproject.toml --all-extras --group dev "$@"
+lock requirements/dev.txt pyproject.toml --all-extras --group dev --group docs "$@"
 lock requirements/run.txt pyproject.toml --constraint requirements/dev.txt "$@"
 lock requirements/build.txt --group build "$@"
 lock requirements/uv.txt --group lock "$@"

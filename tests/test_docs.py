@@ -1,4 +1,4 @@
-"""Truth of the pages: options, settings, exit codes, fields, messages, links, paths; their examples run."""
+"""Truth of the pages: options, settings, exit codes, fields, messages, links, paths; the site builds; examples run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from docs import option_tables, troubleshooting, worked_example
+from docs import data_source_options, json_fields, option_tables, reference_pages, troubleshooting, worked_example
+from docs.command_examples import EXAMPLES, NOT_RUN
+from docs.report_schemas import schemas
 from lastkey.jobs import errors
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.declare import values_of
-from lastkey.jobs.compact.needed import WHY
 from lastkey.jobs.compact.report import CompactReport
 from lastkey.jobs.errors import JobError
 from lastkey.jobs.store import rows as state_rows
@@ -29,6 +31,7 @@ from lastkey.jobs.store.paths import TABLES
 from lastkey.logformat.errors import KINDS
 from lastkey.udfs.compact.plan import PartitionResult, Work
 from lastkey.udfs.compact.verdicts import COUNTER_NAMES
+from lastkey.udfs.held_back import Rule
 from lastkey.udfs.storage import open_root
 from tests.builders.stopping import tracebacks
 from tests.builders.trees import files_in
@@ -36,12 +39,8 @@ from tests.builders.trees import files_in
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("jobs", "logformat", "udfs", "conf", "examples", "notebooks", "docs", "tests")
 PAGES = [*files_in(ROOT, "*.md"), *(page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")))]
-README, COMMANDS_PAGE, SETTINGS_PAGE, STORE_PAGE, TROUBLESHOOTING = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in (
-        "README.md", "jobs/COMMANDS.md", "conf/SETTINGS.md", "jobs/store/STORE.md", "jobs/TROUBLESHOOTING.md",
-    )
-)  # fmt: skip
+README, STORE_PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "jobs/store/STORE.md"))
+GENERATED = reference_pages.pages()  # path below docs/ -> text
 COMMANDS = {
     f"{group}{name}": command
     for group, commands in (("", cli.lastkey.commands), ("audit ", cli.lastkey.commands["audit"].commands))
@@ -85,20 +84,17 @@ def test_every_command_and_option_has_help(name):
 
 
 def test_every_command_has_an_example_and_a_line_in_readme():
-    for name in COMMANDS:
-        assert f"./spark-submit.sh {name} " in _section(COMMANDS_PAGE, f"## {name}")
-    assert {name for name, _ in _jobs_of_readme()} == set(cli.lastkey.commands)
+    assert {*EXAMPLES, *NOT_RUN} == set(COMMANDS)
+    named = {name for row in re.findall(r"^\| (`.*?) \| ", _section(README, "## Commands"), re.MULTILINE)
+             for name in re.findall("`([a-z-]+)`", row)}  # fmt: skip
+    assert named == set(cli.lastkey.commands)
 
 
-def _jobs_of_readme() -> list[tuple[str, str]]:
-    """Return README's table of jobs: (job, its example)."""
-    return re.findall(
-        r"^\| \[([a-z-]+)\]\([^)]*\) \| [^|]+ \| `([^`]+)` \|$", _section(README, "## Jobs"), re.MULTILINE
-    )
-
-
-def test_readme_is_one_page():
-    assert len(README.split()) <= 2000
+def test_sizes_of_pages():
+    assert len(README.split()) <= 900
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split()) <= 1500
+    for page in (ROOT / "docs/how-to").glob("*.md"):
+        assert len(page.read_text(encoding="utf-8").split()) <= 500, page
 
 
 def test_version_is_said_once_more_and_the_same():
@@ -108,21 +104,15 @@ def test_version_is_said_once_more_and_the_same():
     assert f"\n## {project['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_each_option_and_table_is_explained_on_one_page():
-    """An option's row on COMMANDS.md, a table's on STORE.md, an option of the data sources on theirs: nowhere else."""
+def test_no_page_explains_options_in_a_table_of_its_own():
+    """An option of a command is in its declaration, one of the data sources in `docs.data_source_options`."""
     from lastkey.jobs.data_source.options import OPTIONS
 
-    homes = {
-        "jobs/COMMANDS.md": {opt for name in COMMANDS for option in _options(COMMANDS[name]) for opt in option.opts},
-        "jobs/store/STORE.md": set(TABLES),
-        "jobs/data_source/DATA_SOURCE.md": {
-            name for names in OPTIONS.values() for name in names if name != name.lower()
-        },
-    }
-    rows = {_id(page): set(re.findall(r"^\| `([\w-]+)[ `]", page.read_text("utf-8"), re.MULTILINE)) for page in PAGES}
-    for home, names in homes.items():
-        assert names & rows[home]
-        assert {page for page, told in rows.items() if told & names} == {home}
+    names = {opt for name in COMMANDS for option in _options(COMMANDS[name]) for opt in option.opts}
+    names |= {name for kinds in OPTIONS.values() for name in kinds if name != name.lower()}
+    for page in PAGES:
+        rows = set(re.findall(r"^\| `([\w-]+)`? (?:[A-Z]+`)? *\|", page.read_text("utf-8"), re.MULTILINE))
+        assert len(rows & names) <= 1 or page == ROOT / "docs/how-to/nightly.md", page
 
 
 # -- exit codes
@@ -130,8 +120,8 @@ def test_each_option_and_table_is_explained_on_one_page():
 
 def test_exit_codes_are_those_of_the_program():
     codes = {name: value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-    table = dict(re.findall(r"^\| (\d+) \| `([A-Z]+)` \|", _section(README, "## Exit codes"), re.MULTILINE))
-    assert {name: int(code) for code, name in table.items()} == codes
+    table = {name: code for code, (name, _) in troubleshooting.EXIT_CODES.items() if name}
+    assert table == codes
     for code in (*codes.values(), 130, 141, 143):
         assert re.search(rf"\b{code}\b", cli.EXIT_CODES), code
 
@@ -161,23 +151,14 @@ def test_settings_that_a_page_names_exist(page):
 # -- reports and tables
 
 
-def _fields(text: str) -> set[str]:
-    return set(re.findall(r"[a-z][a-z_]+", " ".join(re.findall(r"`([a-z_ ]+)`", text))))
-
-
-EVERY = {"job", "exit_code", "problems", "notes", "engine", "seconds"}  # keys of all reports
-
-
 def test_json_fields_of_compact():
     result = PartitionResult("t", 0, "cleaned", work=Work(counters=dict.fromkeys(COUNTER_NAMES, 0)))
     made = CompactReport("A", "S", "r", 0, False, [result]).to_json()
-    table = _section(COMMANDS_PAGE, "## JSON")
-    top = re.search(r"^\| compact \| (.*?) \|$", table, re.MULTILINE)[1]
-    assert _fields(top) == set(made) - EVERY
-    cells = re.findall(r"^\| (`[^|]*) \|", table.split("`compact` says of each partition")[1], re.MULTILINE)
-    assert _fields(" ".join(cells)) == set(made["partitions"][0])
-    reasons = table.split("`archive_needed_because` of `compact`")[1].split("`compact` says of each partition")[0]
-    assert re.findall(r"^\| `(\w+)` \|", reasons, re.MULTILINE) == list(WHY)  # the worst first
+    fields_of_compact = json_fields.FIELDS["compact"]
+    named = {name.partition(".")[2] for name in fields_of_compact if name.startswith("partitions.")}
+    assert named == set(made["partitions"][0])
+    assert {name for name in fields_of_compact if "." not in name} - set(made) == set()
+    assert set(json_fields.HELD_BACK) == set(get_args(Rule))
 
 
 @pytest.mark.parametrize(
@@ -225,13 +206,23 @@ def test_json_fields_of_the_other_jobs(job):
               "erase": lambda: EraseReport("S", "e", 1, True, False),
               "archive-needed": lambda: ArchiveNeededReport(open_root("/A"), "S"),
               "pack": lambda: PackReport(path="P")}[job]()  # fmt: skip
-    top = re.search(rf"^\| {job} \| (.*?) \|$", _section(COMMANDS_PAGE, "## JSON"), re.MULTILINE)[1]
-    assert _fields(top) == set(report.to_json()) - EVERY
+    assert set(json_fields.FIELDS.get(job, {})) - set(report.to_json()) == set()
+    assert set(report.to_json()) - json_fields.EVERY.keys() <= set(schemas()[job]["properties"])
 
 
 def test_fields_of_an_error():
-    said = re.search(r'\{"error": \{(.*?)\}\}', " ".join(_section(COMMANDS_PAGE, "## JSON").split()))[1]
+    said = re.search(r'\{"error": \{(.*?)\}\}', GENERATED["reference/json.md"])[1]
     assert re.findall(r'"(\w+)"', said) == list(errors.UsageError(message="x").to_json())
+
+
+def test_every_option_of_a_data_source_is_explained():
+    from lastkey.jobs.data_source.options import OPTIONS
+
+    named = {name for names in data_source_options.TEXTS for name in names.split(", ")}
+    known = {name for names in OPTIONS.values() for name in names} - {"path", "paths"}
+    aliases = {"subscribe", "subscribePattern", "assign", "kafka.isolation.level"}
+    assert named == known - aliases
+    assert all(f"`{name}`" in GENERATED["reference/data-source-options.md"] for name in aliases)
 
 
 def test_tables_and_states():
@@ -250,17 +241,11 @@ def test_tables_and_states():
 # -- messages and paths
 
 
-def _troubles() -> list[str]:
-    """Return the symptoms in README's table, and those in TROUBLESHOOTING.md."""
-    tables = _section(README, "## When something goes wrong"), TROUBLESHOOTING
-    return [cell for table in tables for cell in re.findall(r"^\| (.*?) \| ", table, re.MULTILINE)[1:]]
-
-
 def test_messages_of_the_troubleshooting_tables_are_real_and_told_once():
     packages = ("jobs", "udfs", "logformat")
     files = [*(path for name in packages for path in files_in(ROOT / name, "**/*.py")), ROOT / "spark-submit.sh"]
     sources = "\n".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text()) for path in files)  # strings in two parts
-    messages = [message for cell in _troubles() for message in re.findall(r"`([^`]+)`", cell)]
+    messages = [message for cell in troubleshooting.NOTES for message in re.findall(r"`([^`]+)`", cell)]
     assert len(messages) > 20
     assert len(set(messages)) == len(messages)
     for message in messages:
@@ -284,22 +269,26 @@ def _named_paths(text: str) -> set[str]:
 def test_paths_that_a_page_names_exist(page):
     missing = [
         name for name in sorted(_named_paths(page.read_text(encoding="utf-8")))
-        if not ((ROOT / name).exists() or (page.parent / name).exists())
+        if not ((ROOT / name).exists() or (page.parent / name).exists() or _generated(page.parent / name))
     ]  # fmt: skip
     assert missing == []
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(
-        r"^#+ (.*)", re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL), re.M
-    )
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _generated(path: Path) -> str | None:
+    """Return the text of a page of the site that is made when it is built; None for any other path."""
+    docs, path = ROOT / "docs", Path(os.path.normpath(path))
+    return GENERATED.get(path.relative_to(docs).as_posix()) if path.is_relative_to(docs) else None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_links_of_a_page_lead_somewhere(page):
-    """From the page itself, as a reader clicks them; anchors too."""
+    """From the page itself, as a reader clicks them; anchors too. Only pages in docs/ lead to generated ones."""
     text = page.read_text(encoding="utf-8")
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     for target in targets:
@@ -307,39 +296,25 @@ def test_links_of_a_page_lead_somewhere(page):
         if name.startswith("https:"):
             continue
         file = page.parent / name if name else page
-        assert file.exists(), target
-        assert not anchor or anchor in _anchors(file), target
+        made = _generated(file) if page.is_relative_to(ROOT / "docs") else None
+        assert file.exists() or made, target
+        assert not anchor or anchor in _anchors(made or file.read_text(encoding="utf-8")), target
 
 
-def test_readme_leads_to_every_page_for_users():
-    shown = {(ROOT / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)\s]+)\)", README)}
-    for_developers = {"README.md", "tests/scenarios/README.md", "tests/attack/README.md"}
-    assert set(PAGES) - shown == {ROOT / name for name in for_developers}
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {path.name for path in (tmp_path / "site").iterdir()} >= {"index.html", "tutorial", "how-to", "reference"}
+    assert 'id="lastkey.open_partition"' in (tmp_path / "site/reference/api/index.html").read_text(encoding="utf-8")
 
 
-def _tour() -> dict[str, str]:
-    """Return the texts on each path in CONTRIBUTING's picture of the tree: {"udfs/compact": "...", ...}."""
-    told: dict[str, str] = {}
-    folders: list[str] = []
-    for line in (ROOT / "CONTRIBUTING.md").read_text().split("```")[1].splitlines():
-        if line.strip():
-            name, _, text = line.strip().partition(" ")
-            folders[(len(line) - len(line.lstrip())) // 2 :] = [name.rstrip("/")]
-            told["/".join(folders)] = text.strip()
-    return told
-
-
-def test_the_tour_of_contributing_is_the_tree():
-    told = _tour()
-    assert [path for path in told if not (ROOT / path).exists()] == []
-    assert [path for path, text in told.items() if not text] == []
-    rooms = {
-        str(path.relative_to(ROOT))
-        for package in ("logformat", "udfs", "jobs")
-        for path in (ROOT / package).iterdir()
-        if path.suffix in (".py", ".md") or (path / "__init__.py").exists()
-    }
-    assert {path for path in rooms if Path(path).stem != "__init__"} - set(told) == set()
+def test_every_page_is_on_the_site():
+    """Pages in docs/ are: the build is strict."""
+    named = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {_id(page) for page in PAGES if not page.is_relative_to(ROOT / "docs")} - named == {"README.md"}
 
 
 def _texts() -> dict[Path, str]:
@@ -380,18 +355,6 @@ def test_modules_that_are_named_exist():
     assert {(path, name) for path, name in named if name not in there | other} == set()
 
 
-def test_every_room_stands_in_contributings_table():
-    said = (ROOT / "CONTRIBUTING.md").read_text().split("\n## Who may import whom\n")[1].split("\n## ")[0]
-    floors = dict(re.findall(r"^(logformat|udfs|jobs) +(.*)$", said, re.MULTILINE))
-    rooms = {(package, path.parent.name) for package in floors for path in (ROOT / package).glob("*/__init__.py")}
-    assert len(rooms) > 20
-    missing = {room for room in rooms if not re.search(rf"\b{room[1]}\b", floors[room[0]])}
-    planned = set(re.findall(r"^\| `(\w+)`[^|]*\| ", said.split("These rooms are planned")[1], re.MULTILINE))
-    assert missing == set()
-    assert planned
-    assert planned & {room for _, room in rooms} == set()
-
-
 def test_nothing_names_a_machine():
     places = re.compile(r"(?<![\w.~$-])/(?:root|work/[a-z]|home/[a-z]|tmp/w)(?:/|\b)")
     kinds = (".py", ".md", ".toml", ".sh", ".java", ".spec", ".txt", ".properties", ".xml", ".conf")
@@ -419,8 +382,7 @@ def test_the_worked_example_is_what_the_code_makes(passes):
     assert shown == worked_example.example(passes)
 
 
-def test_the_tables_of_errors_are_what_the_code_has():
-    assert troubleshooting.filled(TROUBLESHOOTING) == TROUBLESHOOTING, "python -m docs.troubleshooting"
+def test_every_kind_of_problem_has_a_remedy():
     listed = {kind for kinds in troubleshooting.REMEDIES for kind in kinds} - troubleshooting.STATES.keys()
     assert listed == KINDS.keys() - troubleshooting.NOT_UNCLEANABLE
 
@@ -464,14 +426,14 @@ def test_ci_runs_the_tests_as_readme_says():
     assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
-NEEDS_A_BROKER = "replay"  # tests/kafka/test_replay.py runs its example
+NEEDS_A_BROKER = "replay"  # tests/kafka/test_replay.py runs an example
 AIRFLOWS = ROOT / "examples/airflow/README.md"  # tests/airflow runs its commands
 
 
 def _runnable() -> list[str]:
-    """Return the commands of all pages, each once: README's blocks and table of jobs, then the other pages."""
-    of_jobs = [f"./spark-submit.sh {example}" for job, example in _jobs_of_readme() if job != NEEDS_A_BROKER]
-    found = [*_marked(ROOT / "README.md"), *of_jobs]
+    """Return the commands of all pages, each once: README's, those of the reference, then the other pages."""
+    of_reference = [f"./spark-submit.sh {example}" for examples in EXAMPLES.values() for example in examples]
+    found = [*_marked(ROOT / "README.md"), *of_reference]
     return list(dict.fromkeys([*found, *(line for page in PAGES if page != AIRFLOWS for line in _marked(page))]))
 
 
@@ -535,6 +497,7 @@ def test_examples_of_all_pages_run(ran):
     assert len(told) > 1
     for said in told:
         assert said in first
+    assert re.search("`(checked .*? found)`", shown)[1] in ran[1][1][2]
 
 
 def _blocks(page: Path, language: str, work: Path) -> list[str]:
@@ -563,6 +526,6 @@ def test_python_and_sql_of_all_pages_run(spark, ran, monkeypatch):
         for block in _blocks(page, "sql", ran[0]):
             frames += [spark.sql(statement) for statement in block.split(";") if statement.strip()]
     shown = [frame for frame in frames if hasattr(frame, "isStreaming") and not frame.isStreaming and frame.columns]
-    assert len(shown) == 6
+    assert len(shown) == 5
     assert all(frame.limit(1).count() for frame in shown)
     spark.catalog.dropTempView("orders")

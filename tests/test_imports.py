@@ -153,9 +153,11 @@ FLOORS: dict[str, set[str]] = {
     "jobs.erase": _JOB | {"jobs.audit", "jobs.compact", "jobs.report", "jobs.vacuum", "udfs.audit", "udfs.erased_keys"},
     "jobs.notebook": _JOB | {"jobs.report", "udfs.report"},
     "jobs.api": _SHELL
-    | {"jobs.archive_needed", "jobs.compact", "jobs.convert", "jobs.erase", "jobs.export", "jobs.merge", "jobs.pack"}
-    | {"jobs.rebuild_state", "jobs.reindex", "jobs.replay", "jobs.restore", "jobs.rollback", "jobs.runs", "jobs.vacuum"}
-    | {"jobs.policies", "jobs.verify"},  # reports
+    | {"jobs.compact", "jobs.convert", "jobs.export", "jobs.merge", "jobs.pack", "jobs.policies", "jobs.reindex"}
+    | {"jobs.replay", "jobs.verify"},  # reports
+    "jobs.api_store": _SHELL
+    | {"jobs.archive_needed", "jobs.erase", "jobs.rebuild_state", "jobs.restore", "jobs.rollback", "jobs.runs"}
+    | {"jobs.vacuum"},  # reports
     "jobs.api_audit": _SHELL | {"jobs.audit"},
     "jobs.warm_up": _JOB
     | {"jobs.api", "jobs.compact", "udfs.compact", "udfs.lookup.minutes", "logformat.layout", "logformat.writing"}

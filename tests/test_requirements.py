@@ -38,7 +38,13 @@ def _pins() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     run = project["project"]["dependencies"]
     groups = project["dependency-groups"]
-    return dict(zip(LOCKS, (run, run + groups["dev"], groups["build"], groups["lock"], AIRFLOW_PINS), strict=True))
+    return dict(
+        zip(
+            LOCKS,
+            (run, run + groups["dev"] + groups["docs"], groups["build"], groups["lock"], AIRFLOW_PINS),
+            strict=True,
+        )
+    )
 
 
 @pytest.mark.parametrize("path", LOCKS)

@@ -1,1 +1,1 @@
-"""`audit`: questions about keys, answered by Spark from a table of all records. AUDIT.md explains how."""
+"""`audit`: questions about keys, answered by Spark from a table of all records (docs/reference/audits.md)."""

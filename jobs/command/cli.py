@@ -162,7 +162,7 @@ def audit() -> None:
     """
 
 
-for _room in ("lastkey.jobs.api", "lastkey.jobs.api_audit"):  # rooms above this one; each declares its commands
+for _room in ("lastkey.jobs.api", "lastkey.jobs.api_store", "lastkey.jobs.api_audit"):  # each declares its commands
     importlib.import_module(_room)
 lastkey.common = COMMANDS["compact"]
 for _name, _command in COMMANDS.items():

@@ -6,7 +6,7 @@
     [made]                 of which state of a cluster `policies` made the file; nothing to set
 
 Each setting is one field below: name, unit, allowed values, default, and its documentation, of which
-`docs.option_tables` makes `conf/cleaner.toml` and the tables of SETTINGS.md. `--set` overrides a setting for one run.
+`docs.option_tables` makes `conf/cleaner.toml` and the reference page. `--set` overrides a setting for one run.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from lastkey.jobs.command.progress import Bar, Silent
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_LINK: Final = re.compile(r"\[([^\]]+)\]\([^)]*\)")  # of Markdown, which pages show
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,18 @@ def command(options: Callable[P, JobOptions], *printing: type) -> Callable[[Call
 
         doc = inspect.cleandoc(stub.__doc__ or "")
         run.__name__, run.__qualname__, run.__module__ = stub.__name__, stub.__name__, stub.__module__
-        run.__doc__ = f"{doc}\n\nParameters:\n{_parameters(kind)}"
+        run.__doc__ = f"{_plain(doc)}\n\nParameters:\n{_parameters(kind)}"
         run.__signature__ = signature  # type: ignore[attr-defined]  # what inspect looks for
         function = raises_job_errors(run)
         COMMANDS[kind.job] = Command(kind, (*printing, Printing), doc, function)
         return function
 
     return made
+
+
+def _plain(doc: str) -> str:
+    """Return a docstring with the text of its links alone."""
+    return _LINK.sub(r"\1", doc)
 
 
 def _parameters(kind: type[JobOptions]) -> str:

@@ -66,7 +66,7 @@ _DECODERS: Final = (
     "`schema_guid`, `payload`. Default: `string`; of `export` to other formats than `ndjson`: bytes"
 )
 _FROM_NOTE: Final = "A name or glob a line; `#` begins a comment, empty lines do not count. May be repeated"
-_ENGINE_NOTE: Final = "See [Spark or threads](#spark-or-threads)"
+_ENGINE_NOTE: Final = "See [Spark or threads](/reference/command-line.md#spark-or-threads)"
 
 
 @declared
@@ -113,7 +113,7 @@ class TopicOptions(JobOptions):
         default=None,
         common=True,
         shown="Kafka's",
-        note="[SETTINGS.md](../conf/SETTINGS.md) explains them",
+        note="[Settings](/reference/settings.md) explains them",
     )
     overrides: Value[Globs | Mapping[str, Any] | None, Mapping[str, Any]] = option(
         OVERRIDES,
@@ -275,7 +275,7 @@ class Monitoring:
         default=None,
         group="Output",
         rare=True,
-        note="[Monitoring](#monitoring)",
+        note="[Metrics](/reference/metrics.md)",
     )
     notify: Value[str | None, str | None] = option(
         maybe(URL),
@@ -283,7 +283,7 @@ class Monitoring:
         default=None,
         group="Output",
         rare=True,
-        note="[Monitoring](#monitoring)",
+        note="[Metrics](/reference/metrics.md)",
     )
 
 
@@ -295,7 +295,7 @@ class WithCluster(TopicOptions):
         maybe(FILE),
         "Properties of the connection, as Kafka's tools take them.",
         default=None,
-        note="[Connections](#policies)",
+        note="[Connections](/reference/commands/policies.md#details)",
     )
 
 

@@ -80,7 +80,7 @@ class CompactOptions(WithPlan, WithEngine):
         "With --reset, after an erasure: the file that erase was given.",
         default=None,
         rare=True,
-        note="[Erasure](erase/ERASURE.md#bounds)",
+        note="[Erasure](/how-to/erase.md)",
     )
     dry_run: Flag = option(
         FLAG,
@@ -108,7 +108,7 @@ class CompactOptions(WithPlan, WithEngine):
         "Then stop, and commit what is finished: 90s, 30m, 1h30m.",
         default=None,
         group="Engine",
-        note="[Limited time](#compact). Default: no limit",
+        note="Default: no limit",
     )
     wait: Flag = option(
         FLAG,

@@ -296,14 +296,14 @@ class ReportOptions(WithPlan, WithHiddenKeys, WithAutoEngine):
         default=None,
         note="Partitions with a generation as they are now: the generation, then what the archive holds after it. Of "
         "several archives each store goes with the archive that it serves. Of runs "
-        "[by yield](../udfs/yields/YIELDS.md): dead records expected and dropped, bytes read and written, and the "
+        "[by yield](/../udfs/yields/YIELDS.md): dead records expected and dropped, bytes read and written, and the "
         "segments by age",
     )
     format_savings: Flag = option(
         FLAG,
         "Also measure what `convert --to v3` would save; takes longer.",
         default=False,
-        note="What each change of [magic 3](../logformat/FORMAT.md#magic-3) saves, in bytes a record, by codec and "
+        note="What each change of [magic 3](/../logformat/FORMAT.md#magic-3) saves, in bytes a record, by codec and "
         "batch size",
     )
 

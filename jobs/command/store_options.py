@@ -81,8 +81,7 @@ class VacuumOptions(TopicOptions):
         FLAG,
         "Delete what may hold erased keys at once: older generations, audits.",
         default=False,
-        note="After an [erasure](erase/ERASURE.md#vacuum), whatever their age and the options above; also what dead "
-        "runs left",
+        note="After an [erasure](/how-to/erase.md), whatever their age and the options above; also what dead runs left",
     )
     dry_run: Flag = option(
         FLAG,
@@ -153,7 +152,7 @@ class RunsOptions(TopicOptions):
         "openmetrics: metrics of the newest run of each job but audits.",
         default="text",
         group="Output",
-        note="[Monitoring](#monitoring)",
+        note="[Metrics](/reference/metrics.md)",
     )
 
 
@@ -217,7 +216,7 @@ class EraseOptions(WithKeyFormat, WithEngine):
         "Erase nothing: show where the keys still are.",
         default=False,
         group="Output",
-        note="Also for keys that were never erased; adds a row. See [the search](erase/ERASURE.md#the-search)",
+        note="Also for keys that were never erased; adds a row. See [Erase a key](/how-to/erase.md)",
     )
     dry_run: Flag = option(
         FLAG,
@@ -231,6 +230,6 @@ class EraseOptions(WithKeyFormat, WithEngine):
         "Write a proof to this new file, as JSON.",
         default=None,
         group="Output",
-        note="Of [the search](erase/ERASURE.md#proofs), to a disk. Only its owner can read it",
+        note="[Of the search](/how-to/erase.md#the-proof), to a disk. Only its owner can read it",
     )
     wait: Flag = option(FLAG, "Wait for another run that works on the same partitions.", default=False, group="Engine")

@@ -1,4 +1,4 @@
-"""Parser of the data sources' options. Names are not case sensitive. DATA_SOURCE.md explains each option.
+"""Parser of the data sources' options. Names are not case sensitive. docs/data_source_options.py explains each.
 
 Options of Spark's own Kafka source keep their names and meaning, so that a query needs only another format name and a
 path. Options that only say how to talk to a broker (`kafka.*` and the like) are accepted and ignored.

@@ -2,8 +2,8 @@
 
   keys -> their digests, in a file of the store -> a run of `compact` that only erases (`jobs.compact.plan_inputs`)
   -> a search of archive and store -> a row of `cleaner_runs`, with what the search found
-ERASURE.md has the reasons, and what cannot be reached. A run that is killed has erased in the partitions that it
-committed, and says nothing of the rest: the same command again does it.
+docs/reference/erasure.md has the rules. A run that is killed has erased in the partitions that it committed; the same
+command again does the rest.
 """
 
 from __future__ import annotations

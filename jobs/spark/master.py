@@ -49,7 +49,9 @@ def check_master(user: UserOptions) -> None:
         return
     if (mode := user.conf.get("spark.submit.deployMode", "client")) != "client":
         found = f"--deploy-mode {mode}: only client mode returns a job's report and exit code"
-        raise SPARK_NOT_STARTED(found=f"{found}; for YARN's give the job to Spark's own spark-submit (CLUSTER.md)")
+        raise SPARK_NOT_STARTED(
+            found=f"{found}; for YARN's give the job to Spark's own spark-submit (docs/how-to/cluster.md)"
+        )
     master = user.master
     if master is None or local_cores_of(master) is not None or _OTHER.fullmatch(master):
         return

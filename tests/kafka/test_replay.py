@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.command_examples import NOT_RUN
 from lastkey.jobs import replay
 from lastkey.jobs.command.cli import main
 from lastkey.jobs.command.progress import Silent
@@ -166,10 +167,14 @@ def test_the_words_are_those_of_kafkas_tools(broker, tmp_path):
     assert {batch.codec for batch in batches if not batch.control} == {ZSTD}
 
 
-def test_readmes_example(broker, capsys):
-    """Run README's command against this broker."""
-    found = re.search(r"`(replay [^`]*)`", (ROOT / "README.md").read_text())
-    words = found[1].replace("localhost:9092", broker.bootstrap).replace("examples/", f"{ROOT}/examples/").split()
+def test_the_example_of_the_reference(broker, capsys):
+    """Run the command's example against this broker."""
+    words = (
+        NOT_RUN["replay"][0]
+        .replace("localhost:9092", broker.bootstrap)
+        .replace("examples/", f"{ROOT}/examples/")
+        .split()
+    )
     archive = ROOT / "examples" / "archive"
     folders = [path for path in archive.iterdir() if path.is_dir() and not path.name.startswith("__")]
     counts = Counter(path.name.rpartition("-")[0] for path in folders)

@@ -140,7 +140,7 @@ def compact_words(archive: object, store: object, config: object) -> list[str]:
 
 
 def submit_to_cluster(yarn: Yarn, pack: str, *words: object, options: tuple[str, ...] = ()) -> tuple[int, str]:
-    """Run Spark's own spark-submit, as CLUSTER.md says; return its exit code, and what it wrote to stderr."""
+    """Run Spark's own spark-submit, as how-to/cluster.md says; return its exit code, and what it wrote to stderr."""
     ours = ["--master", "yarn", "--deploy-mode", "cluster", "--name", "lastkey", "--archives", pack]
     ours += ["--conf", "spark.yarn.maxAppAttempts=1", *options]
     command = (SPARK / "bin" / "spark-submit", *ours, ROOT / "lastkey" / "__main__.py", *words)

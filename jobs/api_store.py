@@ -1,0 +1,219 @@
+"""Commands on a store as Python functions, as those of `jobs.api`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lastkey.jobs.command.functions import command
+from lastkey.jobs.command.option_groups import Listing, Monitoring
+from lastkey.jobs.command.options import ArchiveNeededOptions
+from lastkey.jobs.command.store_options import (
+    EraseOptions,
+    RebuildStateOptions,
+    RestoreOptions,
+    RollbackOptions,
+    RunsOptions,
+    VacuumOptions,
+)
+
+if TYPE_CHECKING:
+    from lastkey.jobs.archive_needed.report import ArchiveNeededReport
+    from lastkey.jobs.erase.report import EraseReport
+    from lastkey.jobs.rebuild_state import RebuildReport
+    from lastkey.jobs.restore.report import RestoreReport
+    from lastkey.jobs.rollback import RollbackReport
+    from lastkey.jobs.runs import RunsReport
+    from lastkey.jobs.vacuum import VacuumReport
+
+
+@command(RestoreOptions, Monitoring)
+def restore() -> RestoreReport:
+    """Copy a generation into a log directory that a broker starts on.
+
+    A full clean takes the settings of `config` or, for topics without any, of their last run. Raises a JobError if the
+    job stops (kinds MISSING_FILE: a file of the generation is gone; NOT_EMPTY; NOT_CLEANED: the full clean found a
+    problem).
+
+    [Restore to a broker](/how-to/restore.md) has the steps. The broker starts without recovery.
+
+    `--as-of` goes by the wall clock when each generation was committed, rollbacks included. If `vacuum` has deleted the
+    generation that was current then, or one that may have been, nothing is restored, and the error names those that are
+    left before and after it (exit code 2).
+
+    Every file is compared with the checksum of what was written, indexes and snapshots too. If one differs, `restore`
+    names that file, removes its copies and ends with exit code 3; `compact --force` makes new files beside the logs
+    (with `--reset TOPIC` for a missing `.txnindex`). The records of a `.log` that is damaged or missing are lost to
+    this generation, so `--force` finds its partition uncleanable: bring the file back, restore an older generation, or
+    start over from what the archive holds with `compact --force --reset TOPIC`. `--force` reads every file where
+    nothing is due; remove a file that was cut short first, and add `--set gaps=accept` where a file of the archive is
+    lost.
+
+    Segments in magic 3, of an archive that `convert` made, become magic 2, with indexes made from the settings; JSON
+    counts them in `converted`.
+
+    Segments that were never rewritten come from the archive. If one is missing, `restore` fails (exit code 3) before it
+    writes anything. It copies files and never links them, because a broker appends to them. The report lists what the
+    archive holds beyond the end of the restored partitions. A restore that fails, or is interrupted, removes the files
+    and folders that it made, and nothing else; the error names what is left.
+
+    **The end of a log.** The log end and the offset of the last record that a consumer gets may differ: a marker, a
+    batch that lost its records, or records that a cleaner took lie between. A consumer that waits for the record at log
+    end - 1 waits forever, as on the original cluster. The text shows the column `last record` where it differs.
+
+    **Notes** name partitions without a topic id (logs older than 2.8 have no `partition.metadata`): a KRaft broker
+    renames such a folder to `<partition>.<id>-stray`, keeps its files, and begins an empty log. Others name partitions
+    of `__transaction_state` with a segment that ends in a batch without records: brokers before 3.9.2 and 4.0 load
+    these forever.
+
+    **Missing partitions.** A partition that the archive has, and of which the store has no generation, is a problem
+    (`no_generation`, exit code 3); all others are restored. It was never due, it is uncleanable, or it is newer than
+    the last run. If the archive cannot be read, the states of the last runs tell which partitions it had. A topic that
+    no run was asked to compact is no part of the store: the report lists its partitions with what else the archive
+    holds. Empty partitions are part of the store from the first run on, with their log start and log end.
+
+    **Cleaning by the broker.** After runs [by yield](/../udfs/yields/YIELDS.md) a segment may hold records that later
+    segments have superseded. So the cleaner checkpoint that `restore` writes may be below what the runs have cleaned. A
+    broker counts everything from there on as dirty; once its dirty ratio is reached, it reads that part for its map of
+    keys and copies the log again. The report names these partitions and bytes. With `--full-clean`, their topics are
+    first compacted as by `compact --force`, and the new generation is restored: on Spark unless the settings name
+    another engine. The archive must be where `compact` finds it: `--archive` with another place fails (exit code 2). If
+    a partition cannot be cleaned, nothing is restored (exit code 3).
+    """
+    raise NotImplementedError
+
+
+@command(ArchiveNeededOptions, Listing)
+def archive_needed() -> ArchiveNeededReport:
+    """Show which segments of ARCHIVE are still needed beside STORE, and why; the others may be deleted.
+
+    Nothing is written. Everything from the first needed segment of a partition on is needed, so what may be deleted is
+    always the beginning of a log, and the rest has no new hole. A segment is not needed only if all of this holds:
+
+    - a run has read it from its first byte to its last, and size and checksum are still what that run saw;
+    - the store's own generation is complete: every file is there, and each `.log` has its checksum;
+    - neither the next run nor a run after a rollback to a generation that the store still has would open it, and no
+      such generation uses the file;
+    - it is below each gap that a generation passed over;
+    - it is not the last segment: the log continues there, and later runs recognise the log by it.
+
+    A whole partition is needed if it is uncleanable, if the store has no generation of it, if its folder holds an entry
+    that no job reads, or while a broker holds it. While a run works on it, or if something cannot be read, it is not
+    judged: all of it is needed, and the exit code is 3. So exit code 0 means that each partition has an answer. A store
+    that an older version made does not know what its runs have read: it needs all of the archive until a partition
+    starts over (`--reset`).
+
+    The command reads what may be deleted and, where there is something, the partition's generation, once. Until
+    `vacuum` takes older generations, a rollback could return to them; so with a grace of a week the archive keeps a
+    week.
+
+    The report ends with one answer for the whole archive, the same that `compact` ends with. "The archive is no longer
+    needed" appears only if the last run of each partition was `--sealed` and read its last segment whole, the store
+    replaces every segment, each was compared, and the archive holds nothing else that may be a log: no topic that
+    `--topics` left out, no unreadable folder, and no entry that no job reads. Such an entry is every file and folder
+    except partitions, the checkpoints beside them, `meta.properties`, `.lock`, `.kafka_cleanshutdown`, unfinished
+    checkpoints (`.tmp`) and the cache of remote indexes. `__cluster_metadata-0`, a `.tar` file or a folder marked
+    `-stray` keep the archive; JSON lists their paths under `entries`. `compact` reports on the files that its run read,
+    and refers to this command for the others.
+
+    See [Which archive segments can I delete](/how-to/delete-archive.md).
+    """
+    raise NotImplementedError
+
+
+@command(RunsOptions)
+def runs() -> RunsReport:
+    """List what was done to STORE: every run, what came of it, and what it saved.
+
+    The list has every compaction, erasure, check of an erasure, rollback and vacuum, and every audit whose tables the
+    store holds: its [outcome](/reference/exit-codes.md), user and host, and the number of partitions, records and bytes
+    before and after.
+
+    A run is listed with the partitions whose current generation derives from it: for 30 days, or 10 generations of a
+    partition if that is more. The newest 1,000 runs are listed in any case, and every erasure. Not listed: dry runs,
+    runs that failed for a wrong option, setting or path (exit code 2), and runs below a path that held no store yet.
+    `--topics` lists only runs that committed one of these topics. A run that cannot write its row, because the store
+    does not answer within 5 s or cannot be written, ends as it would have ended, with a note.
+    """
+    raise NotImplementedError
+
+
+@command(RollbackOptions)
+def rollback() -> RollbackReport:
+    """Make an older generation of STORE the current one.
+
+    Every partition above generation N goes back to it: all of them, or none. The commit adds a new generation, one
+    above the highest, that uses the files of generation N. So a rollback can be undone: roll back to the generation
+    that was current before it, until vacuum takes its files.
+
+    The next run reads the archive again from where generation N ended. If the archive no longer has all of that,
+    `rollback` names the offsets (`lost` in JSON): they cannot be read unless you roll forward again. `rollback` fails
+    if files of N are missing, in the store or the archive. Partitions at N or below do not change. Vacuum keeps what
+    you rolled back for its grace period, and after that as long as it has offsets that no later run has read.
+    """
+    raise NotImplementedError
+
+
+@command(RebuildStateOptions)
+def rebuild_state() -> RebuildReport:
+    """Restore the lost tables of STORE (its folder state) from the manifests of its generations.
+
+    First end all runs on the store: their leases are lost with the tables.
+
+    The highest generation of each partition whose folder has a file `committed` becomes the current one, and the lower
+    ones its history. `rebuild-state` does not guess. It lists a partition with its candidates, and writes nothing until
+    `--choose` names the run that counts, if
+
+    - a folder above it has a manifest and no file `committed`: a run died before its commit, or just after it;
+    - files of the highest one, or its manifest, are missing;
+    - two generations of one number have the file, as after `state/` was replaced by an older copy;
+    - no folder has the file.
+
+    If you choose a generation that is not the highest, it comes back as a rollback to it. Vacuum keeps what you leave
+    out as long as it has offsets of its own. The rows of the time index are not restored; `lookup --at` makes them.
+    """
+    raise NotImplementedError
+
+
+@command(VacuumOptions, Listing, Monitoring)
+def vacuum() -> VacuumReport:
+    """Delete files of STORE that no generation needs any more, after a grace period.
+
+    No other job deletes files of a store, and `vacuum` deletes only below STORE.
+
+    `--keep N`, `--keep Nd` and `--keep Nw` count as borg's `prune` does: by the time of the run, newest first, and a
+    generation that an earlier of the three keeps is not counted by the later ones. They only keep more: what vacuum
+    keeps by itself stays.
+
+    Vacuum keeps current generations whatever their age. An older generation can be restored until vacuum takes its
+    files. A generation may be the only copy of records: from before a `--reset`, before a gap that was accepted, or
+    after a rollback. So vacuum keeps each one that holds offsets which the current generation, and those that it
+    derives from, never read into files of the store. It lists them with these offsets (`kept:`) until a later run has
+    read them, or `--give-up` names the topic. If a manifest that vacuum needs cannot be read, it deletes nothing of
+    that partition. Without `--topics`, `--topics-from` and `--exclude`, vacuum also runs Delta's own VACUUM over the
+    state tables, which keeps files younger than 7 days whatever the grace period. [The
+    store](/../jobs/store/STORE.md#generations-and-vacuum) has every rule.
+    """
+    raise NotImplementedError
+
+
+@command(EraseOptions, Listing, Monitoring)
+def erase() -> EraseReport:
+    """Erase every record of some keys from STORE for good, and show where these keys still are.
+
+    `result` of the report is gone, older (what `vacuum --erased` deletes), held or unknown. Uncleanable partitions are
+    in it, with exit code 3. Raises a JobError if the job stops.
+
+    Each partition that held one of the keys gets a new generation without them, and no later run, reset or rollback
+    brings them back. Then archive and store are searched for the keys, and a row is added to the table `cleaner_runs`.
+    Without `--topics` all topics are erased from except Kafka's own. The exit code is 3 if a partition is uncleanable,
+    something could not be searched, or a current generation still holds a key; with `--check` also if any file of the
+    store does. With exit code 0 the line `result` still shows whether `vacuum --erased` has something to delete.
+
+    Each current generation that still holds a key is a problem that names the number of keys and the remedy: a topic of
+    Kafka's own must be named (`--topics __mine`). With `--check` each older generation, and each other file of the
+    store, is a problem too.
+
+    For a trial any file serves as `--hmac-key`; for your own take 32 random bytes. See [Erase a key with
+    proof](/how-to/erase.md) and [Erasure](/reference/erasure.md).
+    """
+    raise NotImplementedError

@@ -1,0 +1,37 @@
+"""The commands of docs/tutorial.md in their order, with a broker that a reader would fetch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kafka_lab.jars import lab_jars
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_the_commands_of_the_tutorial(tmp_path):
+    blocks = re.findall(r"<!-- not run: tests/kafka/test_tutorial\.py [^\n]*\n```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    assert len(lines) == 11
+    environment = {**os.environ, "LASTKEY_VENV": sys.prefix}
+    shown = ""
+    for line in lines:
+        words = [re.sub(r"^work/", f"{tmp_path}/", word) for word in shlex.split(line)]
+        words = [sys.executable if word in ("python3", ".venv/bin/python") else word for word in words]
+        if "broker" in words:
+            words += ["--jars", str(lab_jars())]
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        shown += done.stdout
+    for told in re.findall(r"^(?:\S+-\d: a consumer .*|The broker .*|\d+ segments, .* needed)", PAGE, re.MULTILINE):
+        assert told in shown
