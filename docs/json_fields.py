@@ -125,7 +125,8 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
     "restore": {
         "beyond": "what the archive holds beyond the end of the restored partitions",
         "partitions": "with `next_offset` (log end), `last_visible_offset` (the last offset that a consumer gets; -1: "
-        "none; null: unknown), `has_topic_id`, `ends_in_empty_batch`, `converted`, `cleaned_until`, "
+        "none; null: unknown), `topic_id`, `topic_id_is_given`, "
+        "`is_beyond_topic`, `ends_in_empty_batch`, `converted`, `cleaned_until`, "
         "`cleaned_again_bytes` and `cleaned_bytes`",
     },
     "vacuum": {
@@ -160,6 +161,7 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "savings": "`bytes`, `by_settings_bytes` and `if_all_compacted_bytes`",
         "history": "rows of `cleaner_runs`",
         "yields": "`generations` and `segments` of partitions with runs by yield",
+        "codec_bytes": "of each topic `topic bytes codecs`; each of `codecs` has `codec bytes error_bytes`",
         "formats": "null, or with `--format-savings` `rows stayed problem`; each row has `codec from_records batches "
         "records bytes`, in magic 2 and after each change",
     },

@@ -25,6 +25,7 @@ from lastkey.jobs.command import openmetrics
 from lastkey.jobs.command.functions import COMMANDS, Command
 from lastkey.jobs.compact.needed import WHY
 from lastkey.jobs.store import audits, paths, rows
+from lastkey.udfs.audit.delivery import DELIVERIES
 from lastkey.udfs.audit.keys import AUDIT_KEYS
 from lastkey.udfs.audit.pairs import PAIRS
 from lastkey.udfs.audit.versions import VERSIONS
@@ -206,6 +207,7 @@ def tables_page() -> str:
         paths.AUDIT_READS: rows.arrow_schema(audits.AuditRead),
         paths.AUDIT_VERSIONS: VERSIONS,
         paths.AUDIT_KEYS: AUDIT_KEYS,
+        paths.AUDIT_DELIVERIES: DELIVERIES,
         paths.AUDIT_PAIRS: PAIRS,
     }
     comments = _comments()
@@ -213,7 +215,7 @@ def tables_page() -> str:
         "# Tables of a store",
         "Delta tables below `STORE/state`. [The store](/../jobs/store/STORE.md#tables) explains what each is for, and "
         'which one decides. Read them with `spark.read.format("delta").load("STORE/state/cleaner_runs")`. '
-        "`audit_deliveries` is explained with [audits](/reference/commands/audit-delivery.md).",
+        "[Audits](/reference/audits.md) explains the tables `audit_*`.",
     ]
     for name, schema in kinds.items():
         listed = ((f"`{f.name}`", f"`{_short(f.type)}`", comments.get(f.name, "")) for f in schema)

@@ -453,6 +453,12 @@ def report() -> JobReport:
     a report of more than 40 partitions shows the details that you have opened; a search limits what is printed. Tables
     join consecutive segments; `--json` lists them all.
 
+    The table of codecs shows each topic's bytes as they are, and if all of its data batches had a codec. Up to 256
+    batches of each partition (16 MiB at most) are compressed with every codec; `±` is three standard errors of the
+    estimate, and without it the figure is exact. `compact --set compression.type=CODEC --set recompress=true --force`
+    rewrites them ([another codec](/../udfs/compact/COMPACTION.md#another-codec)). Batches of aborted transactions count
+    as they are.
+
     Page, text and JSON (`savings`) give two figures: what a compaction would save by the settings, and what it would
     save if every topic were compacted. For the second one, topics that are not compacted are read twice, and records
     without a key count as kept.

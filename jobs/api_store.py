@@ -60,10 +60,13 @@ def restore() -> RestoreReport:
     batch that lost its records, or records that a cleaner took lie between. A consumer that waits for the record at log
     end - 1 waits forever, as on the original cluster. The text shows the column `last record` where it differs.
 
-    **Notes** name partitions without a topic id (logs older than 2.8 have no `partition.metadata`): a KRaft broker
-    renames such a folder to `<partition>.<id>-stray`, keeps its files, and begins an empty log. Others name partitions
-    of `__transaction_state` with a segment that ends in a batch without records: brokers before 3.9.2 and 4.0 load
-    these forever.
+    **Topic ids.** A KRaft broker renames a folder to `<partition>.<id>-stray`, keeps its files, and begins an empty
+    log, if its cluster has no topic with the id in `partition.metadata`, or the file is missing (logs older than 2.8
+    have none). `--topic-ids FILE` writes the ids of the cluster: FILE is the text of `kafka-topics.sh --describe`, or
+    has lines `topic=id`. Notes name the partitions that a broker will treat as stray: those without an id (`topic_id`
+    null in JSON), those of topics that FILE does not name (`topic_id_is_given` false), and those that the cluster's
+    topic does not have (`is_beyond_topic`). Another note names partitions of `__transaction_state` with a segment that
+    ends in a batch without records (`ends_in_empty_batch`): brokers before 3.9.2 and 4.0 load these forever.
 
     **Missing partitions.** A partition that the archive has, and of which the store has no generation, is a problem
     (`no_generation`, exit code 3); all others are restored. It was never due, it is uncleanable, or it is newer than
