@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
+# Kinds of folders that a broker marked, as --folders has them -> the mark in the name (logformat.names.FOLDER_MARKS)
+FOLDER_KINDS: Final = {"stray": "stray", "future": "future", "deleted": "delete"}
+
 T = TypeVar("T")
 Key = tuple[str, int]  # topic, number of the partition
 
@@ -22,6 +25,7 @@ class TopicFilter:
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()  # of folders that a broker marked, and that are read as partitions: names.FOLDER_MARKS
 
     def __post_init__(self) -> None:
         if isinstance(self.include, str) or isinstance(self.exclude, str):  # else each letter would be a glob

@@ -47,9 +47,7 @@ _Partition = TypeVar("_Partition", bound=Listed)
 def one_log(root: Root, other: _Partition, found: _Partition) -> _Partition:
     """Return the partition of two folders: one log if one of them holds its remote segments, else a problem."""
     if is_remote(root, other.path) == is_remote(root, found.path):
-        expected, same = "one folder for each partition", f"the same partition in {other.path}"
-        found.problem = Problem("duplicate", found.path, NO_POSITION, expected, same)
-        return found
+        return duplicate(other, found)
     uploaded, local = (other, found) if is_remote(root, other.path) else (found, other)
     out = copy(local)
     out.problem = uploaded.problem or local.problem or _difference(uploaded, local)
@@ -71,6 +69,13 @@ def one_log(root: Root, other: _Partition, found: _Partition) -> _Partition:
             f"read once, from offset {local.segments[0].base_offset} on"
         )
     return out
+
+
+def duplicate(other: _Partition, found: _Partition) -> _Partition:
+    """Return a partition that has two folders, with the problem that names both."""
+    expected, same = "one folder for each partition", f"the same partition in {other.path}"
+    found.problem = Problem("duplicate", found.path, NO_POSITION, expected, same)
+    return found
 
 
 def note_beginnings(partitions: Iterable[Listed]) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.broker_lock import is_locked
-from lastkey.jobs.archive.join import note_beginnings, one_log
+from lastkey.jobs.archive.join import duplicate, note_beginnings, one_log
+from lastkey.jobs.archive.marked import notes_on, why_left_out
 from lastkey.jobs.errors import MissingPathError
 from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
 from lastkey.logformat import names
@@ -53,6 +54,7 @@ class ArchivedPartition:
     partition: int
     root: str  # URI that all paths are relative to
     path: str
+    mark: str = ""  # of the folder's name: names.FOLDER_MARKS
     segments: list[Segment] = field(default_factory=list)  # by base offset
     snapshots: dict[int, str] = field(default_factory=dict)  # offset -> path
     orphans: dict[int, str] = field(default_factory=dict)  # base offset -> path of an index without its .log
@@ -144,12 +146,13 @@ class Archive:
     seen: dict[tuple[int, int], str] = field(default_factory=dict)  # (device, inode) of real folders -> path
     links: list[_Link] = field(default_factory=list)  # to folders; followed after all real folders
     directories: dict[str, _LogDirectory] = field(default_factory=dict)  # log directories by path
+    marks: frozenset[str] = frozenset()  # of folders that are read though a broker marked them
 
 
 def listed(uri: str, topics: TopicFilter = EVERY_TOPIC) -> Archive:
     """Call `list_archive` for a path or URI that a user gave. Raise MissingPathError if no folder is there."""
     try:
-        return list_archive(open_root(uri), topics.takes)
+        return list_archive(open_root(uri), topics.takes, topics.marks)
     except FileNotFoundError:
         raise MissingPathError(path=uri, expected="a folder with Kafka log directories", found="none") from None
 
@@ -159,11 +162,11 @@ def archive_root(uri: str) -> Root:
     return list_archive(open_root(uri), lambda _: False).root
 
 
-def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
-    """List the partitions of the topics that are `wanted`. Raise FileNotFoundError for a missing root, AccessError for
-    a missing bucket.
+def list_archive(root: Root, wanted: Callable[[str], bool], marks: Collection[str] = ()) -> Archive:
+    """List the partitions of the topics that are `wanted`, in marked folders too (marks: of names.FOLDER_MARKS).
+    Raise FileNotFoundError for a missing root, AccessError for a missing bucket.
     """
-    archive = Archive(root)
+    archive = Archive(root, marks=frozenset(marks))
     if root.filesystem.get_file_info(root.full("")).type != pafs.FileType.Directory:
         raise FileNotFoundError(root.uri)
     try:
@@ -174,7 +177,7 @@ def list_archive(root: Root, wanted: Callable[[str], bool]) -> Archive:
                 _walk_link(archive, archive.links.pop(0), wanted, pool)
         note_beginnings(archive.partitions.values())
     except _TieredError as found:
-        archive = list_archive(root.as_tiered(), wanted)
+        archive = list_archive(root.as_tiered(), wanted, marks)
         archive.notes.insert(0, f"{found}: segments of tiered storage; the archive is read as {archive.root.uri}")
     for left in archive.without_segments:  # a folder without a log is harmless where another one holds the partition
         if left.key not in archive.partitions and (problem := _missing_log(left)) is not None:
@@ -270,11 +273,11 @@ def _walk(archive: Archive, path: str, depth: int, wanted: Callable[[str], bool]
         below = _below(path, folder)
         parsed = names.parse_partition_folder(folder)
         if parsed is not None and parsed.topic != names.CLUSTER_METADATA:
-            if not parsed.mark:
-                archive.topics.add(parsed.topic)
-            if parsed.mark:
-                _leave_out(archive, below, f"a folder marked -{parsed.mark}")
-            elif not wanted(parsed.topic):
+            if parsed.mark and parsed.mark not in archive.marks:
+                _leave_out(archive, below, why_left_out(parsed.mark))
+                continue
+            archive.topics.add(parsed.topic)
+            if not wanted(parsed.topic):
                 archive.not_wanted.add(parsed.topic)
             elif f"{folder}{names.PART}" in files:
                 _leave_out(archive, below, f"unfinished, as {folder}{names.PART} beside it says")
@@ -350,7 +353,12 @@ def _partitions(
             archive.without_segments.append(found)
             continue
         other = archive.partitions.get(found.key)
-        archive.partitions[found.key] = found if other is None else one_log(archive.root, other, found)
+        if other is None:
+            archive.partitions[found.key] = found
+        elif found.mark or other.mark:  # one of them may be older, or the log of another topic of this name
+            archive.partitions[found.key] = duplicate(other, found)
+        else:
+            archive.partitions[found.key] = one_log(archive.root, other, found)
 
 
 def _read_directory(archive: Archive, path: str, files: Collection[str]) -> _LogDirectory:
@@ -399,7 +407,9 @@ def _unread(error: LogFormatError) -> Problem | None:
 def _read_partition(
     root: Root, parsed: names.PartitionFolder, path: str, directory: _LogDirectory
 ) -> ArchivedPartition:
-    out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path)
+    out = ArchivedPartition(parsed.topic, parsed.partition, root.uri, path, parsed.mark, notes=notes_on(parsed, path))
+    if parsed.mark:
+        directory = _LogDirectory(cluster_id=directory.cluster_id, held_by_broker=directory.held_by_broker)
     try:
         _fill(root, out)
     except OSError as error:

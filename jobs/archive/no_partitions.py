@@ -8,7 +8,7 @@ Architecture"; osodevops/kafka-backup, `segment_key`; Confluent's S3 sink connec
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 from pyarrow import fs as pafs
 
 from lastkey.jobs.archive.listing import Archive
+from lastkey.jobs.archive.marked import FOLDERS_OF
 from lastkey.jobs.errors import MissingPathError
 from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError
@@ -25,6 +26,7 @@ from lastkey.udfs.storage import Root, opened
 _MOST_LISTINGS: Final = 64
 _MOST_BELOW: Final = 8  # folders of one folder that are searched
 _FIRST_BYTES: Final = 64
+_NAMED: Final = 5  # marked folders
 _LIVE: Final = (
     "read them through a cluster: restore the backup with its own program, then archive the broker's log directory"
 )
@@ -97,15 +99,18 @@ def check_holds_partitions(archive: Archive) -> None:
     foreign = _find_foreign(archive.root) if not marked else None
     found = "none"
     if marked:
-        more = f" and {len(marked) - 1:,} more" if len(marked) > 1 else ""
-        found = f"only folders that a broker marked: {marked[0]}{more}"
+        counts = Counter(map(_mark, marked))
+        more = f" and {len(marked) - _NAMED:,} more" if len(marked) > _NAMED else ""
+        kinds = ", ".join(f"{counts[mark]:,} -{mark}" for mark in FOLDERS_OF if counts[mark])
+        found = f"only folders that a broker marked ({kinds}): {', '.join(marked[:_NAMED])}{more}"
     elif foreign is not None:
         found = f"{foreign[0].owner}: {foreign[1]}"
     error = MissingPathError(path=archive.root.uri, expected="folders <topic>-<partition> of an archive", found=found)
     if marked:
         error.add_note(
-            "a folder marked -stray or -future may hold the only copy of a partition: copy it to a new folder, under "
-            "the name <topic>-<partition> without the id and the mark, and give the new folder"
+            "a folder marked -stray or -future may hold the only copy of a partition; --folders "
+            f"{','.join(FOLDERS_OF[mark] for mark in FOLDERS_OF if counts[mark])} reads it under its name without id "
+            "and mark"
         )
     if foreign is not None:
         error.add_note(foreign[0].advice)

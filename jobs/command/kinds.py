@@ -25,7 +25,7 @@ from lastkey.jobs.command.parse import (
 )
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.topics import EVERY_TOPIC, TopicFilter
+from lastkey.jobs.topics import EVERY_TOPIC, FOLDER_KINDS, TopicFilter
 from lastkey.logformat.storage.locations import refuse_secrets
 
 Given = TypeVar("Given")
@@ -249,6 +249,14 @@ def _include(option: Value[Any, Any], value: object) -> TopicFilter:
     return TopicFilter(_globs(option, found))
 
 
+def _folders(option: Value[Any, Any], value: object) -> tuple[str, ...]:
+    texts = _several_texts(option, value, "kinds of folders as text")
+    kinds = [kind.strip() for text in texts for kind in _text(option, text).split(",")]
+    if wrong := [kind for kind in kinds if kind not in FOLDER_KINDS]:
+        raise option.wrong(f"{', '.join(FOLDER_KINDS)}, or several with commas", repr(wrong[0]))
+    return tuple(dict.fromkeys(kinds))
+
+
 def _some_topics(option: Value[Any, Any], value: object) -> TopicFilter | None:
     if value is None or isinstance(value, TopicFilter):
         return value
@@ -360,6 +368,9 @@ STORES: Final[ValueKind[Location | Iterable[Location] | None, tuple[str, ...]]] 
 )
 FILES: Final[ValueKind[Location | Iterable[Location] | None, tuple[str, ...]]] = ValueKind(
     _files, "FILE", completes="file", repeats=True
+)
+FOLDERS: Final[ValueKind[Globs, tuple[str, ...]]] = ValueKind(
+    _folders, "KIND", ", ".join(FOLDER_KINDS), choices=(), repeats=True
 )
 TOPICS: Final[ValueKind[Globs | TopicFilter | None, TopicFilter]] = ValueKind(_include, "GLOB", repeats=True)
 GLOBS: Final[ValueKind[Globs, tuple[str, ...]]] = ValueKind(_globs, "GLOB", repeats=True)

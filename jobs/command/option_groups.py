@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from lastkey.jobs import installation
@@ -21,6 +22,7 @@ from lastkey.jobs.command.kinds import (
     FILE,
     FILES,
     FLAG,
+    FOLDERS,
     GLOBS,
     NOT_GIVEN,
     NOW,
@@ -44,7 +46,7 @@ from lastkey.jobs.command.kinds import (
 from lastkey.jobs.command.parse import parse_topics
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.errors import UsageError
-from lastkey.jobs.topics import TopicFilter
+from lastkey.jobs.topics import FOLDER_KINDS, TopicFilter
 
 Compact = Literal["compact"]
 CopyLayout = Literal["copies", "replicas"]
@@ -126,6 +128,7 @@ class TopicOptions(JobOptions):
 
     def __post_init__(self) -> None:
         topics = parse_topics(self.topics.include, (*self.topics.exclude, *self.exclude), self.topics_from)
+        topics = replace(topics, marks=self.topics.marks)
         vars(self).update(topics=topics, exclude=(), topics_from=NOT_GIVEN)  # the filter holds all three
         if self.overrides:
             vars(self).update(config=self.config.overridden(self.overrides), overrides={})
@@ -161,6 +164,26 @@ class WithAutoEngine(WithEngine):
 
 
 @declared
+class WithFolders(TopicOptions):
+    """Option of jobs that list an archive."""
+
+    folders: Value[Globs, tuple[str, ...]] = option(
+        FOLDERS,
+        "Also read folders that a broker marked: stray, future, deleted.",
+        default=(),
+        rare=True,
+        note="As the partition of their name without id and mark. Several with commas between them. A partition with "
+        "two folders is a problem that names both. The checkpoints beside such a folder do not count",
+    )
+
+    def __post_init__(self) -> None:
+        """Keep the marks of the folders in the filter of topics, by which archives are listed."""
+        super().__post_init__()
+        marks = (*self.topics.marks, *(FOLDER_KINDS[kind] for kind in self.folders))
+        vars(self).update(topics=replace(self.topics, marks=tuple(dict.fromkeys(marks))), folders=())
+
+
+@declared
 class WithPlan(TopicOptions):
     """Options of jobs that plan a compaction."""
 
@@ -188,7 +211,7 @@ class WithPlan(TopicOptions):
 
 
 @declared
-class ArchiveOrStore(TopicOptions):
+class ArchiveOrStore(WithFolders):
     """Source of a job that reads an archive, or a store."""
 
     archive: MaybePlace = argument(maybe(ARCHIVE), "Log directory, or a folder of them.", default=None, kw_only=False)

@@ -40,6 +40,7 @@ from lastkey.jobs.command.option_groups import (
     WithAutoEngine,
     WithCluster,
     WithEngine,
+    WithFolders,
     WithPlan,
 )
 from lastkey.jobs.errors import UsageError
@@ -47,7 +48,7 @@ from lastkey.jobs.topics import TopicFilter
 
 
 @declared
-class CompactOptions(WithPlan, WithEngine):
+class CompactOptions(WithPlan, WithFolders, WithEngine):
     """Options of `compact ARCHIVE --store STORE`."""
 
     job: ClassVar[str] = "compact"
@@ -129,7 +130,7 @@ class VerifyOptions(SourceOptions, WithAutoEngine):
 
 
 @declared
-class ArchiveNeededOptions(WithAutoEngine):
+class ArchiveNeededOptions(WithFolders, WithAutoEngine):
     """Options of `archive-needed ARCHIVE --store STORE`."""
 
     job: ClassVar[str] = "archive-needed"
@@ -251,7 +252,7 @@ class MergeOptions(WithEngine):
 
 
 @declared
-class ReindexOptions(WithEngine):
+class ReindexOptions(WithFolders, WithEngine):
     """Options of `reindex ARCHIVE (--check | --output DIR | --in-place)`."""
 
     job: ClassVar[str] = "reindex"

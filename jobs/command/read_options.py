@@ -45,6 +45,7 @@ from lastkey.jobs.command.option_groups import (
     WithCluster,
     WithDecoders,
     WithEngine,
+    WithFolders,
     WithHiddenKeys,
     WithPlan,
 )
@@ -181,7 +182,7 @@ class InspectOptions(WithDecoders, WithAutoEngine):
 
 
 @declared
-class LookupOptions(WithAutoEngine):
+class LookupOptions(WithFolders, WithAutoEngine):
     """Options of `lookup (ARCHIVE | --store STORE)`, with one kind of question."""
 
     job: ClassVar[str] = "lookup"
@@ -274,7 +275,7 @@ class LookupOptions(WithAutoEngine):
 
 
 @declared
-class ReportOptions(WithPlan, WithHiddenKeys, WithAutoEngine):
+class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
     """Options of `report ARCHIVE... --output FILE`."""
 
     job: ClassVar[str] = "report"

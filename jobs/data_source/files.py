@@ -123,7 +123,7 @@ def _listed(root: Root, selection: Selection) -> Archive:
         archive = list_folder(_root(parent or "/"), name)
         if archive.partitions:
             return archive
-    return list_archive(root, selection.topic)
+    return list_archive(root, selection.topic, selection.topics.marks)
 
 
 def _add(found: dict[object, SourcePartition], partition: SourcePartition) -> None:

@@ -84,7 +84,11 @@ def _bytes_as_name(archive: Path) -> None:
         (_beside_a_log, "t-0/old: a folder; ignored", ["t-0/old"]),
         (_metadata_log, "", ["__cluster_metadata-0"]),
         (_loose_file, "", ["u-0.tar"]),
-        (_stray, "-stray: a folder marked -stray; left out", ["u-0.6ba7b8109dad11d180b400c04fd430c8-stray"]),
+        (
+            _stray,
+            "-stray: a folder marked -stray (--folders stray); left out",
+            ["u-0.6ba7b8109dad11d180b400c04fd430c8-stray"],
+        ),
         (_index_cache_with_a_log, "remote-log-index-cache: files of a log, in a folder", ["remote-log-index-cache"]),
         (_unfinished_file, "t-0/00000000000000000000.log.tmp: unfinished", ["t-0/00000000000000000000.log.tmp"]),
         (_damaged_checkpoint, "cleaner-offset-checkpoint", ["cleaner-offset-checkpoint"]),
