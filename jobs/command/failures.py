@@ -85,7 +85,7 @@ INSTEAD: Final = {
     "--paths": "--format paths", "--plan": "--output FILE", "--print-data-log": "--print data",
     "--skip-record-metadata": "--print values", "--times": "--time", "--until": "--at FROM..TO",
     "--verify-index-only": "--print mismatches",
-    **{f"--{kind}-decoder": f"--decoder {kind}" for kind in get_args(RecordKind)},
+    **{f"--{kind}-decoder": f"--decoder {kind}" for kind in get_args(RecordKind) if not kind.startswith("mirror-")},
 }  # fmt: skip
 _WRITTEN_TO: Final = ("--store", "--output")
 _NAMED: Final = re.compile(r"(?:file://)?(/[^\n'\":]+)")

@@ -60,7 +60,16 @@ KEY_FORMATS: Final[tuple[KeyFormat, ...]] = get_args(KeyFormat)
 MessageFormat = Literal["v2", "v3"]
 ReindexMode = Literal["check", "output", "in_place"]
 NeededFormat = Literal["text", "paths"]
-RecordKind = Literal["offsets", "transaction-log", "share-group-state", "cluster-metadata", "remote-log-metadata"]
+RecordKind = Literal[
+    "offsets",
+    "transaction-log",
+    "share-group-state",
+    "cluster-metadata",
+    "remote-log-metadata",
+    "mirror-checkpoints",
+    "mirror-offset-syncs",
+    "mirror-heartbeats",
+]
 RunsFormat = Literal["text", "openmetrics"]
 Span = tuple[int | None, int | None]  # from the first on, below the second
 _DECODERS: Final = (

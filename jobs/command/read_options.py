@@ -138,12 +138,13 @@ class InspectOptions(WithDecoders, WithAutoEngine):
     )
     decoder: Value[RecordKind | None, RecordKind | None] = option(
         maybe(one_of(get_args(RecordKind))),
-        "Decode records of one of Kafka's own topics.",
+        "Decode records of one of Kafka's own topics, or MirrorMaker's.",
         default=None,
         metavar="NAME",
         rare=True,
         note="As JSON: `offsets` (`__consumer_offsets`), `transaction-log` (`__transaction_state`), "
-        "`share-group-state`, `cluster-metadata`, `remote-log-metadata` (of tiered storage)",
+        "`share-group-state`, `cluster-metadata`, `remote-log-metadata` (of tiered storage); and MirrorMaker 2's "
+        "`mirror-checkpoints`, `mirror-offset-syncs`, `mirror-heartbeats`",
     )
     key: Value[str | bytes | None, bytes | None] = option(
         KEY,

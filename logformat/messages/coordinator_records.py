@@ -7,6 +7,7 @@
 | share-group-state | __share_group_state | --decoder share-group-state |
 | cluster-metadata | __cluster_metadata | --decoder cluster-metadata |
 | remote-log-metadata | __remote_log_metadata | --decoder remote-log-metadata |
+| mirror-checkpoints, -offset-syncs, -heartbeats | MirrorMaker 2's (`mirror_records`) | none |
 
     key, payload = decode_records("offsets", keys, values, offsets)
 
@@ -40,6 +41,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.logformat.messages.integers import MessageError, varint
+from lastkey.logformat.messages.mirror_records import MIRROR_RECORDS, MirrorRecord, key_text, value_text
 from lastkey.logformat.messages.reader import reader
 from lastkey.logformat.messages.table import messages, versions_of
 
@@ -301,11 +303,7 @@ def _framed(
 ) -> tuple[Any, Any]:
     codes, distinct = _distinct(values)
     text, problem = _taken([_frame(data, records, show, told) for data in distinct], codes)
-    if problem.null_count < len(problem):
-        pairs = zip(problem.to_pylist(), offsets.tolist(), strict=True)
-        said = [None if one is None else one.format(offset) for one, offset in pairs]
-        text = pc.coalesce(pa.array(said, pa.string()), text)
-    return pa.nulls(len(values), pa.string()), text
+    return pa.nulls(len(values), pa.string()), _or_problem(text, problem, offsets)
 
 
 def _frame(data: bytes | None, records: dict[int, str], show: Callable[[int, int, str], str], told: str) -> DecodedText:
@@ -362,6 +360,29 @@ def _cluster_metadata(record_type: int, version: int, text: str) -> str:
     return f'{{"type":"{name}_RECORD","version":{version},"data":{text}}}'
 
 
+# -- MirrorMaker 2
+
+
+def _mirror(record: MirrorRecord, keys: Any, values: Any, offsets: NDArray[np.int64]) -> tuple[Any, Any]:
+    key_codes, distinct_keys = _distinct(keys)
+    value_codes, distinct_values = _distinct(values)
+    shown_keys = [_mirror_text(record, key_text, data, None) for data in distinct_keys]
+    shown_values = [_mirror_text(record, value_text, data, _TOMBSTONE) for data in distinct_values]
+    key = _or_problem(*_taken(shown_keys, key_codes), offsets)
+    return key, _or_problem(*_taken(shown_values, value_codes), offsets)
+
+
+def _mirror_text(
+    record: MirrorRecord, show: Callable[[MirrorRecord, bytes], str], data: bytes | None, without: str | None
+) -> DecodedText:
+    if data is None:
+        return DecodedText(without)
+    try:
+        return DecodedText(show(record, data))
+    except MessageError as error:
+        return DecodedText(problem=_error(str(error)))
+
+
 # -- arrays
 
 
@@ -378,6 +399,15 @@ def _taken(shown: list[DecodedText], codes: NDArray[np.int64]) -> tuple[Any, Any
     return texts.take(pa.array(codes)), problems.take(pa.array(codes))
 
 
+def _or_problem(text: Any, problem: Any, offsets: NDArray[np.int64]) -> Any:
+    """Return the texts, with the problem of a row in its place."""
+    if problem.null_count == len(problem):
+        return text
+    pairs = zip(problem.to_pylist(), offsets.tolist(), strict=True)
+    said = [None if one is None else one.format(offset) for one, offset in pairs]
+    return pc.coalesce(pa.array(said, pa.string()), text)
+
+
 def _error(said: str) -> str:
     return "Error at offset {}, skipping. " + _braces(said)
 
@@ -392,4 +422,5 @@ _DECODERS: Final[dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]]] = {
     "share-group-state": partial(_coordinator, SHARE_RECORDS),
     "cluster-metadata": partial(_framed, METADATA_RECORDS, _cluster_metadata, "Error at {}, skipping. "),
     "remote-log-metadata": partial(_framed, REMOTE_RECORDS, remote_metadata_text, "Error at offset {}, skipping. "),
+    **{name: partial(_mirror, record) for name, record in MIRROR_RECORDS.items()},
 }

@@ -169,6 +169,35 @@ def test_a_consumer_continues_where_nothing_is_lost(mirrored, tmp_path, capsys):
     assert {name: one["again"] for name, one in answers.items()} == {"orders-0": 0, "orders-1": 0, "moves-0": 150}
 
 
+def test_inspect_decodes_what_mirrormaker_wrote(mirrored, capsys):
+    """The group's last checkpoint has the committed offset, and each offset sync one of a topic that is mirrored."""
+    b_topic = {copy.rpartition("-")[0]: name.rpartition("-")[0] for name, copy in COPIES.items()}
+    upstream = {}
+    for record in decoded(mirrored.b / "A.checkpoints.internal-0", "mirror-checkpoints", capsys):
+        key, value = json.loads(record["key"]), json.loads(record["payload"])
+        assert (value["version"], value["metadata"]) == (0, "")
+        if key["group"] == GROUP:
+            upstream[f"{b_topic[key['topic']]}-{key['partition']}"] = value["upstreamOffset"], value["offset"]
+    assert {name: found for name, (found, _) in upstream.items()} == mirrored.committed
+    assert {name: at for name, (_, at) in upstream.items()} == checkpoints(mirrored.b / "A.checkpoints.internal-0")
+    syncs = decoded(mirrored.a / "mm2-offset-syncs.B.internal-0", "mirror-offset-syncs", capsys)
+    keys = {(key["topic"], key["partition"]) for key in (json.loads(one["key"]) for one in syncs)}
+    assert {("orders", 0), ("orders", 1), ("moves", 0)} <= keys
+    for one in syncs:
+        value = json.loads(one["payload"])
+        assert value.keys() == {"upstreamOffset", "offset"} and min(value.values()) >= 0
+
+
+def decoded(folder: Path, decoder: str, capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    """Return the records of a partition's logs as `inspect` decodes them."""
+    logs = map(str, files_in(folder))
+    assert main(["inspect", *logs, "--decoder", decoder, "--json", "--quiet"]) == 0
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    found = [line for line in lines if line.get("key") is not None and line.get("payload") is not None]
+    assert found
+    return found
+
+
 def reset_offsets(broker: Broker, plan: Path) -> None:
     """Let Kafka's own tool set the group's offsets to those of a plan."""
     main = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
