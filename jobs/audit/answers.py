@@ -20,7 +20,17 @@ from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.store.audits import commit_results, results_folder, results_of
 from lastkey.jobs.store.commit_file import DataFile
 from lastkey.jobs.store.paths import AUDIT_VERSIONS, table_folder
-from lastkey.udfs.audit.answers import Answered, Asked, Fingerprints, Keep, Labels, Question, answer, keep, labels_of
+from lastkey.udfs.audit.answers import (
+    AnswerFile,
+    Asked,
+    Fingerprints,
+    KeptAnswers,
+    Labels,
+    Question,
+    answer,
+    keep,
+    labels_of,
+)
 from lastkey.udfs.audit.runs import ALL_PARTITIONS, Shown, Sides, Unit, is_whole, ranges
 
 _MOST_ROWS: Final = 2_000_000  # of a task, which needs 200 bytes for each of them
@@ -29,14 +39,14 @@ Base = Mapping[tuple[int, int], str]  # files of an earlier answer by range
 
 
 @dataclass(frozen=True)
-class Side:
+class ReadSource:
     """Source whose records a question reads. names: its topics -> their names among the units; None: their own."""
 
     source: str
     names: Mapping[str, str] | None = None
 
 
-def parts_of(found: Gathered, sides: Sequence[Side], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
+def parts_of(found: Gathered, sides: Sequence[ReadSource], spread: Collection[str] = ()) -> dict[Unit, list[Part]]:
     """Return what the sources show of each unit. spread: topics that are compared as a whole."""
     out: dict[Unit, list[Part]] = {}
     for part in found.parts:
@@ -55,8 +65,8 @@ class Answers:
     folder: str  # of new files, below the store
     fingerprints: Fingerprints  # of all units
     asked: list[Unit] = field(default_factory=list)
-    fresh: list[Answered] = field(default_factory=list)
-    kept: list[Answered] = field(default_factory=list)
+    fresh: list[AnswerFile] = field(default_factory=list)
+    kept: list[AnswerFile] = field(default_factory=list)
 
     @property
     def summaries(self) -> list[Any]:
@@ -124,7 +134,9 @@ def _kept(audit: Audit, request: Request, out: Answers, earlier: Mapping[str, La
     same = {unit: text for unit, text in out.fingerprints.items() if known.get(unit) == {text}}
     paths = [path for path, labels in earlier.items() if not same.keys().isdisjoint(labels.fingerprints)]
     question = request.question(_sides(root, request, {}), {})
-    kept = audit.workers.run(partial(keep, Keep(root, question, out.folder, same)), paths, "audit: unchanged results")
+    kept = audit.workers.run(
+        partial(keep, KeptAnswers(root, question, out.folder, same)), paths, "audit: unchanged results"
+    )
     whole = [one for one in kept if one is not None]
     if len(whole) < len(kept):  # a result is damaged: answer everything
         return set()
@@ -176,7 +188,7 @@ def _sides(root: str, request: Request, parts: Mapping[Unit, Sequence[Part]]) ->
     return Sides(root, tuple(parts), tuple(files), timed)
 
 
-def commit(audit: Audit, request: Request, answers: Answers, more: Sequence[Answered] = ()) -> None:
+def commit(audit: Audit, request: Request, answers: Answers, more: Sequence[AnswerFile] = ()) -> None:
     """Put the answer's files in place of those of the last audit."""
     table = f"{table_folder(request.table)}/"
     files = [*answers.fresh, *answers.kept, *more]

@@ -10,7 +10,7 @@ from typing import Final
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.audit.sources import Source, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
 from lastkey.jobs.command.audit_options import AuditOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
@@ -43,7 +43,7 @@ def run_audit(
     sources: Sequence[AuditSource],
     ask: Callable[[Audit], None],
     progress: Progress,
-    listed_by: Callable[[AuditReport], list[Source]] | None = None,
+    listed_by: Callable[[AuditReport], list[AuditedLogs]] | None = None,
     tables: Sequence[str] = (),
 ) -> AuditReport:
     """Read what is new in the sources, let `ask` fill the report, and record the audit in `cleaner_runs`.
@@ -66,7 +66,7 @@ def _run(
     sources: Sequence[AuditSource],
     ask: Callable[[Audit], None],
     progress: Progress,
-    listed_by: Callable[[AuditReport], list[Source]] | None,
+    listed_by: Callable[[AuditReport], list[AuditedLogs]] | None,
     tables: Sequence[str],
 ) -> AuditReport:
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def _run(
     return report
 
 
-def source_of(source: AuditSource, options: AuditOptions) -> Source:
+def source_of(source: AuditSource, options: AuditOptions) -> AuditedLogs:
     """List an archive, or a generation of a store."""
     if source.store is None:
         return archive_source(source.archive or "", options.topics)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lastkey.jobs.audit.sources import Source, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.workers import Runner
@@ -33,7 +33,7 @@ class Positions:
     notes: Sequence[str] = ()
 
 
-def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
+def coordinators_of(source: AuditSource, elsewhere: str | None) -> AuditedLogs:
     """List the coordinators' topics of a source, or of the archive at `elsewhere`. Raise MissingPathError if neither
     has them.
     """
@@ -53,7 +53,7 @@ def coordinators_of(source: AuditSource, elsewhere: str | None) -> Source:
     return found
 
 
-def committed_in(workers: Runner, source: Source, *, accept_gaps: bool = False) -> Committed:
+def committed_in(workers: Runner, source: AuditedLogs, *, accept_gaps: bool = False) -> Committed:
     """Read the coordinators' topics in tasks. accept_gaps: missing offsets are no problem."""
     partitions = [one for one in source.partitions if one.topic in TOPICS]
     return gather(workers.run(partial(read_commits, accept_gaps=accept_gaps), partitions, "audit: committed offsets"))

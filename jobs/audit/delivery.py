@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from lastkey.jobs.audit.answers import Base, Request, Side, ask, commit, parts_of
+from lastkey.jobs.audit.answers import Base, ReadSource, Request, ask, commit, parts_of
 from lastkey.jobs.audit.audit import MOST, Audit, run_audit
 from lastkey.jobs.audit.coordinators import committed_in, coordinators_of, positions_of
 from lastkey.jobs.audit.delivery_table import read_deliveries
@@ -50,7 +50,7 @@ from lastkey.udfs.audit.runs import Sides
 from lastkey.udfs.storage import delete_folder, exists, normal_uri
 
 if TYPE_CHECKING:
-    from lastkey.jobs.audit.sources import Source
+    from lastkey.jobs.audit.sources import AuditedLogs
 
 _TREND: Final = 10  # earlier audits in the report
 
@@ -68,11 +68,11 @@ def run(options: AuditDeliveryOptions, progress: Progress) -> AuditReport:
     )
 
 
-def _ask(options: AuditDeliveryOptions, coordinators: Source | None, audit: Audit) -> None:
+def _ask(options: AuditDeliveryOptions, coordinators: AuditedLogs | None, audit: Audit) -> None:
     (name,) = audit.report.sources
     audit.report.details["unknown_groups"] = {}
     folder = f"{table_folder(AUDIT_DELIVERIES)}/told-{uuid.uuid4().hex}"
-    parts = parts_of(audit.found, [Side(name)])
+    parts = parts_of(audit.found, [ReadSource(name)])
     told: tuple[str, ...] = ()
     positions: Mapping[Key, Sequence[Position]]
     try:
@@ -117,7 +117,7 @@ def _newest(audit: Audit, sides: Sides) -> list[int | None]:
 
 
 def _from_commits(
-    options: AuditDeliveryOptions, coordinators: Source, audit: Audit
+    options: AuditDeliveryOptions, coordinators: AuditedLogs, audit: Audit
 ) -> Mapping[Key, Sequence[Position]]:
     """Return what each group was delivered of each partition, by committed offsets."""
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}

@@ -14,7 +14,7 @@ from lastkey.jobs.audit.offset_files import plan_of, read_offsets
 from lastkey.jobs.audit.pairs import Pair, run_pair
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sources import Source
+from lastkey.jobs.audit.sources import AuditedLogs
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
@@ -41,7 +41,7 @@ def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
 def _ask(
     options: AuditFailoverOptions,
     given: Mapping[Key, int] | None,
-    coordinators: Source | None,
+    coordinators: AuditedLogs | None,
     plan: str | None,
     audit: Audit,
     pair: Pair,

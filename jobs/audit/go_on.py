@@ -30,10 +30,10 @@ from lastkey.udfs.audit.failover import (
     LOST,
     PARTITION,
     READ,
-    Behind,
+    Continuations,
     FailoverQuestion,
     Figures,
-    Found,
+    RangeResult,
     Suspect,
     add_figures,
     behind,
@@ -86,7 +86,7 @@ class GoOn:
         }  # fmt: skip
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any], known: Known) -> GoOn:
+    def of_row(cls, row: Mapping[str, Any], known: KnownLogs) -> GoOn:
         """Return the answer of a row of PAIRS."""
         columns = {f.name: row[f.name] for f in fields(cls) if f.name in row}
         records = {"a_records": row["a_versions"], "b_records": row["b_versions"]}
@@ -100,7 +100,7 @@ class GoOn:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownLogs:
     """Group's offsets in A, and what is known of the logs beside their records."""
 
     committed: Mapping[Key, int]
@@ -113,7 +113,7 @@ def go_on(
 ) -> tuple[list[GoOn], list[dict[str, Any]]]:
     """Return the answer for each partition of A that the group read, and the first lost records; write both."""
     in_a, in_b = unread(pair, audit.found)
-    known = Known(committed, in_a, first_unread(pair, audit.found, in_b))
+    known = KnownLogs(committed, in_a, first_unread(pair, audit.found, in_b))
     topics = {topic for topic, _ in committed} or pair.topics
     parts = {unit: of for unit, of in parts_of(audit.found, sides_of(pair)).items() if unit[0] in topics}
     extra = {
@@ -145,7 +145,9 @@ def go_on(
     return sorted([*fresh, *kept], key=lambda one: one.key), first_lost(lost, MOST)
 
 
-def decide(workers: Runner, root: str, units: Sequence[Key], found: Sequence[Found], known: Known) -> list[GoOn]:
+def decide(
+    workers: Runner, root: str, units: Sequence[Key], found: Sequence[RangeResult], known: KnownLogs
+) -> list[GoOn]:
     """Return the answers of units. found: of all ranges."""
     run, paths = workers.run, [path for one in found for path in one.states]
     figures = _rows(units, add_figures([one.figures for one in found]))
@@ -161,7 +163,7 @@ def decide(workers: Runner, root: str, units: Sequence[Key], found: Sequence[Fou
         first[key] = _decided(first[key], figures[key], new)
     from_ms = [_from_ms(figures[u]) if u in first and first[u].way == "time" else None for u in units]
     if any(ms is not None for ms in from_ms):
-        times = Behind(root, (), tuple(from_ms))
+        times = Continuations(root, (), tuple(from_ms))
         first_later = np.minimum.reduce(run(partial(first_at, times), paths, "audit: times"))
         for key in of_a:
             if first[key].way == "time":
@@ -170,7 +172,7 @@ def decide(workers: Runner, root: str, units: Sequence[Key], found: Sequence[Fou
     final = {key: _before_unread(first[key], known.b_unread.get(key)) for key in of_a}
     offsets = [one.offset if (one := final.get(unit)) is not None and one.offset is not None else -1
                for unit in units]  # fmt: skip
-    parts = run(partial(behind, Behind(root, tuple(offsets), ())), paths, "audit: what is read again")
+    parts = run(partial(behind, Continuations(root, tuple(offsets), ())), paths, "audit: what is read again")
     earliest = np.minimum.reduce([part[1] for part in parts])
     latest = np.maximum.reduce([part[2] for part in parts])
     out = []
@@ -187,7 +189,7 @@ def _rows(units: Sequence[Key], figures: Figures) -> dict[Key, dict[str, Any]]:
     return {unit: {name: figure(figures, name, number) for name in names} for number, unit in enumerate(units)}
 
 
-def _first(key: Key, row: Mapping[str, Any], asked: Known) -> GoOn:
+def _first(key: Key, row: Mapping[str, Any], asked: KnownLogs) -> GoOn:
     """Return where to go on as far as identity alone tells."""
     names = ("a_records", "b_records", "matched", "undelivered", "lost", "superseded")
     one = GoOn(*key, asked.committed.get(key), a_unread=key in asked.a_unread, **{n: row[n] for n in names})

@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from lastkey.jobs.audit.answers import Base, Request, Side, ask, commit, parts_of
+from lastkey.jobs.audit.answers import Base, ReadSource, Request, ask, commit, parts_of
 from lastkey.jobs.audit.audit import MOST, Audit, run_audit, source_of
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sources import Source
+from lastkey.jobs.audit.sources import AuditedLogs
 from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
@@ -34,7 +34,7 @@ _MISPLACED_SHARE = 0.5  # above it the number of partitions, or the partitioner,
 def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
     """Audit the keys of a source."""
 
-    def listed_by(_: AuditReport) -> list[Source]:
+    def listed_by(_: AuditReport) -> list[AuditedLogs]:
         return [replace(source_of(options.source, options), counts=options.n_partitions)]
 
     return run_audit("keys", options, [options.source], partial(_ask, options), progress, listed_by)
@@ -43,7 +43,7 @@ def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
 def _ask(options: AuditKeysOptions, audit: Audit) -> None:
     (name,) = audit.report.sources
     counts = {topic: n for (_, topic), n in audit.found.n_partitions.items()}
-    parts = parts_of(audit.found, [Side(name)])
+    parts = parts_of(audit.found, [ReadSource(name)])
     reads = defaultdict[str, list[tuple[int, int, int]]](list)
     for (topic, _), of in sorted(parts.items()):
         reads[topic] += sorted((part.read.read_id, part.start_offset, part.end_offset) for _, part in of)

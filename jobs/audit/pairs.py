@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from lastkey.jobs.audit.answers import Side
+from lastkey.jobs.audit.answers import ReadSource
 from lastkey.jobs.audit.audit import Audit, run_audit
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.audit.sources import Source, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
 from lastkey.jobs.command.audit_options import AuditPairOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
@@ -53,12 +53,12 @@ def run_pair(
     return run_audit(kind, options, sides, lambda audit: ask(audit, pair), progress, listed)
 
 
-def sides_of(pair: Pair) -> list[Side]:
+def sides_of(pair: Pair) -> list[ReadSource]:
     """Return both sides under A's names."""
-    return [Side(pair.a, {topic: topic for topic in pair.topics}), Side(pair.b, pair.names)]
+    return [ReadSource(pair.a, {topic: topic for topic in pair.topics}), ReadSource(pair.b, pair.names)]
 
 
-def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> list[Source]:
+def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> list[AuditedLogs]:
     """List both sources, cut to the topics that are compared; fill `pair`, and note the others. --topics filters by A's
     names.
     """
@@ -88,7 +88,7 @@ def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> lis
     return [replace(a, partitions=tuple(dict.fromkeys((*a.partitions, *b.partitions))))]
 
 
-def _listed(source: AuditSource, topics: TopicFilter) -> Source:
+def _listed(source: AuditSource, topics: TopicFilter) -> AuditedLogs:
     wanted = topics if topics.include else replace(topics, exclude=(*topics.exclude, *_INTERNAL))
     if source.store is None:
         return archive_source(source.archive or "", wanted)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS, absent_reads, doubled, replaced, that_count
-from lastkey.jobs.audit.sources import Source
+from lastkey.jobs.audit.sources import AuditedLogs
 from lastkey.jobs.command.config import Config
 from lastkey.jobs.command.progress import BYTES, CountedBytes, Progress
 from lastkey.jobs.data_source.plan_tasks import each
@@ -91,7 +91,7 @@ class _ReadPlan:
 
 
 def gather(
-    state: State, sources: Sequence[Source], asked: ReadSettings, workers: Workers, progress: Progress
+    state: State, sources: Sequence[AuditedLogs], asked: ReadSettings, workers: Workers, progress: Progress
 ) -> Gathered:
     """Read what is new in the sources."""
     plan, found = _ReadPlan(reads=audit_reads(state)), Gathered()
@@ -115,7 +115,7 @@ def gather(
     return found
 
 
-def _plan(plan: _ReadPlan, found: Gathered, source: Source, asked: ReadSettings) -> None:
+def _plan(plan: _ReadPlan, found: Gathered, source: AuditedLogs, asked: ReadSettings) -> None:
     """Add what a source shows, and the stretches that have to be read for it."""
     counts = source.n_partitions
     found.n_partitions |= {(source.name, topic): n for topic, n in counts.items()}
@@ -145,7 +145,7 @@ def _plan(plan: _ReadPlan, found: Gathered, source: Source, asked: ReadSettings)
             plan.new[stretch.read_id] = stretch
 
 
-def _pieces(source: Source, asked: ReadSettings, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
+def _pieces(source: AuditedLogs, asked: ReadSettings, found: Gathered) -> Iterator[tuple[Piece, Segment]]:
     """Yield the stretches of a source's logs that a consumer sees; note what cannot be read."""
     ranges = [
         Range(

@@ -13,7 +13,7 @@ from lastkey.udfs.storage import normal_uri
 
 
 @dataclass(frozen=True)
-class Source:
+class AuditedLogs:
     """Logs to audit."""
 
     name: str  # as results call it: the URI; of a generation with "@" and its number, or "@current"
@@ -30,17 +30,19 @@ class Source:
         return found | {topic: n for topic, n in self.counts if topic in found}
 
 
-def archive_source(archive: str, topics: TopicFilter) -> Source:
+def archive_source(archive: str, topics: TopicFilter) -> AuditedLogs:
     """List an archive. Raise MissingPathError, UsageError as the data source does."""
     uri = normal_uri(archive)
     found = find_partitions([uri], Selection(topics=without_kafkas_own(topics)))
-    return Source(uri, tuple(found))
+    return AuditedLogs(uri, tuple(found))
 
 
-def store_source(store: str, topics: TopicFilter, generation: int | None = None, archive: str | None = None) -> Source:
+def store_source(
+    store: str, topics: TopicFilter, generation: int | None = None, archive: str | None = None
+) -> AuditedLogs:
     """List a generation of a store; None: the current one of each partition. archive: where it is now, if it moved."""
     uri = normal_uri(store)
     selection = Selection(topics=without_kafkas_own(topics))
     paths = () if archive is None else (archive,)
     options = ReadOptions("kafka_log", paths, store=uri, generation=generation, selection=selection)
-    return Source(f"{uri}@{generation or 'current'}", tuple(generation_partitions(options)))
+    return AuditedLogs(f"{uri}@{generation or 'current'}", tuple(generation_partitions(options)))

@@ -184,7 +184,11 @@ def commit_results(
     def plan(version: Version) -> Change:
         old = _files_of(version, source)
         if not {*kept} <= {*old}:
-            raise ConflictError(message=f"another audit of {source} has ended meanwhile: run this one again")
+            raise ConflictError(
+                path=f"{state.root.uri}/{table_folder(name)}",
+                expected=f"the results of {source} that this audit keeps",
+                found="newer ones",
+            )
         return Change(written=written, removed=[path for path in old if path not in kept])
 
     state.swap(name, schema, plan)

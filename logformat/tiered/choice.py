@@ -37,7 +37,7 @@ from lastkey.logformat.layout import BATCH_HEADER
 from lastkey.logformat.side_files import checkpoints, offset_index
 from lastkey.logformat.storage.regular_files import LogFile
 from lastkey.logformat.tiered.contents import Contents
-from lastkey.logformat.tiered.objects import EPOCHS, Copy
+from lastkey.logformat.tiered.objects import EPOCHS, UploadedCopy
 
 _AT_ONCE: Final = 16
 _CHUNK_BYTES: Final = 64 << 10
@@ -288,7 +288,7 @@ def _notes(
 ) -> Iterable[str]:
     taken = [p.extent for p in pieces]
 
-    def named(copy: Copy) -> str:
+    def named(copy: UploadedCopy) -> str:
         return copy.name.rpartition("/")[2]
 
     for c in contents:

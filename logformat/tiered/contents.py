@@ -35,7 +35,7 @@ from lastkey.logformat import names
 from lastkey.logformat.errors import LogFormatError, readable
 from lastkey.logformat.side_files.small_files import most_side_bytes, read_small_file
 from lastkey.logformat.storage.regular_files import open_input
-from lastkey.logformat.tiered.objects import EPOCHS, INDEXES, MANIFEST, Copy
+from lastkey.logformat.tiered.objects import EPOCHS, INDEXES, MANIFEST, UploadedCopy
 
 _INDEXES: Final = {
     names.INDEX: "offset", names.TIME_INDEX: "timestamp", names.TXN_INDEX: "transaction",
@@ -49,7 +49,7 @@ _MOST_CHUNK_BYTES: Final = 1 << 30
 class Contents:
     """Sizes of the files of one copy, and their bytes on demand. `filesystem` is the one that holds its objects."""
 
-    def __init__(self, filesystem: Any, copy: Copy) -> None:
+    def __init__(self, filesystem: Any, copy: UploadedCopy) -> None:
         self.filesystem, self.copy = filesystem, copy
 
     @cached_property

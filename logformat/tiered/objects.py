@@ -54,7 +54,7 @@ class RemotePartition:
 
 
 @dataclass(frozen=True)
-class Copy:
+class UploadedCopy:
     """The objects of one uploaded copy of a segment."""
 
     start: int  # its first offset, by the name
@@ -109,11 +109,11 @@ def holds_segments(path: str, files: Iterable[str]) -> bool:
     return found is not None and bool(found.topic_id) and any(_object(found.layout, name) for name in files)
 
 
-def copies_of(partition: RemotePartition, files: Iterable[Any]) -> list[Copy]:
+def copies_of(partition: RemotePartition, files: Iterable[Any]) -> list[UploadedCopy]:
     """Return the copies of segments that these files (pyarrow.fs.FileInfo) make up, by offset and id."""
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for info in files:
         if (named := _object(partition.layout, info.base_name)) is not None:
             start, segment_id, kind = named
             found.setdefault((start, segment_id), {})[kind] = info
-    return [Copy(start, name, partition.layout, objects) for (start, name), objects in sorted(found.items())]
+    return [UploadedCopy(start, name, partition.layout, objects) for (start, name), objects in sorted(found.items())]

@@ -37,7 +37,14 @@ from lastkey.logformat.storage.locations import text_entries
 from lastkey.logformat.storage.regular_files import open_input
 from lastkey.logformat.tiered.choice import ChosenCopies, CopyRange, choose
 from lastkey.logformat.tiered.contents import Contents
-from lastkey.logformat.tiered.objects import EPOCHS, Copy, RemotePartition, copies_of, holds_segments, remote_partition
+from lastkey.logformat.tiered.objects import (
+    EPOCHS,
+    RemotePartition,
+    UploadedCopy,
+    copies_of,
+    holds_segments,
+    remote_partition,
+)
 
 _KNOWN: Final[dict[tuple[str, str], _Folder]] = {}  # (URI, path) -> folder, for a process
 
@@ -317,7 +324,7 @@ def _is_hidden(partition: RemotePartition, info: pafs.FileInfo) -> bool:
     return info.type == pafs.FileType.File and bool(copies_of(partition, [info]))
 
 
-def _equal(one: Copy, other: Copy) -> bool:
+def _equal(one: UploadedCopy, other: UploadedCopy) -> bool:
     """Return whether two listings of a copy found the same objects."""
     return {k: (i.path, i.size, i.mtime_ns) for k, i in one.objects.items()} == {
         k: (i.path, i.size, i.mtime_ns) for k, i in other.objects.items()

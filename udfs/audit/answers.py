@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lastkey.udfs.audit.runs import Sides, Unit, Versions, load
+from lastkey.udfs.audit.runs import Sides, Unit, VersionRows, load
 from lastkey.udfs.storage import file_size, flush, make_folder, native_output, open_file, open_root
 
 _UNITS, _RANGE = b"lastkey.units", b"lastkey.range"
@@ -31,7 +31,7 @@ class Question(Protocol):
     def columns(self) -> tuple[str, ...]:
         """Columns of VERSIONS that it needs."""
 
-    def answer(self, versions: Versions) -> pa.Table | tuple[pa.Table, Any]:
+    def answer(self, versions: VersionRows) -> pa.Table | tuple[pa.Table, Any]:
         """Return the rows for the result table; and what the driver needs, if that does not follow from them."""
 
     def summary(self, table: pa.Table) -> Any:
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnswerFile:
     """File that a task wrote, below the store, or kept; and what a report shows of it."""
 
     path: str
@@ -61,7 +61,7 @@ class Answered:
     summary: Any
 
 
-def answer(asked: Asked, bounds: tuple[int, int]) -> Answered:
+def answer(asked: Asked, bounds: tuple[int, int]) -> AnswerFile:
     """Answer the question for a range of hashes."""
     found = asked.question.answer(load(asked.sides, bounds, asked.question.columns))
     table, more = (found, None) if isinstance(found, pa.Table) else found
@@ -73,7 +73,7 @@ def answer(asked: Asked, bounds: tuple[int, int]) -> Answered:
 def write_rows(
     root_uri: str, folder: str, table: pa.Table, fingerprints: Fingerprints, summary: Any,
     reads: Mapping[tuple[int, int], Reads] | None = None,
-) -> Answered:  # fmt: skip
+) -> AnswerFile:  # fmt: skip
     """Write and flush rows as a file of a result table. reads: by the range that the rows are of."""
     root, path = open_root(root_uri), f"{folder}/{uuid.uuid4().hex}.parquet"  # a repeated task has another
     metadata = {_UNITS: json.dumps([[*unit, fingerprint] for unit, fingerprint in fingerprints.items()])}
@@ -86,7 +86,7 @@ def write_rows(
             write_page_checksum=True,
         )  # fmt: skip
     flush(root, path)
-    return Answered(path, file_size(root, path) or 0, len(table), summary)
+    return AnswerFile(path, file_size(root, path) or 0, len(table), summary)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def labels_of(root_uri: str, path: str) -> Labels | None:
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeptAnswers:
     """Request to keep the rows of units in files of earlier answers."""
 
     root: str
@@ -123,7 +123,7 @@ class Keep:
     fingerprints: Fingerprints  # of the units that are kept
 
 
-def keep(asked: Keep, path: str) -> Answered | None:
+def keep(asked: KeptAnswers, path: str) -> AnswerFile | None:
     """Keep the file as it is if all its units are kept, else write those that are. Return None if it is damaged."""
     labels = labels_of(asked.root, path)
     units = {} if labels is None else labels.fingerprints
@@ -134,9 +134,9 @@ def keep(asked: Keep, path: str) -> Answered | None:
     except (pa.ArrowException, OSError):
         return None
     if len(kept) == len(units):
-        return Answered(path, 0, len(table), asked.question.summary(table))
+        return AnswerFile(path, 0, len(table), asked.question.summary(table))
     if not kept:
-        return Answered("", 0, 0, asked.question.summary(table.slice(0, 0)))
+        return AnswerFile("", 0, 0, asked.question.summary(table.slice(0, 0)))
     places = pa.table({"topic": [t for t, _ in kept], "partition": pa.array([p for _, p in kept], pa.int32())})
     codes, topics = _codes(table, places), set(_codes(places, places).tolist())
     rows = table.filter(pa.array(np.isin(codes, sorted(topics))))

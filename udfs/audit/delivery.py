@@ -33,7 +33,7 @@ from lastkey.udfs.audit.runs import (
     Groups,
     Ints,
     Sides,
-    Versions,
+    VersionRows,
     by_key,
     first_of,
     grouped,
@@ -109,12 +109,12 @@ class DeliveryQuestion:
     told: tuple[str, ...] = ()
     columns = ("timestamp_ms", "tombstone")
 
-    def answer(self, versions: Versions) -> pa.Table:
+    def answer(self, versions: VersionRows) -> pa.Table:
         """Return a row for each group and key."""
         parts = [self._part(part) for part in ([versions] if self.told else versions.split())]
         return parts[0] if self.told else pa.concat_tables(parts)
 
-    def _part(self, versions: Versions) -> pa.Table:
+    def _part(self, versions: VersionRows) -> pa.Table:
         keys = _Keys(versions)
         told = _Told(versions, keys, self.told) if self.told else None
         tables = [DELIVERIES.empty_table()]
@@ -230,7 +230,7 @@ def _span(lags: Bools, since: Ints, until: Ints) -> Any:
 class _Keys:
     """Keyed versions of a range by unit and key; a key's rows by offset."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: VersionRows) -> None:
         found = by_key(versions)
         keyed = np.flatnonzero(~versions["keyless"][found.order[found.starts]])
         unit = versions.unit[found.order[found.starts[keyed]]]
@@ -296,7 +296,7 @@ def write_told(
 class _Told:
     """Deliveries by key in a range."""
 
-    def __init__(self, versions: Versions, keys: _Keys, paths: Sequence[str]) -> None:
+    def __init__(self, versions: VersionRows, keys: _Keys, paths: Sequence[str]) -> None:
         sides = versions.sides
         rows = pa.concat_tables([load_file(sides.root, path, versions.bounds) for path in paths])
         by_partition = "partition" in rows.column_names

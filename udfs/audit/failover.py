@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Ints, Versions
+from lastkey.udfs.audit.runs import Bools, Ints, VersionRows
 from lastkey.udfs.storage import make_folder, native_output, open_file, open_root
 
 # States of B's records; a record of A that is neither lost nor superseded has no state here
@@ -77,14 +77,14 @@ class FailoverQuestion:
     states_folder: str
     columns = PAIR_COLUMNS
 
-    def answer(self, versions: Versions) -> tuple[pa.Table, Found]:
+    def answer(self, versions: VersionRows) -> tuple[pa.Table, RangeResult]:
         """Return the rows of lost records, and what else the range says."""
         tables, found = zip(*(self._part(part) for part in versions.split()), strict=True)
         lost = pa.concat_tables(tables)
         states = tuple(path for one in found for path in one.states)
-        return lost, Found(add_figures([one.figures for one in found]), states, first_lost(lost, self.most))
+        return lost, RangeResult(add_figures([one.figures for one in found]), states, first_lost(lost, self.most))
 
-    def _part(self, versions: Versions) -> tuple[pa.Table, Found]:
+    def _part(self, versions: VersionRows) -> tuple[pa.Table, RangeResult]:
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         states = _States(matches, np.array(self.committed, np.int64))
         root, path = open_root(versions.sides.root), f"{self.states_folder}/{uuid.uuid4().hex}.parquet"
@@ -104,7 +104,7 @@ class FailoverQuestion:
             "offset": offset,
             "timestamp_ms": states.time[rows],
         }
-        return pair_rows(len(rows), columns), Found(states.figures(len(known)), (path,), [])
+        return pair_rows(len(rows), columns), RangeResult(states.figures(len(known)), (path,), [])
 
     def summary(self, table: pa.Table) -> Earlier:
         """Return the answers of partitions among rows of the result table, and the first lost records."""
@@ -113,7 +113,7 @@ class FailoverQuestion:
 
 
 @dataclass(frozen=True)
-class Found:
+class RangeResult:
     """Result of a range: figures of each unit, paths of the files of states, first lost records."""
 
     figures: Figures
@@ -269,7 +269,7 @@ READ: Final = ("read", "again", "not_of_a", "passed_over")
 
 
 @dataclass(frozen=True)
-class Behind:
+class Continuations:
     """Offsets at which a consumer continues, by unit; NONE: nowhere. from_ms: of units answered by time."""
 
     root: str
@@ -277,7 +277,7 @@ class Behind:
     from_ms: tuple[int | None, ...]
 
 
-def first_at(asked: Behind, path: str) -> Ints:
+def first_at(asked: Continuations, path: str) -> Ints:
     """Return int64[units]: the first offset of B in a file of states with a timestamp of at least from_ms."""
     unit, offset, time, _ = _of_b(asked, path)
     least = np.array([_LARGEST if ms is None else ms for ms in asked.from_ms], np.int64)
@@ -288,7 +288,7 @@ def first_at(asked: Behind, path: str) -> Ints:
     return out
 
 
-def behind(asked: Behind, path: str) -> tuple[dict[str, Ints], Ints, Ints]:
+def behind(asked: Continuations, path: str) -> tuple[dict[str, Ints], Ints, Ints]:
     """Return READ of each unit, int64[units], and the earliest and latest time of what is read again."""
     unit, offset, time, state = _of_b(asked, path)
     go_on = np.array(asked.go_on, np.int64)
@@ -303,7 +303,7 @@ def behind(asked: Behind, path: str) -> tuple[dict[str, Ints], Ints, Ints]:
     return counts, earliest, latest
 
 
-def _of_b(asked: Behind, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:
+def _of_b(asked: Continuations, path: str) -> tuple[NDArray[np.int32], Ints, Ints, NDArray[np.int8]]:
     """Return unit, offset, time and state of B's records in a file of states."""
     with open_file(open_root(asked.root), path) as file:
         rows = pq.read_table(file, columns=["unit", "b_offset", "b_ms", "b_state"], use_threads=False)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.key_set import hashes_of
-from lastkey.udfs.audit.runs import Ints, Versions, by_key, grouped, mixed, sums
+from lastkey.udfs.audit.runs import Ints, VersionRows, by_key, grouped, mixed, sums
 from lastkey.udfs.audit.versions import Secret
 from lastkey.udfs.decode.partitioner import partition_of
 from lastkey.udfs.storage import open_file, open_root
@@ -64,13 +64,13 @@ class KeysQuestion:
     earlier: Mapping[tuple[int, int], str] = field(default_factory=dict)
     columns = ("timestamp_ms", "tombstone", "size_bytes")
 
-    def answer(self, versions: Versions) -> pa.Table:
+    def answer(self, versions: VersionRows) -> pa.Table:
         """Return a row for each key of each partition."""
         if path := self.earlier.get(versions.bounds):
             return self._table(versions, _added(_entries(versions), self._earlier(versions, path)))
         return pa.concat_tables([self._table(part, _entries(part)) for part in versions.split()])
 
-    def _earlier(self, versions: Versions, path: str) -> _Entries:
+    def _earlier(self, versions: VersionRows, path: str) -> _KeyEntries:
         """Return the entries of an earlier result, as far as they are of the units."""
         with open_file(open_root(versions.sides.root), path) as file:
             rows = pq.ParquetFile(file, page_checksum_verification=True).read(use_threads=False)
@@ -92,9 +92,9 @@ class KeysQuestion:
             hashes = hashes_of(keys, self.secret)
         expected = rows["expected_partition"].combine_chunks() if self.hide_keys else pa.nulls(len(keys), pa.int32())
         low, high = (np.ascontiguousarray(hashes[:, half]).view(np.int64) for half in (0, 1))
-        return _Entries(unit, high, low, keys, expected, {name: np.asarray(rows[name]) for name in _VALUES})
+        return _KeyEntries(unit, high, low, keys, expected, {name: np.asarray(rows[name]) for name in _VALUES})
 
-    def _table(self, versions: Versions, entries: _Entries) -> pa.Table:
+    def _table(self, versions: VersionRows, entries: _KeyEntries) -> pa.Table:
         units = versions.sides.units
         topics, topic = (
             np.unique([topic for topic, _ in units], return_inverse=True) if units else ([], np.zeros(0, int))
@@ -126,7 +126,7 @@ class KeysQuestion:
 
 
 @dataclass(frozen=True)
-class _Entries:
+class _KeyEntries:
     """Keys of partitions: arrays of one length."""
 
     unit: NDArray[np.int32]
@@ -137,7 +137,7 @@ class _Entries:
     values: dict[str, NDArray[Any]]  # columns of AUDIT_KEYS
 
 
-def _entries(versions: Versions) -> _Entries:
+def _entries(versions: VersionRows) -> _KeyEntries:
     found = by_key(versions)
     last, n = found.order[found.ends - 1], found.ends - found.starts
     keyed = np.flatnonzero(~versions["keyless"][last])
@@ -152,10 +152,10 @@ def _entries(versions: Versions) -> _Entries:
         "bytes": sums(found, sizes[found.order])[keyed],
         "last_bytes": sizes[last].astype(np.int64),
     }
-    return _Entries(versions.unit[last], versions["high"][last], versions["low"][last], keys, expected, values)
+    return _KeyEntries(versions.unit[last], versions["high"][last], versions["low"][last], keys, expected, values)
 
 
-def _added(entries: _Entries, more: _Entries) -> _Entries:
+def _added(entries: _KeyEntries, more: _KeyEntries) -> _KeyEntries:
     """Return the entries of both: of each key the last record, and sums."""
     unit = np.concatenate([entries.unit, more.unit])
     high, low = np.concatenate([entries.high, more.high]), np.concatenate([entries.low, more.low])
@@ -170,7 +170,7 @@ def _added(entries: _Entries, more: _Entries) -> _Entries:
     )
     out = {name: column[last] for name, column in values.items()}
     out |= {name: sums(found, values[name][rows]) for name in ("versions", "bytes")}
-    return _Entries(unit[last], high[last], low[last], keys, expected, out)
+    return _KeyEntries(unit[last], high[last], low[last], keys, expected, out)
 
 
 def _by_partition(keys: pa.Table) -> list[dict[str, Any]]:

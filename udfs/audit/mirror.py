@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from lastkey.udfs.audit.pairs import PAIR_COLUMNS, PAIRS, Matches, match, pair_rows
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, Versions, first_of, sums
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, first_of, sums
 
 EQUAL, DELETED, UNKNOWN = "equal", "deleted", "unknown"
 LAWFUL: Final = (EQUAL, DELETED)
@@ -73,14 +73,14 @@ class MirrorQuestion:
     most: int
     columns = PAIR_COLUMNS
 
-    def answer(self, versions: Versions) -> pa.Table:
+    def answer(self, versions: VersionRows) -> pa.Table:
         """Return a row for each finding, and one for all that is lawful of a kind and a unit."""
         lawful, findings = zip(*(self._part(part) for part in versions.split()), strict=True)
         added = by_partition(pa.concat_tables(lawful))
         rows = pa.Table.from_pylist([row | {"source": self.source} for row in added], PAIRS)
         return pa.concat_tables([rows, *findings])
 
-    def _part(self, versions: Versions) -> tuple[pa.Table, pa.Table]:
+    def _part(self, versions: VersionRows) -> tuple[pa.Table, pa.Table]:
         """Return rows of what is lawful, and of findings."""
         matches = match(versions, ignore_timestamps=self.ignore_timestamps)
         keyless = matches["keyless"]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from lastkey.udfs.audit.runs import Bools, Groups, Ints, Versions, by_key, grouped, mixed, sums
+from lastkey.udfs.audit.runs import Bools, Groups, Ints, VersionRows, by_key, grouped, mixed, sums
 
 # Columns of `audit_pairs`. `mirror` writes findings, and rows for all that is lawful of a partition; `failover` has a
 # row with kind "partition" for each partition, and one with kind "lost" for each undelivered record without a copy
@@ -69,7 +69,7 @@ def pair_rows(n: int, columns: dict[str, Any]) -> pa.Table:
 class Matches:
     """Versions of two sides in the order of `keys`; all arrays are in that order."""
 
-    versions: Versions
+    versions: VersionRows
     keys: Groups
     equal: Groups  # groups of equal records; its order holds positions in the order of `keys`
     n_a: Ints  # equal records of A, for each row
@@ -91,7 +91,7 @@ class Matches:
         return self.versions.side[self.keys.order]
 
 
-def match(versions: Versions, *, ignore_timestamps: bool = False) -> Matches:
+def match(versions: VersionRows, *, ignore_timestamps: bool = False) -> Matches:
     """Match the records of both sides."""
     keys = by_key(versions)
     of_key, digest = keys.of, versions["digest"][keys.order]

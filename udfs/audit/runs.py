@@ -56,7 +56,7 @@ class Sides:
 
 
 @dataclass
-class Versions:
+class VersionRows:
     """Rows of a range, or of a part of it: arrays of one length, in the order of `bins`."""
 
     sides: Sides
@@ -92,13 +92,13 @@ class Versions:
         taken = pa.array(self.placed[rows])
         return [self.others[name].take(taken) for name in names]
 
-    def split(self) -> Iterator[Versions]:
+    def split(self) -> Iterator[VersionRows]:
         """Yield parts of about _PART_ROWS, which processors hold in their caches; a bin is in one part."""
         bin_ = bins(self["high"])
         cuts = np.searchsorted(bin_, bin_[_PART_ROWS::_PART_ROWS])
         for first, stop in itertools.pairwise([0, *np.unique(cuts[cuts > 0]).tolist(), len(self)]):
             part = slice(first, stop)
-            yield Versions(
+            yield VersionRows(
                 self.sides, self.bounds, self.side[part], self.unit[part], self.partition[part],
                 {name: column[part] for name, column in self.columns.items()}, self.placed[part], self.others,
             )  # fmt: skip
@@ -118,14 +118,14 @@ def is_whole(bounds: Sequence[tuple[int, int]]) -> bool:
     return [first for first, _ in bounds] == edges[:-1] and edges[-1] == _LEAST_BIN + BINS
 
 
-def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> Versions:
+def load(sides: Sides, bounds: tuple[int, int], names: Sequence[str]) -> VersionRows:
     """Read the rows of a range. names: columns of VERSIONS that are wanted beside the hashes and places."""
     table = _read(sides, bounds, ("high", "low", "keyless", "offset", *names))
     columns = {name: np.asarray(table[name]) for name in table.column_names}
     placed = np.argsort(bins(columns["high"]), kind="stable")
     columns = {name: column[placed] for name, column in columns.items()}
     side, unit, partition = (columns.pop(name) for name in ("side", "unit", "partition"))
-    return Versions(sides, bounds, side, unit, partition, columns, placed)
+    return VersionRows(sides, bounds, side, unit, partition, columns, placed)
 
 
 def load_file(root: str, path: str, bounds: tuple[int, int]) -> pa.Table:
@@ -264,7 +264,7 @@ def mixed(hashes: NDArray[Any], *more: NDArray[Any]) -> NDArray[np.uint64]:
     return out
 
 
-def by_key(versions: Versions) -> Groups:
+def by_key(versions: VersionRows) -> Groups:
     """Group the rows by unit and key, and records without a key by unit and digest. In a group those of A come first,
     each side's by time, where that counts, partition and offset.
     """

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from lastkey.jobs.audit.go_on import Known, decide
+from lastkey.jobs.audit.go_on import KnownLogs, decide
 from lastkey.udfs.audit.failover import FailoverQuestion
 from lastkey.udfs.audit.runs import load, ranges
 from tests.builders.mirrored import draw, sides_of
@@ -44,7 +44,9 @@ def test_as_the_twin_finds_them(tmp_path, drawn, ignore_timestamps):
     offsets = tuple(committed.get(unit, -1) for unit in sides.units)
     question = FailoverQuestion("s", "g", offsets, ignore_timestamps, 9, "states")
     parts = [question.answer(load(sides, bounds, question.columns)) for bounds in ranges(4, 1)]
-    answers = decide(InTurn(), str(tmp_path), sides.units, [found for _, found in parts], Known(committed, set(), {}))
+    answers = decide(
+        InTurn(), str(tmp_path), sides.units, [found for _, found in parts], KnownLogs(committed, set(), {})
+    )
     lost = defaultdict(set)
     for row in (row for table, _ in parts for row in table.to_pylist()):
         assert (row["kind"], row["group"]) == ("lost", "g")
