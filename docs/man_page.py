@@ -15,6 +15,7 @@ from lastkey.jobs import installation
 from lastkey.jobs.command import cli
 from lastkey.jobs.command.declare import Value, values_of
 from lastkey.jobs.command.functions import COMMANDS
+from lastkey.jobs.command.job_modules import JOBS
 
 PAGE: Final = Path(__file__).resolve().parent / "lastkey.1"
 
@@ -36,7 +37,7 @@ def man_page() -> str:
         ".SH OPTIONS OF EVERY COMMAND",
         *_options(common),
         ".SH COMMANDS",
-        *(line for name in COMMANDS for line in _command(name)),
+        *(line for name in JOBS for line in _command(name)),
         ".SH SETTINGS",
         _text(
             'A TOML file (--config) has them in these tables, [defaults] also as [topics."GLOB"]; --set overrides one.'
