@@ -162,8 +162,6 @@ FIELDS: Final = {  # command -> field -> meaning. A name with a dot is a field o
         "history": "rows of `cleaner_runs`",
         "yields": "`generations` and `segments` of partitions with runs by yield",
         "codec_bytes": "of each topic `topic bytes codecs`; each of `codecs` has `codec bytes error_bytes`",
-        "formats": "null, or with `--format-savings` `rows stayed problem`; each row has `codec from_records batches "
-        "records bytes`, in magic 2 and after each change",
     },
     "audit": {
         "audits": "place of the tables",

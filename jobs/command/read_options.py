@@ -301,13 +301,6 @@ class ReportOptions(WithPlan, WithFolders, WithHiddenKeys, WithAutoEngine):
         "[by yield](/../udfs/yields/YIELDS.md): dead records expected and dropped, bytes read and written, and the "
         "segments by age",
     )
-    format_savings: Flag = option(
-        FLAG,
-        "Also measure what `convert --to v3` would save; takes longer.",
-        default=False,
-        note="What each change of [magic 3](/../logformat/FORMAT.md#magic-3) saves, in bytes a record, by codec and "
-        "batch size",
-    )
 
     @property
     def archive(self) -> str:

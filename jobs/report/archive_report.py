@@ -8,12 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 from lastkey.jobs.command.reporting import JobReport, TextTable, by_rule, counted, labelled, size
-from lastkey.jobs.report.format_table import FORMATS
 from lastkey.jobs.report.yields import RUNS_BY_YIELD, Yields
 from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import Key
 from lastkey.udfs.report.codec_sizes import CODEC_COLUMNS, CodecBytes, sum_of_logs
-from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import PartitionProfile
 
 
@@ -73,10 +71,8 @@ class ArchiveReport(JobReport):
     """Report of an archive, partition by partition."""
 
     job = "report"
-    facts = (
-        "archive store output now_ms savings=_savings partitions=profiles history=_history yields formats codec_bytes"
-    )
-    text_tables = (PARTITIONS, CODECS, RUNS_BY_YIELD, FORMATS)
+    facts = "archive store output now_ms savings=_savings partitions=profiles history=_history yields codec_bytes"
+    text_tables = (PARTITIONS, CODECS, RUNS_BY_YIELD)
 
     archive: str
     now_ms: int
@@ -86,7 +82,6 @@ class ArchiveReport(JobReport):
     archived_bytes: dict[Key, int] = field(default_factory=dict)  # of `.log` files in the archive, by listing
     history: dict[Key, list[RunRow]] = field(default_factory=dict)  # of the store, newest first
     yields: Yields = Yields()  # of the store
-    formats: FormatSavings | None = None  # --format-savings
 
     @property
     def places(self) -> list[tuple[str, str, str | None]]:

@@ -9,12 +9,10 @@ from typing import Final
 from lastkey.jobs.command.reporting import TO_THE_MINUTE, counted, moment, size
 from lastkey.jobs.report import plots
 from lastkey.jobs.report.archive_report import ArchiveReport
-from lastkey.jobs.report.format_table import records_a_batch
 from lastkey.jobs.report.plots import DEAD, LIVE, OTHER, Plot, Series
 from lastkey.jobs.report.yields import Yields, total
 from lastkey.jobs.runs import JobRun, by_run
 from lastkey.logformat.names import KAFKAS_OWN
-from lastkey.udfs.report.format_savings import FormatSavings
 from lastkey.udfs.report.partition_profile import AGE_NAMES, HotKey, PartitionProfile, join_times
 
 _RUNS: Final = 12  # the last ones, in a plot with bars for each
@@ -246,23 +244,3 @@ def hottest(profiles: Sequence[PartitionProfile]) -> list[tuple[PartitionProfile
     users = [p for p in profiles if p.topic not in KAFKAS_OWN] or profiles
     rows = [(p, key) for p in users for key in p.hot_keys if key.records > 1]
     return sorted(rows, key=lambda row: (-row[1].records, row[0].name()))[:_HOT]
-
-
-def formats(savings: FormatSavings | None) -> Plot | None:
-    """Plot the bytes a record in either message format, by codec and batch size."""
-    rows = [row for row in savings.rows if row.records] if savings else []
-    if not rows:
-        return None
-    return plots.horizontal_bars(
-        "formats",
-        "Bytes a record by message format",
-        [f"{row.codec}, {records_a_batch(row.from_records)} a batch" for row in rows],
-        [
-            ("v2", DEAD, [row.bytes[0] / row.records for row in rows]),
-            ("v3", LIVE, [row.bytes[-1] / row.records for row in rows]),
-        ],
-        lambda value: f"{value:.1f}",
-        says="bytes a record in Kafka's format, and in the store's own",
-        label="codec and records",
-        stacked=False,
-    )

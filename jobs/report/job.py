@@ -7,10 +7,9 @@ store, the profile of a partition with a generation covers that generation and t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
 
 from lastkey.jobs.archive.listing import Archive, ArchivedPartition, listed
 from lastkey.jobs.archive.places import is_same
@@ -34,13 +33,9 @@ from lastkey.jobs.store.generations import manifests_of, open_store
 from lastkey.jobs.store.rows import Checkpoint
 from lastkey.jobs.topics import Key, select_topics
 from lastkey.logformat.listing import Segment
-from lastkey.udfs.groups import groups
 from lastkey.udfs.problem import Problem
-from lastkey.udfs.report.format_savings import FormatTask, measure_formats, merged
 from lastkey.udfs.report.measure_partition import ProfilePlan, profile_partition
 from lastkey.udfs.storage import normal_uri
-
-_FORMAT_TASK_BYTES: Final = 64 << 20
 
 
 @dataclass
@@ -136,11 +131,6 @@ def _profile(begun: Sequence[_Begun], options: ReportOptions, whole: ArchiveRepo
         one.report.profiles = sorted(profiles, key=lambda p: (p.topic, p.partition))
         one.report.notes += [f"{p.name()}: {note}" for p in one.report.profiles for note in p.notes]
     whole.seconds["profile"] = time.perf_counter() - at
-    if options.format_savings:
-        at = time.perf_counter()
-        for one in begun:
-            _measure_formats(one.report, one.archive, options, progress)
-        whole.seconds["formats"] = time.perf_counter() - at
 
 
 def _read_store(
@@ -212,22 +202,3 @@ def is_compacted(config: Config, archived: ArchivedPartition) -> bool:
     """Return whether settings say compact; for a topic that none names, whether its broker's cleaner was at work."""
     settings = config.topic_settings(archived.topic)
     return settings.compacts or (not settings.named and archived.cleaner_checkpoint is not None)
-
-
-def _measure_formats(report: ArchiveReport, archive: Archive, options: ReportOptions, progress: Progress) -> None:
-    """Measure every segment of the archive, and put the sums into the report."""
-    tasks = list(_format_tasks(archive, options))
-    sizes = [sum(segment.size_bytes for segment in task.segments) for task in tasks]
-    progress.start("formats", sum(sizes), BYTES)
-    parts = each(measure_formats, tasks, "report: formats", options, report, progress, sizes=sizes)
-    progress.close()
-    report.formats = merged(parts)
-    named = {str(problem) for problem in report.problems}
-    report.other_problems += [p.problem for p in parts if p.problem is not None and str(p.problem) not in named]
-
-
-def _format_tasks(archive: Archive, options: ReportOptions) -> Iterator[FormatTask]:
-    for _, one in sorted(archive.partitions.items()):
-        most = options.config.topic_settings(one.topic).max_decompressed_batch_bytes
-        for group in groups(one.segments, lambda s: s.size_bytes, _FORMAT_TASK_BYTES):
-            yield FormatTask(one.path, group, options.config.job.chunk_bytes, most)

@@ -26,13 +26,11 @@ from lastkey.jobs.report.archive_report import CODECS, PARTITIONS, ArchiveReport
 from lastkey.jobs.report.figures import (
     compression,
     dead_by_segment,
-    formats,
     hot_keys,
     overview,
     segments_by_age,
     tombstones,
 )
-from lastkey.jobs.report.format_table import FORMATS
 from lastkey.jobs.report.page_rows import (
     HISTORY,
     HOT_HEADER,
@@ -152,9 +150,6 @@ def page_of(report: ArchiveReport) -> str:
         hot_header=HOT_HEADER,
         codecs=[CODECS.cells(row) for row in report.codec_bytes[:LISTED]],
         codec_header=CODECS.headers(),
-        formats=[FORMATS.cells(row) for row in report.formats.rows] if report.formats else [],
-        format_header=FORMATS.headers(),
-        format_plot=formats(report.formats),
     )
 
 

@@ -12,7 +12,6 @@ from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report.archive_report import ArchiveReport
 from lastkey.jobs.report.yields import Yields
 from lastkey.jobs.store.generations import open_store
-from lastkey.udfs.report.format_savings import merged
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,6 @@ class SeveralArchives(ArchiveReport):
             self.yields = Yields(tuple(by_time), (*self.yields.segments, *rows))
             for phase, seconds in part.seconds.items():
                 self.seconds[phase] = self.seconds.get(phase, 0) + seconds
-        measured = [part.formats for part in self.parts.values() if part.formats is not None]
-        self.formats = merged(measured) if measured else None
 
 
 def check_distinct(archives: Sequence[str]) -> None:

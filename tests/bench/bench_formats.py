@@ -32,7 +32,7 @@ from lastkey.logformat.batches.chunks import ChunkBuffer, LogRange, Tail, read_c
 from lastkey.logformat.layout import CODEC_NAMES
 from lastkey.logformat.listing import Segment
 from lastkey.logformat.writing.encode import BatchOptions, encode_batches
-from lastkey.udfs.report.format_savings import FormatTask, measure_formats, merged
+from tests.bench.format_savings import FormatTask, measure_formats, merged
 from tests.builders.formats import converted
 from tests.conftest import ROOT
 

@@ -17,7 +17,7 @@ from lastkey.jobs.command import cli
 from lastkey.jobs.command.config import Config, load_config, parse_config
 from lastkey.jobs.command.progress import Silent
 from lastkey.jobs.command.read_options import ReportOptions
-from lastkey.jobs.command.reporting import size
+from lastkey.jobs.command.reporting import plain, size
 from lastkey.jobs.errors import UsageError
 from lastkey.jobs.report import job as archive_report
 from lastkey.jobs.report.job import profile_archive
@@ -25,13 +25,11 @@ from lastkey.jobs.store.rows import RunRow
 from lastkey.jobs.topics import TopicFilter
 from lastkey.udfs.report.partition_profile import DAY_MS
 from tests.builders.damage import build
-from tests.builders.formats import converted
 from tests.builders.logs import START_MS, write_partition
 from tests.builders.nights import NIGHTS, run_nights
 from tests.builders.pages import needs_nothing_else
 from tests.builders.profiles import HOSTILE, a_segment, large, many
 from tests.builders.trees import files_in, files_of
-from tests.reference.log import LZ4, NONE, decode_log
 
 pytestmark = pytest.mark.slow
 
@@ -409,32 +407,5 @@ def test_runs_by_yield_are_drawn_with_what_they_expected(tmp_path):
 def test_a_store_without_runs_by_yield_shows_none(tmp_path):
     lab = run_nights(tmp_path, NIGHTS[:2], **{"compaction.schedule": "full"})
     report = archive_report.run(options(lab.archive, stores=str(lab.store)), Silent())
-    assert report.yields.to_json() == {"generations": [], "segments": []}
+    assert plain(report.yields) == {"generations": [], "segments": []}
     assert "by yield" not in report.to_text() + (tmp_path / "report.html").read_text()
-
-
-def test_savings_of_the_message_format(cases, archive: Path, page: ModuleType, tmp_path: Path) -> None:
-    """Every batch is really converted: the sums are the sizes of both files, and the changes add up."""
-    for name in ("none-tomb", "lz4-append", "txn-zstd"):
-        for partition in cases[name].partitions:
-            shutil.copytree(cases[name].input(partition), archive / partition)
-    report = profile_archive(options(archive, format_savings=True), Silent())
-    assert report.formats is not None
-    rows = {(row.codec, row.from_records): row for row in report.formats.rows}
-    data = b"".join(log.read_bytes() for log in files_in(archive, "*/*.log"))
-    v2 = [b for b in decode_log(data) if not b.control]
-    assert sum(row.records for row in rows.values()) == sum(len(b.records) for b in v2)
-    assert sum(row.batches for row in rows.values()) == len(v2)
-    assert report.formats.stayed == len(decode_log(data)) - len(v2)
-    for codec, number in (("none", NONE), ("lz4", LZ4)):
-        of = [b for b in v2 if b.codec == number]
-        assert sum(row.bytes[0] for key, row in rows.items() if key[0] == codec) == sum(len(b.data) for b in of)
-        after = [len(converted(b.data, 3)) for b in of]
-        assert sum(row.bytes[-1] for key, row in rows.items() if key[0] == codec) == sum(after)
-    plain = [row for key, row in rows.items() if key[0] == "none"]
-    assert sum(row.bytes[1] - row.bytes[2] for row in plain) >= sum(row.records for row in plain)  # a byte a record
-    assert json.loads(json.dumps(report.to_json()))["formats"]["rows"]
-    assert "records a batch" in report.to_text()
-    text = page.page_of(report)
-    needs_nothing_else(text)
-    assert "Bytes a record by message format" in text

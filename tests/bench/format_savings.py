@@ -22,8 +22,8 @@ from lastkey.logformat.listing import Segment
 from lastkey.logformat.primitives.codec import compress
 from lastkey.logformat.writing.formats import Converter
 from lastkey.udfs.problem import Problem, attempt
-from lastkey.udfs.report import format_kernels as kernels
 from lastkey.udfs.storage import log_file, open_root
+from tests.bench import format_kernels as kernels
 
 CHANGES: Final = ("header", "attributes", "lengths", "steps", "columns")
 BATCH_SIZES: Final = (1, 2, 10, 100, 1000, 10_000)  # records a batch: from each on, up to the next one
