@@ -101,7 +101,11 @@ def _signature(name: str, command: Command) -> str:
     """Return the call of a command's function: arguments by position, then keywords."""
     signature = inspect.signature(command.function)
     by_position = [p.name for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    keywords = [f"{p.name}={p.default!r}" for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    keywords = [
+        p.name if p.default is p.empty else f"{p.name}={p.default!r}"
+        for p in signature.parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    ]
     audit = name.startswith("audit ")
     called = f'audit("{name[6:]}", ' if audit else f"{name.replace('-', '_')}("
     report = str(signature.return_annotation).rpartition(".")[2]
@@ -137,7 +141,8 @@ def _inner(name: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _type(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(filter(None, map(_type, schema["anyOf"]))))
+        kinds = (kind for one in schema["anyOf"] for kind in _type(one).split(" or "))
+        return " or ".join(dict.fromkeys(filter(None, kinds)))
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":
@@ -251,7 +256,7 @@ def errors_page() -> str:
             "[A partition is uncleanable](/how-to/uncleanable.md) explains how to proceed.",
             "## Problems in data",
             "The partition keeps its generation, the other partitions are processed, and the exit code is 3. The "
-            "message begins with `uncleanable` and the kind, which JSON has as `kind`.",
+            "message names the partition, `uncleanable` and the kind, which JSON has as `kind`.",
             troubleshooting.problems(),
             "## Errors that end a job",
             "With `--json` the kind is `error.kind`.",

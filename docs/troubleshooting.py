@@ -199,8 +199,8 @@ EXIT_CODES = {  # code -> (name in `jobs.errors`, meaning)
     4: (
         "CONFLICT",
         "Another run holds the lease of the same partitions (`--wait` waits for it), committed first, or a vacuum took "
-        "files of this run. What was committed stays; run again. Or another process holds a lock: vacuum, `lookup "
-        "--at`, a broker",
+        "files of this run. What was committed stays; run again. The lease of a killed run expires 90 s after its last "
+        "renewal. Or another process holds a lock: vacuum, `lookup --at`, a broker",
     ),
     5: (
         "ENVIRONMENT",

@@ -145,7 +145,7 @@ def reindex() -> ReindexReport:
     """Rebuild the index files of ARCHIVE from its logs, and show what was wrong with them.
 
     Give `--check`, `--output DIR` or `--in-place`. Wrong files are in the report, with exit code 3 if any stays wrong.
-    Raises a JobError if the job stops (kind LOG_DIRECTORY_IN_USE: a broker holds the archive).
+    Raises a JobError if the job stops (kind LogDirectoryInUseError: a broker holds the archive).
 
     It rebuilds `.index`, `.timeindex`, `.txnindex`, producer `.snapshot` files and a lost `leader-epoch-checkpoint`
     from the `.log` files alone, as Kafka's recovery does.
@@ -167,7 +167,8 @@ def reindex() -> ReindexReport:
 def convert() -> ConvertReport:
     """Write ARCHIVE, or a generation of STORE, again in another message format, without loss.
 
-    The source is only read. Raises a JobError if the job stops (kinds NOT_EMPTY; CONVERT_FULL: the disk is full).
+    The source is only read. Raises a JobError if the job stops (kinds NotEmptyError; ConvertFullError: the disk is
+    full).
 
     `--to v3` writes a message format of our own, which takes less room and whose keys are read without their values
     ([magic 3](/../logformat/FORMAT.md#magic-3)); `--to v2` writes Kafka's. Every job reads both; a broker reads v2
@@ -203,7 +204,8 @@ def convert() -> ConvertReport:
 def merge() -> MergeReport:
     """Write the most complete log of several copies of a log directory, batch by batch.
 
-    The archives are only read. Raises a JobError if the job stops (kinds NOT_EMPTY; MERGE_FULL: the disk is full).
+    The archives are only read. Raises a JobError if the job stops (kinds NotEmptyError; MergeFullError: the disk is
+    full).
 
     Each batch comes from a sound copy, and a broker loads the output without recovery. [Rebuild a partition from
     damaged copies](/how-to/merge.md) has the steps.

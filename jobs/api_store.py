@@ -31,8 +31,8 @@ def restore() -> RestoreReport:
     """Copy a generation into a log directory that a broker starts on.
 
     A full clean takes the settings of `config` or, for topics without any, of their last run. Raises a JobError if the
-    job stops (kinds MISSING_FILE: a file of the generation is gone; NOT_EMPTY; NOT_CLEANED: the full clean found a
-    problem).
+    job stops (kinds MissingFileError: a file of the generation is gone; NotEmptyError; NotCleanedError: the full clean
+    found a problem).
 
     [Restore to a broker](/how-to/restore.md) has the steps. The broker starts without recovery.
 

@@ -33,7 +33,7 @@ with DAG(
         "topics": Param(None, type=["null", "string"], description="Only these topics: globs, separated by commas"),
         "exclude": Param(None, type=["null", "string"], description="Not these topics: globs, separated by commas"),
         "config": Param(None, type=["null", "string"], description="A settings file, with the topics' policies"),
-        "max_runtime": Param(None, type=["null", "string"], description="Begin nothing after so long, as 5h"),
+        "max_runtime": Param(None, type=["null", "string"], description="Stop after this time, as 5h"),
         "alert_url": Param(
             None, type=["null", "string"], pattern="^https?://", description="Gets a JSON post where a task failed"
         ),
