@@ -47,7 +47,7 @@ from tests.builders.formats import as_v3
 from tests.builders.logs import START_MS, log_text, write_partition
 from tests.builders.s3_server import BUCKET, put, s3_server
 from tests.builders.trees import tree
-from tests.reference.log import decode_log
+from tests.reference.log import ZSTD, decode_log
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +92,37 @@ def test_the_keys_go_and_all_else_stays(tmp_path: Path) -> None:
     assert world.erase("ann", check=True, no_archive=True).result == "gone"
     told = [(r["job"], r["result"]) for r in table_of(world.lab.store)]
     assert told == [("erase", "older"), ("erase --check", "gone")]
+
+
+@pytest.mark.parametrize("recompress", [False, True])
+def test_an_erasure_of_a_recompressed_store(tmp_path: Path, recompress: bool) -> None:
+    """Batches that lose the key get the codec of compression.type; all others stay byte for byte."""
+    settings = {"compression.type": "zstd", "recompress": recompress}
+    world = made(
+        tmp_path,
+        "{codec=gzip pid=7} ann=1 bob=1 ann=2 | {codec=lz4} cem=1 | {pid=8 txn codec=gzip} dan=1 | {pid=8 commit}",
+        "{codec=gzip} eve=1 ann=3 fay=1 | {codec=snappy} gus=1 | dan=2",
+        "hal=1",
+        defaults=settings,
+    )
+    before = world.current()
+    rows = world.lab.state().current()[1]["t", 0]
+    stored = {b.base_offset: b for row in rows for b in decode_log(world.lab.path(row).read_bytes())}
+    report = world.erase("ann")
+    assert (report.exit_code, report.result) == (0, "older")
+    assert world.current() == [r for r in before if r.key != b"ann"]
+    rows = world.lab.state().current()[1]["t", 0]
+    after = {b.base_offset: b for row in rows for b in decode_log(world.lab.path(row).read_bytes())}
+    assert after.keys() == stored.keys()
+    for base, batch in stored.items():
+        if not any(record.key == b"ann" for record in batch.records):
+            assert after[base].data == batch.data
+        elif after[base].records:
+            assert after[base].codec == ZSTD
+    assert any(r.key == b"ann" for batch in stored.values() for r in batch.records)
+    assert verified(world) == []
+    assert vacuumed(world).exit_code == 0
+    assert world.erase("ann", check=True, no_archive=True).result == "gone"
 
 
 def test_a_digest_is_what_openssl_says(tmp_path: Path) -> None:
