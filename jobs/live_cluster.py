@@ -1,7 +1,7 @@
 """The client of live clusters, confluent-kafka, and its settings: an optional package, the extra `cluster`.
 
-The file of --command-config is the one that Kafka's own tools take: names are Kafka's, and those that the client has no
-word for are errors, never ignored: a connection must not be less safe than the file says.
+The file of --command-config is the one that Kafka's own tools take. A setting that the client does not support is an
+error and never ignored, because a connection must not be less safe than the file demands.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class JobRun:
 
     @property
     def outcome(self) -> str | None:
-        """Word or two for what came of the run; None: no row tells."""
+        """Outcome of the run in one or two words; None if no row states it."""
         if self.at_work:
             return "at work"
         return self.job_row.outcome if self.job_row is not None else None

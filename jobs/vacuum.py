@@ -282,7 +282,7 @@ def _kept(
     """
     current = state.checkpoints()
     decided = {(key, row.generation, row.run_id): row for key, row in current.items()}
-    if not options.dry_run:  # so that each committed folder says so before the table can be lost
+    if not options.dry_run:  # write missing files `committed` before the table can be lost
         say_committed(state.root, [f.path for f in folders if f.run in decided and COMMITTED not in f.names])
     committed = sorted((f for f in folders if f.run in decided or COMMITTED in f.names), key=lambda folder: folder.run)
     above = {f.run for f in committed if f.key in current and f.generation > current[f.key].generation}
@@ -398,8 +398,8 @@ def _line(run: Run, ranges: Ranges, segments: Iterable[Segment]) -> OnlyCopy:
 
 
 def _replaced_lately(committed: Sequence[RunFolder], young_ms: float) -> Iterator[Run]:
-    """Yield generations whose successor is young, or does not say yet that it was committed. A successor whose folder
-    is gone came long ago. committed: by partition and number.
+    """Yield generations whose successor is young or lacks the file `committed`. If the successor's folder is gone, the
+    replacement was long ago. committed: by partition and number.
     """
     for before, after in itertools.pairwise(committed):
         is_young = after.newest_ms > young_ms or COMMITTED not in after.names

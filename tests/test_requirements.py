@@ -58,7 +58,7 @@ def test_every_pin_is_locked_and_every_package_has_hashes(path):
 
 
 def test_ranges_begin_at_the_versions_that_are_tested():
-    """And end somewhere: a package of ours says of no version that it fits before anybody tried."""
+    """Each range also has an upper bound, because newer versions are untested."""
     locked, pins = _locked("requirements/run.txt"), _pins()["requirements/run.txt"]
     for asked in map(Requirement, pins):
         bounds = {bound.operator: bound.version for bound in asked.specifier}

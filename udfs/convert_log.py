@@ -261,8 +261,8 @@ _KINDS = (names.LOG, names.INDEX, names.TIME_INDEX)
 def mark(output: Root, content: str) -> bool:
     """Note in a folder what is converted, and return True; False if it is marked with anything else.
 
-    A mark that is only the beginning of this one is from a run that was killed while it wrote it, so before all else.
-    It is replaced, as the file may have another name too.
+    A mark that is a prefix of this one comes from a run that was killed while it wrote the mark, before any other file.
+    The mark file is deleted and written again, because it may be a hard link to another file.
     """
     found = read_file(output, MARK) if (is_marked := exists(output, MARK)) else b""
     if found == content.encode() or not content.encode().startswith(found):

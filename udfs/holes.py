@@ -15,7 +15,8 @@ again from 4.4 on, does not keep the last batch of what it cleaned; KAFKA.md, "V
 
 Nothing else decides. If a cleaner removed whole batches at a border alone, and its checkpoint is lost, the bytes are
 those of a log without a file: sequences of producers that go on over the hole show only that these wrote nothing there,
-and sequences that jump show only that they did. So that is a gap too, and its message says that it may be none.
+and sequences that jump show only that they did. Such a hole is reported as a gap too, with a message that a cleaner may
+have made it.
 
 A hole is a gap anywhere if a file shows that something was there: an index without its log, or an index whose last
 entry lies behind the end of its log. The same holds behind the last segment, where a producer snapshot counts too, and

@@ -156,7 +156,9 @@ class _Consumer:
 
 
 def _progress(kafka: Any, consumer: Any, task: ReplayTask, done: Replayed) -> int | None:
-    """Return the offset in the source to go on from; None: there is none yet. A problem: others have written there."""
+    """Return the source offset to continue from; None: the group has none. In that case, set `done.problem` if the
+    target partition holds records and --append is not given.
+    """
     place = kafka.TopicPartition(task.topic, done.partition)
     found = _retried(kafka, lambda: _committed(kafka, consumer, place))
     if found.offset >= 0:
@@ -171,8 +173,8 @@ def _progress(kafka: Any, consumer: Any, task: ReplayTask, done: Replayed) -> in
 
 
 def _begun(task: ReplayTask, done: Replayed, writer: _Writer) -> int | None:
-    """Commit the first offset as the progress, before anything else: a run that dies later leaves aborted records, and
-    the next one must know whose they are. None: there is a problem.
+    """Commit the first source offset as progress, before any record. If the run dies later, its aborted records remain
+    in the target; the offset shows the next run that a replay wrote them. Return None if there is a problem.
     """
     if done.problem is not None:
         return None

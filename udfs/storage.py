@@ -180,15 +180,15 @@ def write_file(root: Root, path: str, data: bytes | memoryview) -> None:
 
 
 def put_if_absent(root: Root, path: str, data: bytes) -> bool:
-    """Put a small file under a name that nothing has, whole, by the time that this returns; return False if something
-    has that name, which then survives a power cut too. After an OSError the file may be there all the same.
+    """Write a small file under an unused name, complete and flushed on return. Return False if the name is in use; the
+    folder is flushed then too, so the name survives a power cut. After an OSError the file may exist nevertheless.
 
     An object store does this by itself. On a disk the order is: 1. the bytes go to a file of another name, and are
     flushed; 2. a hard link, which replaces nothing, gives them their name; 3. the folder is flushed. ext4 and XFS write
     a file's size and blocks after its name if it is not flushed, so a power cut can leave it empty, cut short or with
     zeros: here only between 1 and 2, under the other name, which starts with a dot and which nothing reads. Between 2
-    and 3 the name may be lost, and no result was reported. Once 3 is done nothing is. So what lies under a name that
-    was put is whole: if it is not, it was changed later.
+    and 3 the name may be lost, but no result was reported. After step 3 the name is durable. A file under its final
+    name is therefore complete; an incomplete one was changed later.
     """
     if not root.is_local:
         return bool(root.filesystem.put_if_absent(root.full(path), data))

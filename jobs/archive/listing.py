@@ -213,8 +213,8 @@ def list_folder(root: Root, folder: str) -> Archive:
 
 
 def listed_again(archive: Archive, archived: ArchivedPartition) -> ArchivedPartition:
-    """List a partition's folder as it is now, with the checkpoints beside it as they were. The caller holds Kafka's
-    lock: while it does, nothing may open `.lock`; before, a broker may have come and gone.
+    """List a partition's folder again, with the checkpoints beside it as listed before. The caller holds Kafka's lock,
+    so nothing here may open `.lock`. A broker may have written to the folder before the lock was taken.
     """
     parent, _, folder = archived.path.rpartition("/")
     parsed = names.parse_partition_folder(folder)

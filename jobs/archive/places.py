@@ -1,4 +1,4 @@
-"""Comparison of places, however they are spelled: do two names mean one folder, does one folder lie in another?
+"""Comparison of folders, independent of the spelling of their paths: equality and containment.
 
 An archive is only ever read, so nothing may be written into it, and one store serves one archive. Comparing texts is
 not enough: a link, `..`, file:///, a mount or s3a:// names a folder in other words. So each folder has addresses:

@@ -1,7 +1,7 @@
 """Questions of audits, answered by tasks from `audit_versions`: one commit puts the files of a result table.
 
-What a unit's rows follow from is its fingerprint: the reads that its sources show, the options, and more that a
-question names. Rows of units whose fingerprint has not changed are kept.
+The fingerprint of a unit covers everything that its rows depend on: the reads of its sources, the options, and other
+inputs that a question names. Rows of units whose fingerprint has not changed are kept.
 """
 
 from __future__ import annotations

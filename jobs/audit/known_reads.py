@@ -1,7 +1,7 @@
 """Rows of `audit_reads` that still say what a log holds, and those that can go.
 
-- A file of the same size and time holds what it held. Not so where something could not be read because of another file,
-  a permission, or a setting: that is tried again each time, also if the file itself does not change.
+- A file with the same size and time has the same records. A read that failed because of another file, a permission or a
+  setting is the exception: each audit repeats it, even if the file itself does not change.
 - A file that has only grown, and has the last batch that was read of it, holds the same records up to there. So does
   a file with a gap behind it, which may be filled by now.
 """

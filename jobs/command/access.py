@@ -22,8 +22,8 @@ _URL: Final = re.compile(r"https?://[^\s?]+")
 
 
 def job_error(error: Exception) -> JobError | None:
-    """Return the job's error for a bucket that cannot be used, also as Spark's text of a failed task or delta-rs's own
-    errors tell of it; None for any other error.
+    """Return the job's error for an unusable bucket, also if only the text of a failed Spark task or of delta-rs
+    reports the failure; None for any other error.
     """
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, AccessError):

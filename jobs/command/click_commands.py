@@ -1,7 +1,8 @@
 """Click commands made from declarations: options with their completion, help in groups, options given twice.
 
-click silently takes the last value, so a command would do half of its task without a word. Here an option that may be
-repeated says so in its help, and repeating any other is an error. A switch may be repeated, but not contradicted.
+click silently takes the last value of a repeated option, so a command would do only a part of its task. Here an option
+that may be repeated says so in its help, and repeating any other is an error. A switch may be repeated, but not
+contradicted.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from lastkey.jobs.command.stopping import EarlyEndError
 from lastkey.jobs.command.whole_file import METRICS, check_file, whole_file
 from lastkey.jobs.errors import DONE, JobError
 
-PATIENCE: Final = 10.0  # seconds for a post, whatever it waits for
+PATIENCE: Final = 10.0  # time limit of a post, in seconds
 MOST_BYTES: Final = 64 << 10  # of a post
 _MOST_LINES, _MOST_TEXT = 20, 300  # problems and notes of a post, characters of each
-_MOST_READ: Final = 1 << 20  # bytes of the metrics file before
+_MOST_READ: Final = 1 << 20  # bytes of the existing metrics file
 
 
 @dataclass
@@ -157,7 +157,7 @@ def _within(seconds: float, work: Callable[[], str]) -> str:
 
 
 def _last_success(path: Path, labels: dict[str, str]) -> float | None:
-    """Return the time of the last success that the file before tells; None if it tells none."""
+    """Return the time of the last success in the existing metrics file; None if the file has none."""
     key = sample_key(LAST_SUCCESS, labels) + " "
     with suppress(OSError, ValueError):
         if stat.S_ISREG(path.stat().st_mode):

@@ -64,7 +64,8 @@ _SETUP: Final = re.compile(
 )
 # Spark's texts of a context that it ended by itself: of the job that was cut off, and of later calls
 _STOPPED: Final = re.compile(r"SparkContext was shut down|Cannot call methods on a stopped SparkContext")
-# Of a worker that ended: at work, with its executor, before it sent its process id, or with the daemon that forks it
+# Texts of a Python worker that ended: while it worked, with its executor, before it sent its process id, or with the
+# daemon that forks it
 _LOST: Final = re.compile(
     r"Python worker exited unexpectedly \(crashed\)|ExecutorLostFailure \((?:(?! Diagnostics:)[^\n])*"
     r"|java\.io\.EOFException(?=\n\tat [^\n]*\n\tat org\.apache\.spark\.api\.python\.PythonWorkerFactory)"
@@ -140,9 +141,10 @@ def usage_failure(message: str, more: str = "") -> Failure:
 
 
 def misplaced(option: str, of_jobs: Iterable[str], job: str | None, program: str) -> JobError | None:
-    """Return the error for an option that is wrong behind a job's name, or (job None) before any; None: unknown there.
+    """Return the error for an option in the wrong place: after a job's name, or before any (job None). Return None for
+    an unknown option after a job's name.
 
-    Options of Spark stand before the job's name, those of a job behind it.
+    Options of Spark go before the job's name, those of a job after it.
     """
     if job is not None and option in INSTEAD and (option not in OF_SPARK or job == "inspect"):
         return UsageError(message=f"{job} has no option {option}: give {INSTEAD[option]}")

@@ -185,7 +185,7 @@ def texts(what: str = "text", *, adds: bool = False, metavar: str = "TEXT") -> V
 
 
 def numbers(least: int, most: int) -> ValueKind[int | Iterable[int] | None, tuple[int, ...]]:
-    """Return the kind of one whole number, or several; none is as good as not given."""
+    """Return the kind of one whole number or several. An empty list counts as not given."""
     one = number(least, most)
 
     def check(option: Value[Any, Any], value: object) -> tuple[int, ...]:

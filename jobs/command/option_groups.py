@@ -299,7 +299,7 @@ class Listing:
 
 @declared
 class Monitoring:
-    """Options of commands that tell other places of their end. A program has the report."""
+    """Options of commands that notify monitoring at their end. Python functions lack them: a program has the report."""
 
     metrics_file: MaybePlace = option(
         maybe(FILE),

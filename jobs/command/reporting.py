@@ -108,8 +108,8 @@ class JobReport:
     other_problems: list[Any] = field(default_factory=list)  # a Problem each, or its text: of no partition here
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=Phases)
-    work: Work | None = None  # who did it; None: there was nothing to do, or the job needs neither
-    show_all: bool = False  # --all: also table rows that tell nothing
+    work: Work | None = None  # None: there was nothing to do, or the job needs neither threads nor Spark
+    show_all: bool = False  # --all: also table rows that need no attention
     io: dict[str, Any] = field(default_factory=dict)  # of jobs that `tells_io`
 
     @property
@@ -296,7 +296,7 @@ J = TypeVar("J", bound=JobReport)
 
 
 def tells_io(run: Callable[[Any, Any], J]) -> Callable[[Any, Any], J]:
-    """Return a job's `run(options, progress)` with a report that tells bytes and requests, of all tasks."""
+    """Return a job's `run(options, progress)` whose report states the bytes and requests of all tasks."""
 
     @wraps(run)
     def counting(options: Any, progress: Any) -> J:

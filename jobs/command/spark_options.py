@@ -17,7 +17,7 @@ WITH_VALUE: Final = (
     "--num-executors", "--total-executor-cores", "--proxy-user", "--principal", "--keytab", "--queue", "--class",
 )  # fmt: skip
 OF_SPARK: Final = frozenset((*SWITCHES, *WITH_VALUE))
-IN_DEFAULTS: Final = " in spark-defaults.conf"  # how the names of settings end that the machine has for all programs
+IN_DEFAULTS: Final = " in spark-defaults.conf"  # suffix of the names of the machine's default settings
 # Options that only masters with executors of their own take notice of
 _OF_EXECUTORS = re.compile(
     r"--(executor-\w+|num-executors|total-executor-cores|queue|supervise|proxy-user|archives|driver-cores|class)"
@@ -39,10 +39,10 @@ _OF_THREADS = re.compile(r"--master|(--conf )?spark\.master\b")
 
 
 def without_effect(names: Sequence[str], work: Work | None) -> list[str]:
-    """Return a note on the options that the work took no notice of.
+    """Return a note on the options that had no effect on the work.
 
-    names: of all that the user gave, as `named` makes them. The machine's defaults are asked for by no run: they count
-    only where Spark runs.
+    names: all that the user gave, as `named` returns them. Settings in spark-defaults.conf are the machine's and not
+    the run's, so they count only if Spark ran.
     """
     if work is None or not work.spark:
         here = [name for name in names if not name.endswith(IN_DEFAULTS)]
@@ -61,7 +61,7 @@ def without_effect(names: Sequence[str], work: Work | None) -> list[str]:
 def named(arguments: Sequence[str], in_files: Mapping[str, str]) -> list[str]:
     """Return the names of options, with a setting's after `--conf`, but no values: one may be a secret.
 
-    in_files: settings that come from a file, and how their names end. They stand for --properties-file.
+    in_files: setting from a file -> suffix of its name in the result. These names replace --properties-file.
     """
     typed: list[str] = []
     words = iter(arguments)

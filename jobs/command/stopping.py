@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("lastkey")
 _HANDLES: Final = ContextVar("_HANDLES", default=False)  # this thread runs the command line, whose signals are ours
-_SAME_SECONDS: Final = 0.25  # so soon it is the same signal: `timeout` sends it to the process and to its group
+_SAME_SECONDS: Final = 0.25  # signals closer together count as one: `timeout` signals the process and its group
 # The longest that the main thread may sleep. It runs the handlers, and a signal wakes it only if it slept already, and
 # if the system did not give the signal to another thread
 LOOK_SECONDS: Final = 0.5
@@ -99,7 +99,9 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[list
 
 
 def result_of(future: Future[T]) -> T:
-    """Return a future's result, or raise its error, as `Future.result` does, which may never hear of a signal."""
+    """Return a future's result, or raise its error. Unlike `Future.result`, wake up regularly, so that signals are
+    handled.
+    """
     return results_of([future])[0]
 
 
@@ -123,8 +125,8 @@ def in_a_thread(work: Callable[[], T], name: str, kind: Callable[..., threading.
 
 
 def begin(work: Callable[[], T], name: str, kind: Callable[..., threading.Thread] = threading.Thread) -> Future[T]:
-    """Begin `work` in a daemon thread, for which the end of the process does not wait, as it would for a thread of a
-    ThreadPoolExecutor. kind: of the thread.
+    """Begin `work` in a daemon thread. At its end the process does not wait for that thread, as it would for a thread
+    of a ThreadPoolExecutor. kind: class of the thread.
     """
     result: Future[T] = Future()
 

@@ -49,7 +49,9 @@ def commit_of(start: Start, r: PartitionResult, *, reset: bool, engine: str) -> 
 def _checkpoint(
     start: Start, r: PartitionResult, archived: ArchivedPartition, before: Checkpoint | None, made_of: Checkpoint | None
 ) -> Checkpoint:
-    """Return the checkpoint of a new generation. made_of: the generation before; None: it takes nothing over."""
+    """Return the checkpoint of a new generation. made_of: the generation that it continues; None: the first one, or a
+    reset.
+    """
     reset, run_id = made_of is not before, run_id_of(r.log.folder)
     return Checkpoint(
         topic=r.topic,
@@ -177,7 +179,7 @@ def write_partition_states(start: Start, outcome: Outcome) -> None:
     for r in outcome.results:
         key = key_of(r)
         if r.status == "cleaned" or (r.status == "stopped" and key not in outcome.cut_off):
-            continue  # committed with its generation, or not known; or another run was first, and knows better
+            continue  # the commit of this run or of another one wrote the state; stopped early: unknown
         current = outcome.committed.get(key) or start.checkpoints.get(key)
         row, old = state_of(r, current.generation if current else -1, start.run_id, now_ms), before.get(key)
         if r.status == "stopped":  # as it was, but tried: the next run begins with those that were not

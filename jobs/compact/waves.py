@@ -178,9 +178,9 @@ def _in_order(choice: Ways, plans: Sequence[PartitionPlan]) -> Ways:
 
 
 def _at_work(choice: Ways, outcome: Outcome, cores: int) -> set[Key]:
-    """Return the partitions of a wave that were at work when time was over: the first without a result, for workers
-    begin them in order. They had their turn, and those that did not come before them next time; else one that never
-    gets done in time would keep all others from their turn.
+    """Return the partitions of a wave that were being processed when time was over: the first ones without a result,
+    because workers take partitions in order. These count as attempted, so all others come first in the next run;
+    otherwise a partition that never finishes in time would block the others.
     """
     done = {key_of(r) for r in outcome.results}
     ways = ((choice.one_task, cores), (choice.several, _AT_ONCE))

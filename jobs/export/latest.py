@@ -92,7 +92,7 @@ class _PartitionRead:
 
 
 def _in_front_of(partition: SourcePartition, problem: Problem) -> int | None:
-    """Return an offset in front of a problem: the base of its segment, of a gap the one before; None: not known."""
+    """Return the base offset of the segment with the problem, or of the segment before a gap; None if it is unknown."""
     file = names.parse_segment_file(problem.path.rpartition("/")[2])
     if file is None or (file.kind != names.LOG and problem.kind != "gap"):
         return None
@@ -194,10 +194,8 @@ def update(topic: Topic, partitions: Sequence[SourcePartition], origin: Origin, 
 
 
 def _held(topic: Topic, parts: Mapping[int, _PartitionRead], found: Mapping[int, LastRows]) -> dict[int, LastRows]:
-    """Write the keys that generations hold at all, of partitions from which compactions dropped tombstones before this
-    run.
-
-    A partition of which they are not known is blocked.
+    """Write all keys of the generations of partitions from which compactions may have dropped unread tombstones. Block
+    a partition whose keys cannot be read.
     """
     doubted = [n for n in found if parts[n].doubts.tombstones]
     held = dict(zip(doubted, topic.last_rows([parts[n] for n in doubted], columns=_KEY, whole=True), strict=True))

@@ -3,9 +3,9 @@
 A generation lacks what compactions have taken. Superseded records do not matter: their successors are there. Tombstones
 do: one that was dropped before a run read it deletes nothing. The manifests of generations say whether runs since the
 table's last one dropped any, and could reach new ones; if one is gone, its run may have. If so, a key of the table that
-the generation does not hold at all was deleted, as nothing but a tombstone takes the last record of a key. Or
-retention: a key whose row is below the log start, or in a partition of which `retention.exact` took single records, is
-gone for the one reason or the other. Then the partition is blocked, and is named.
+the generation does not hold at all was deleted, as nothing but a tombstone takes the last record of a key. Retention
+can also have removed a key whose row is below the log start, or in a partition of which `retention.exact` took single
+records. Then the reason is unknown, and the partition is blocked and reported.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def listed_for_latest(options: ExportOptions) -> tuple[list[SourcePartition], Or
 def deleted_rows(spark: SparkSession, uri: str, held: DataFrame, firsts: Mapping[int, int | None]) -> DataFrame:
     """Return the rows of a table whose keys generations do not hold at all, persisted.
 
-    held: the keys of the partitions in `firsts`. firsts: offsets from which on such a row has TOMBSTONE: its key was
-    deleted. None, and below: it may have expired.
+    held: the keys of the partitions in `firsts`. firsts: partition -> offset from which on TOMBSTONE is true: the row's
+    key was deleted. Below that offset, and for None, TOMBSTONE is false: the row may have expired.
     """
     table = rows_of(spark, uri).where(F.col("partition").isin(list(firsts)))
     names = ["partition", *(name for name in ("key", f"key{MALFORMED}") if name in table.columns)]

@@ -134,7 +134,7 @@ def _broker_value(configs: ClusterConfigs, topic: str, setting: str) -> Value:
 
 
 def _stated(configs: ClusterConfigs, topic: str, setting: str) -> Iterator[tuple[str, Value]]:
-    """Yield each value that a topic without one of its own would have, and of whom it comes."""
+    """Yield each value that a topic without its own value would have, and the source of that value."""
     resolved = configs.resolved.get(topic, {}).get(setting)
     for name, broker in sorted(configs.brokers.items()) or [("", Broker())]:
         for layer in (broker.dynamic, configs.every_broker, broker.static, broker.default):

@@ -1,6 +1,6 @@
 """Plots of a report: numbers in, SVG out, by matplotlib.
 
-Why matplotlib: it is kept well, needs no script in the page and no browser to draw, and leaves text as text. Its SVG is
+Matplotlib is well maintained, needs no script in the page and no browser to draw, and leaves text as text. Its SVG is
 changed in two ways. Colours become variables of the page's style sheet, so that one drawing serves light and dark; and
 each plot is drawn twice, wide and narrow, and the style sheet shows the one that fits: so text has one size on a
 telephone too. Each plot comes with the table of its numbers.

@@ -38,7 +38,7 @@ _S3: Final = (
 _AZURE: Final = (f"org.apache.hadoop:hadoop-azure:{HADOOP}",)
 CONNECTORS: Final = {"s3a": _S3, "abfs": _AZURE, "abfss": _AZURE}
 BUNDLE: Final = "software.amazon.awssdk:bundle"  # all of the SDK
-# What the poms of all these ask for and Spark has already, in the same or a newer version; or what S3 does without
+# Dependencies of these poms that Spark already has, in the same or a newer version, or that S3 does not need
 NOT_NEEDED: Final = ",".join(
     (
         "com.*:*", "commons-*:*", "io.airlift:*", "io.netty:*", "javax.*:*", "org.apache.hadoop:hadoop-client*",

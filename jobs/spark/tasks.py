@@ -131,8 +131,8 @@ def _in_a_thread(collect: Callable[[], list[R]], spark: SparkSession, tag: str, 
 def _through_connect(
     spark: SparkSession, function: Callable[[T], _CountedResult[R]], items: Sequence[T], watcher: Watcher | None
 ) -> list[_CountedResult[R]]:
-    """Return the results of tasks that get their items as rows. The watcher hears of an item's end once those of all
-    items before it have been heard of: results come in their order, and there are no accumulators.
+    """Return the results of tasks that get their items as rows. Spark Connect has no accumulators and returns results
+    in the order of the items, so the watcher learns of an item's end only after the ends of all items before it.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

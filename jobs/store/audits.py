@@ -103,7 +103,7 @@ def _make_secret(state: State) -> None:
 
 
 def secret_id(secret: Secret) -> str:
-    """Return a name of the key that does not tell it."""
+    """Return an identifier of the key that does not reveal the key."""
     return hashlib.sha256(b"lastkey audit key\0" + _KEY.pack(*secret)).hexdigest()[:16]
 
 

@@ -37,7 +37,7 @@ class DataFile(NamedTuple):
 
     @classmethod
     def counted(cls, path: str, size: int, n_rows: int) -> DataFile:
-        """Return a file of which no more is said than its rows."""
+        """Return a data file with its row count as the only statistic."""
         return cls(path, size, json.dumps({"numRecords": n_rows}))
 
     def added(self) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def read_by(row: Checkpoint) -> Ranges:
 
 
 def read_with(before: Checkpoint | None, row: Checkpoint, segments: Iterable[Segment], log_start: int) -> str:
-    """Return the column `read` of a new generation. before: the checkpoint of its parent; log_start: the one before its
-    own retention, which took the offsets from there to the generation's.
+    """Return the column `read` of a new generation. before: the parent's checkpoint; log_start: the log start before
+    this run's retention, which removed the offsets from there to the generation's log start.
     """
     until = max(_own_end(row, segments), row.log_start_offset)
     new = without([(min(log_start, row.log_start_offset), until)], _gaps(row))

@@ -54,12 +54,14 @@ def secret_of(key: bytes) -> tuple[int, int]:
 
 
 def key_id(key: bytes) -> bytes:
-    """Return a name of the user's key that does not tell it."""
+    """Return an identifier of the user's key that does not reveal the key."""
     return hmac.digest(key, b"lastkey erasure key", "sha256")[:KEY_ID_BYTES]
 
 
 def write_erasure(store: Root, data: bytes) -> None:
-    """Write the file of an erasure, before any generation names it. It may be there: the same keys, the same file."""
+    """Write the file of an erasure, before any generation names it. Keep an existing valid file: the same keys give the
+    same file.
+    """
     path = erasure_path(id_of(data))
     try:
         read_erased(store, path)
@@ -92,8 +94,8 @@ def check_key(store: Root, erasures: Iterable[str], key: bytes) -> None:
 
 
 def bounds_of(row: Checkpoint | None) -> Bounds:
-    """Return the bounds that a generation notes, of all logs that the partition had. What was noted while the topic id
-    was lost is of the generation's own log, also after a rollback to before that.
+    """Return the bounds that a generation notes for all logs that the partition had. Bounds noted while the topic id
+    was lost belong to the generation's own log, also after a rollback to an earlier generation.
     """
     if row is None:
         return {}
@@ -118,8 +120,8 @@ def merged(several: Iterable[Bounds]) -> Bounds:
 
 
 def in_log(bounds: Bounds, topic_id: str | None, otherwise: int) -> dict[str, int]:
-    """Return the bound of each erasure in one log; `otherwise` if only other logs have one. Without a topic id, as
-    before Kafka 2.8, a log counts as the same one as any other.
+    """Return the bound of each erasure in one log; `otherwise` if only other logs have one. A log without a topic id
+    (before Kafka 2.8) counts as the same log as any other.
     """
     out = {}
     for erasure, logs in bounds.items():

@@ -15,8 +15,9 @@ _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  
 
 
 def check_exclusive(root: Root) -> None:
-    """Raise NOT_EXCLUSIVE if the place lacks what every commit relies on: FUSE, exFAT and some network shares have
-    no hard links, and not every server honours If-None-Match. Nothing of the probe stays there.
+    """Raise NOT_EXCLUSIVE if a second writer of the same name is not refused, because every commit relies on that:
+    FUSE, exFAT and some network shares have no hard links, and not every server honours If-None-Match. Delete the
+    probe.
     """
     probe = f"state/.probe-{uuid.uuid4().hex}"
     expected = (
@@ -34,7 +35,7 @@ def check_exclusive(root: Root) -> None:
         if root.is_local and error.errno in _NO_LINKS:
             raise _refused(root, "hard links, which commits need", error.strerror or str(error)) from error
         if root.is_local:
-            raise  # a bucket that fails otherwise shows nothing; the commit will fail with the reason
+            raise  # other failures of a bucket prove nothing here; the commit will report them
     finally:
         with contextlib.suppress(OSError):
             root.filesystem.delete_file(root.full(probe))

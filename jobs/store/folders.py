@@ -40,7 +40,7 @@ class RunFolder:
     run_id: str
     path: str  # below the store
     files: tuple[pafs.FileInfo, ...]
-    whole: bool = True  # nothing foreign is in it; else it is left alone
+    whole: bool = True  # False: it has foreign content; vacuum leaves it
     made_ms: float = 0.0  # time of the folder itself, on a disk
 
     @property

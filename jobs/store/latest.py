@@ -1,8 +1,9 @@
 """A Delta table with the last record of each key of a topic, for `export --latest`. Each commit states its offsets.
 
 The offsets that a commit has brought the table up to are in its user metadata: rows and offsets come in one commit, or
-not at all. A run reads them from the newest commit. Only maintenance (OPTIMIZE, VACUUM) may follow it: a user who
-changed rows made another table of it. Delta forgets old commits, with what they say, only after ten years here.
+not at all. A run reads them from the newest commit. Only maintenance commits (OPTIMIZE, VACUUM) may follow that commit,
+because after any other change the rows may not match the offsets. The table's properties keep commits, and thus the
+offsets, for ten years.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def wait_until_released(root: Root, run_id: str, ends_at: float | None = None) -
 
 
 def _claim(root: Root, run_id: str, keys: Collection[Key], leases: list[Lease], now_ns: int) -> None:
-    """Raise RunningError if another run goes first. Wait while that is open."""
+    """Raise RunningError if another run takes precedence. Wait while the leases do not decide that yet."""
     pause = threading.Event()
     for poll in range(_CLAIM_POLLS):
         others = [a for a in leases if a.run_id != run_id and a.is_valid(now_ns) and a.common(keys)]

@@ -22,7 +22,7 @@ from pyarrow import fs as pafs
 from lastkey.jobs.store.commit_file import CHECKPOINT
 from lastkey.udfs.storage import Root
 
-KEEP_DAYS: Final = 7  # a run, or a reader, that takes longer fails
+KEEP_DAYS: Final = 7  # longest time that a run or a reader may take
 _AT_ONCE: Final = 8
 _NUMBERED: Final = re.compile(r"\.?(\d{20})\..*")  # commits, checkpoints, checksums, files of killed runs
 

@@ -33,7 +33,7 @@ _INTERRUPTED = (130, 143)  # exit codes
 _OUTCOMES = {DONE: "done", PROBLEMS: "problems", CONFLICT: "conflict", PARTIAL: "partial"} | dict.fromkeys(
     _INTERRUPTED, "interrupted"
 )
-_DEAD = ("dead_records", "dead_bytes")  # what went of a segment's sources
+_DEAD = ("dead_records", "dead_bytes")  # records and bytes that a segment's sources lost
 _REQUIRED = (
     "base_offset", "root", "path", "size_bytes", "next_offset", "last_offset", "batches", "records", "tombstones",
     "max_timestamp_ms", "mtime_ms", "codecs", "checksum", "source_bytes", "source_records", *_DEAD, "cleaned",
@@ -201,7 +201,7 @@ class RunRow(RunWork):
     compacted: bool = True  # False: retention alone ran
     dropped_expired: int = 0  # records older than retention.ms inside segments that stay, by retention.exact
     back_to: int = 0  # of a rollback: the generation whose files it uses; 0: it is a compaction
-    engine: str = ""  # who worked: "Spark 4.2.0, local[2], ...", "2 threads, no Spark"
+    engine: str = ""  # execution engine: "Spark 4.2.0, local[2], ...", "2 threads, no Spark"
     back_to_run_id: str | None = None
     dropped_erased: int = 0  # records of erased keys
     erased: str | None = None  # as in Checkpoint
@@ -229,7 +229,7 @@ class RunRow(RunWork):
 
     @property
     def records_left(self) -> int:
-        """Records that are left of those that were kept: retention after the cleaning deleted the oldest of them."""
+        """Number of kept records, without those that retention deleted after the cleaning."""
         return max(self.records_kept - sum(one.records for one in self.went), 0)
 
 

@@ -259,7 +259,7 @@ def swap(
         except Exception as error:
             if not tried:
                 raise
-            now = _head_after(error, version)  # our attempt may have landed after we looked, and been built upon
+            now = _head_after(error, version)  # our commit may exist by now, with later ones above it
             if (found := _search(last, now, tried)) is not None:
                 return _settled(last, found)
             if now.number == last.number:
@@ -285,7 +285,7 @@ def swap(
                     raise
             else:
                 for each in added:  # the attempt never lands
-                    with contextlib.suppress(OSError):  # a file that stays costs its bytes until vacuum comes
+                    with contextlib.suppress(OSError):  # a file that remains takes space until a vacuum
                         root.filesystem.delete_file(root.full(f"{last.folder}/{each.path}"))
                 time.sleep(random.uniform(0, 0.05))  # several losers need not collide again
         else:

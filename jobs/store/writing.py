@@ -139,7 +139,7 @@ def rebuild(state: State, decided: Sequence[Commit], known: Collection[Commit]) 
 
 
 def set_states(state: State, states: Sequence[PartitionState]) -> None:
-    """Write the states of partitions, except those that another run has moved meanwhile: that run knows better."""
+    """Write the states of partitions, except those for which another run committed meanwhile: its state is newer."""
     said = {(row.topic, row.partition): row for row in states}
 
     def plan(version: Version) -> Change | None:
@@ -202,7 +202,7 @@ def vacuum_state(state: State, *, dry_run: bool = False, ahead_hours: int = 0) -
         version = state.head(name)
         if version.delta is not None:
             try:
-                old = version.delta.vacuum(hours)  # only tells them: else it would put commits of its own
+                old = version.delta.vacuum(hours)  # dry run: a real one would add commits of its own
             except DeltaError as error:
                 if not state.root.is_local:
                     raise

@@ -24,7 +24,7 @@ ASK_LIBRARY: Final = 4  # a status of decompress_bodies, beside those of zstd_ke
 
 _XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big", signed=True)
 _XERIAL_HEADER: Final = 16
-_SNAPPY_MOST_LITERALS: Final = 60  # whose length lies in the tag
+_SNAPPY_MOST_LITERALS: Final = 60  # longest literal whose length the tag itself encodes
 _SNAPPY_LONGEST_LENGTH: Final = 4  # bytes; the library wants as many behind the tag, however many the length takes
 
 

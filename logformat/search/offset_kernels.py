@@ -196,7 +196,7 @@ def find_offset(
     """Find the first batch whose last offset is >= target: (status, position, size, base offset or -1, last offset).
 
     This serves one target in a mapped file; the arguments are the fields of a Window and an Index, because numba takes
-    longer for a tuple than for the search. After any status but FOUND ask find_offsets, which says more.
+    longer for a tuple than for the search. For details of any status other than FOUND call find_offsets.
     """
     window, index = Window(buf, 0, end), Index(entries, entry_size, n, base)
     none = np.int64(-1)

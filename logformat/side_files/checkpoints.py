@@ -110,7 +110,9 @@ def truncate_from_end(epochs: Sequence[EpochEntry], end_offset: int) -> list[Epo
 
 
 def with_earlier(epochs: Sequence[EpochEntry], earlier: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """Return the epochs completed from `earlier` ones, known before the log may have given up its beginning."""
+    """Return the epochs, completed with `earlier` entries: the log may have lost its beginning since those were
+    written.
+    """
     if not epochs:
         return list(earlier)
     first, start = epochs[0]

@@ -44,7 +44,7 @@ PRODUCER_SUMMARY: Final = np.dtype(
 MARKER: Final = np.dtype(
     [
         ("producer_id", "i8"),
-        ("first_offset", "i8"),  # of the transaction, as far as the run knows; -1: open only if it was so before
+        ("first_offset", "i8"),  # of the transaction, from this run alone; -1: closes one only if it was open before
         ("last_offset", "i8"),  # of the marker
         ("last_stable_offset", "i8"),  # first offset of the oldest other open transaction, else marker + 1
         ("aborted", "?"),

@@ -32,7 +32,7 @@ _OBJECT_STORES: Final = re.compile(
 
 
 def kind_of(said: str) -> str | None:
-    """Return the kind of failure that a message of object_store tells of a bucket; None: it tells of one object."""
+    """Return the kind of bucket failure that a message of object_store reports; None for any other message."""
     said = _plain(said)
     if _OBJECT_STORES.search(said) is None:
         return None

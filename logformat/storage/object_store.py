@@ -40,8 +40,8 @@ _RETRY_SECONDS: Final = 7  # no attempt begins later
 _RETRIES: Final = 30  # more than fit into that time
 _PAUSE: Final = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
 _PART_BYTES: Final = 5 << 20  # of an upload, the least that S3 takes; as many are on their way at once as _AHEAD
-_AHEAD: Final = 4  # parts that are read before they are asked for
-_LEAST_AHEAD: Final = 1 << 20  # bytes: less is there about as soon as it is asked for
+_AHEAD: Final = 4  # parts to fetch ahead of the reader
+_LEAST_AHEAD: Final = 1 << 20  # bytes: fetching a smaller range ahead saves almost no time
 _MOST_AHEAD: Final = 64 << 20  # bytes of a file: one large batch makes all parts behind it as large
 _THREADS: Final = 64  # of a process that wait for servers at the same time
 _FAILURES: Final = (BaseError, OSError)  # of obstore
@@ -269,8 +269,8 @@ class ObjectFile(io.RawIOBase):
         return self._size
 
     def will_read(self, wanted: Iterable[tuple[int, int]]) -> None:
-        """Begin to fetch the first of the (position, bytes) given, in the order in which they will be asked for. What
-        was fetched before and is not among them is lost.
+        """Start to fetch the first of these (position, bytes) ranges, which the reader will request in this order.
+        Parts fetched earlier that are not among them are discarded.
         """
         kept: list[_Part] = []
         ahead = 0

@@ -14,8 +14,9 @@ by leader epochs: at each offset the epoch counts that the newest leader has the
 4. Where a copy continues another one in its middle, both must hold the same batch before that: the same header, which
    is offset, epoch and checksum, means the same log up to there. Else it cannot be decided.
 
-Pinterest's uploader copies no leader epochs. Where its copies overlap, the epochs in their batches are taken instead:
-of each copy for itself, and as the lineage those of the newest leader, below its first offset of the next one's.
+Pinterest's uploader copies no leader epochs. If its copies overlap, each copy gets the epochs of its own batches. The
+lineage then consists of the epochs of the newest leader and, below the first offset of its copy, of the epochs of the
+next older leader, and so on.
 
 Source: RemoteLogManager and RemoteLogLeaderEpochState (Kafka 4.3.0).
 """

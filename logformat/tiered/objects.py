@@ -75,8 +75,8 @@ class UploadedCopy:
 
 
 def remote_partition(path: str) -> RemotePartition | None:
-    """Return the partition whose remote segments a folder holds, by its path; None for any other folder. A folder of
-    Pinterest's has the name of any partition's.
+    """Return the partition whose remote segments a folder holds, from the folder's path; None for any other folder. A
+    folder of Pinterest's uploader is named like a partition's folder.
     """
     above, _, name = path.rpartition("/")
     if found := _FOLDER.fullmatch(name):

@@ -10,10 +10,11 @@ Inside each folder X of remote segments it shows one folder `<topic>-<partition>
 | `X/<topic>-<partition>/partition.metadata` | made of the topic id in X's name |
 | `X/<topic>-<partition>.<segment id>-stray/<20 digits>.log` | a copy of which not all counts; in recursive listings |
 
-A folder of Pinterest's, `<topic>-<partition>` with `offset.wm` in it, shows its own files so, in place. So the path of
-a file says which folder holds its object. Everything else is shown as it is. A copy that is cut is shown without
-indexes of offsets and times, which describe more than what counts: they are rebuilt, as missing ones are in any log.
-Its transaction index has the entries that count.
+A folder that Pinterest's uploader wrote (`<topic>-<partition>` with `offset.wm` in it) shows its files in this form
+under its own path. The path of a file therefore names the folder that holds its object. Everything else is shown as it
+is. A copy of which only a part counts is shown without its offset and time indexes, because these also describe the
+other part; readers rebuild them like any missing index. Its transaction index has only the entries of the part that
+counts.
 
 The contents of copies are read once for each process and cached, because objects never change. A listing always lists
 the objects again; opening a file does so if the cache does not have it.

@@ -85,7 +85,7 @@ class SegmentWriter:
             raise LogFormatError("length", self.path, self.size + end, "whole batches", f"{len(raw) - end} more bytes")
         rows = rows[:n].copy()
         if n:
-            self._indexes.check(rows["last_offset"], rows["size"])  # before the producers know of them
+            self._indexes.check(rows["last_offset"], rows["size"])  # must come before the producer state changes
             completed = self.producers.append(rows, self.path)
             self._indexes.append(rows["last_offset"], rows["size"], rows["max_timestamp"])
             self._aborted.append(aborted_transactions(completed))

@@ -89,7 +89,7 @@ def test_jobs_that_read(two: Partition, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_failed_read_of_headers_is_made_again(two: Partition, tmp_path: Path) -> None:
-    """The C library only counts bytes; what it could not read is asked for once more, which says why, or has it."""
+    """The C library reports only a byte count. A second read gives the reason of the failure, or the bytes."""
     log = two.log(SEGMENT_OFFSETS)
     commands = [["lookup", str(two.root), "--sizing", "--json"]]
     ((code, report),), _ = run(tmp_path, commands, Fault("read", str(log), error="EINTR"))

@@ -123,7 +123,7 @@ def test_no_file_lies_in_a_store_or_a_partition_of_others(lab: Lab, name: str) -
 @pytest.mark.parametrize("link", [True, False], ids=["link", "hard link"])
 @pytest.mark.parametrize("command", ["convert", "convert --store"])
 def test_a_conversion_marks_its_output_alone(lab: Lab, command: str, *, link: bool) -> None:
-    """A mark of 0 bytes is one that a killed run began. It was rewritten where its name led to."""
+    """A mark of 0 bytes comes from a killed run and is replaced. The file that its name links to must not change."""
     lab.output.mkdir()
     if link:
         (lab.output / "convert.part").symlink_to(lab.root / "theirs" / "empty")

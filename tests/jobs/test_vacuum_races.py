@@ -52,7 +52,7 @@ def test_a_generation_that_is_rolled_back_after_the_listing_stays(maker, monkeyp
 
 
 def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(maker):
-    """Before its manifest is there: two drivers and two vacuums, started together, came to this in one round of 20."""
+    """The vacuum deletes the folder before the run writes its manifest."""
     made = make_commit(0, 1, run_id(1))
     with pytest.raises(ConflictError, match="the folder that this run wrote"):
         write_manifests(maker.state.root, [made])
@@ -60,7 +60,7 @@ def test_a_vacuum_without_grace_that_took_the_folder_of_a_run_is_a_conflict(make
 
 @pytest.mark.parametrize("grace_hours", [0, 168])
 def test_a_folder_that_is_empty_when_it_is_listed_may_be_a_generation_a_moment_later(maker, grace_hours):
-    """It was deleted with all that had come into it, whatever the grace; eight drivers and vacuums came to this."""
+    """Vacuum must not delete the files that a run has written into the folder since the listing, whatever the grace."""
     maker.generation("t", 0, 1, {0: A})
     folder = maker.run_folder("t", 0, 2)
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The whole of it against Kafka: compact and restore through the jobs, the broker's own cleaner on the same files.
+"""End-to-end comparison with Kafka: compact and restore through the jobs, the broker's own cleaner on the same files.
 
 Three passes (the first cleaning, then 25 and 50 hours later from the log start) over logs that a real broker writes
 here and over the golden ones. Every record and every batch header that is left must be equal; only the segment that a

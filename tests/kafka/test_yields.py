@@ -27,9 +27,9 @@ def live(lines: list[str]) -> list[str]:
 
 
 def test_a_broker_cleans_on_from_the_checkpoint_of_restore(tmp_path: Path) -> None:
-    """The last run drops a value whose older one lies in a segment that stays, and sets the tombstone's horizon. Behind
-    it lies a segment that only the broker cleans: with a checkpoint there, it would drop the tombstone, and bring that
-    older value back.
+    """The last run drops a value whose older one lies in a segment that stays, and sets the tombstone's horizon. A
+    later segment is cleaned only by the broker: with a checkpoint there, the broker would drop the tombstone, and the
+    older value would return.
     """
     recent = f"{{ts={START_MS + len(NIGHTS) * DAY}}} h1=4 h9=1"
     lab = run_nights(tmp_path, [*NIGHTS[:-1], f"{NIGHTS[-1]}||{recent}"], **{"min.compaction.lag.ms": DAY // 2})

@@ -2,7 +2,7 @@
 
 A *version* is a record of a key; its *last update* is the one with the largest offset. A position says which offsets
 of a unit are delivered to a group: all below `start`, of those up to `tail` the ones in `ranges` (share groups), and
-none from `tail` on. A table of deliveries says so for each key by itself.
+none from `tail` on. A table of deliveries states this for each key.
 
 | column | of a key, for a group |
 |---|---|

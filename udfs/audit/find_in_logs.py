@@ -1,9 +1,9 @@
 """Keys in a `.log`: every record that its bytes hold, whatever became of it.
 
 Aborted records count, and so do those above the high watermark and below the log start; the offsets of the segment's
-name are not checked. Only control records are left out, whose keys are Kafka's own. What cannot be read as records is a
-problem with the stretch of bytes that it takes, and these bytes are searched as they stand: what is found there is a
-"may", and what is not found there is not absent.
+name are not checked. Only control records are left out, whose keys are Kafka's own. A byte range that cannot be read as
+records is a problem, and its raw bytes are searched: a match there is reported as "may", and a missing match does not
+prove absence.
 
 In memory at a time: a chunk, 32 MiB of decompressed batches or one batch, and what was found in them.
 """

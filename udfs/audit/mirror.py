@@ -1,4 +1,4 @@
-"""Two copies of the same topics, key by key: what B lacks, has late, has otherwise, or has beside.
+"""Comparison of two copies of the same topics, key by key: missing, stale, different and extra records in B.
 
 The versions of a key are its records, tombstones included, in the order of their offsets, matched by `pairs.match`.
 Only the number of equal versions can differ between the sides.
@@ -159,12 +159,12 @@ def _last(known: str) -> tuple[np.int8, np.int8]:
 
 
 def _turned(matches: Matches, in_b: Bools) -> Bools:
-    """Return bool[n]: which versions of A have a copy before the copy of an earlier one of the key. Of versions that
-    repeat, in different numbers on both sides, it is unknown which one is there.
+    """Return bool[n]: which versions of A have a copy before the copy of an earlier one of the key. A version that
+    repeats in different numbers on the two sides is left out, because the matching copy is unknown.
     """
     certain = ~in_b & (matches.copy >= 0) & (matches.n_a == matches.n_b)
     copies = np.where(certain, matches.copy, -1)
-    earlier = np.maximum.accumulate(np.append(np.int64(-1), copies[:-1]))  # those of keys before lie before all of it
+    earlier = np.maximum.accumulate(np.append(np.int64(-1), copies[:-1]))  # copies of earlier keys have lower rows
     turned: Bools = certain & (copies < earlier[: len(copies)])
     return turned
 

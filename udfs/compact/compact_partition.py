@@ -7,8 +7,8 @@ rounds once more for each round); it writes each output byte once and reads it o
 
 If the keys do not fit the task's memory, there is a round for each range of key hashes, as Kafka's cleaner goes over a
 log again when its map is full, but no key is missed. A round walks the log with a table of the keys of its range, and
-spills the offsets of the survivors to a temporary file. The last pass writes the segments by these offsets. Each round
-shows how many keys there are, and so how many the next one can take.
+spills the offsets of the survivors to a temporary file. The last pass writes the segments by these offsets. The number
+of keys in each round determines the range of the next one.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ class _Found:
         return self._of(batches).verdicts(batches, decided, rewritten)
 
     def _of(self, batches: np.ndarray) -> Survivors:
-        """Return the survivors of the group of these batches; all of a group's are asked for together."""
+        """Return the survivors of the group that these batches belong to. Request all batches of a group before the
+        next group.
+        """
         group = int(np.searchsorted(self._bases, batches["last_offset"][0], side="right")) - 1
         if group != self._group:
             self._survivors.check()
@@ -195,7 +197,7 @@ def _read(file: IO[bytes], places: Sequence[_Place]) -> np.ndarray:
 
 
 def compact_partition(plan: PartitionPlan) -> PartitionResult:
-    """Compact one partition, or say why not: every error becomes a result, except OSError for a full disk."""
+    """Compact one partition. Return every error as a result, except OSError for a full disk."""
     clock = Clock()
     done = attempt(plan.name, lambda: _compact_if_due(plan, clock))
     if isinstance(done, Problem):

@@ -211,8 +211,8 @@ class _KeysBehind:
         self.plan, self.table, self.pending, self.bytes_read = plan, table, pending, 0
 
     def enter(self, first: int) -> None:
-        """Enter the keys of all records from an offset on. A segment may meet only keys of records behind it: those of
-        its own, or of records before it, would take its live ones.
+        """Enter the keys of all records from an offset on. A segment may be probed only with keys of later records:
+        keys of its own or of earlier records would mark its live records as superseded.
         """
         while self.pending and self.pending[-1].first >= first:
             try:
@@ -240,8 +240,9 @@ def _groups(plan: PartitionPlan, analysis: Analysis, numbers: Sequence[int]) -> 
 def _rules_of(
     analysis: Analysis, bounds: Mapping[int, int], chosen: Sequence[int], before: _KeysBehind, number: int
 ) -> Rules:
-    """Return the rules for a chosen source, when all keys that it has not met are in the table. If the source behind it
-    stays, the header of its last batch stays too: a segment without batches would mislead searches by time.
+    """Enter the keys against which a chosen source is not deduplicated yet, and return its rules. If the next source is
+    carried over, the header of this source's last batch stays: a segment without batches would mislead searches by
+    time.
     """
     before.enter(bounds[number])
     source = analysis.sources[number]
@@ -286,7 +287,7 @@ def superseded_by_filters(plan: PartitionPlan, rows: Rows, hashes: np.ndarray) -
         held, false_share = count_held(key_filter, hashes)
         died = max(np.count_nonzero(held) - false_share * len(hashes), 0) / (1 - false_share) / share_left
         found[number] = min(row.superseded + round(died), row.records)
-        share_left *= 1 - false_share  # keys that a newer filter took wrongly are not looked up in older ones
+        share_left *= 1 - false_share  # false matches of a newer filter are not probed in older ones
         hashes = hashes[~held]
     return found, n_bytes
 
@@ -391,7 +392,9 @@ def remove_records(
 
 
 def _is_already_applied(plan: PartitionPlan, analysis: Analysis) -> bool:
-    """Return whether a generation that changes nothing would say nothing new: what is erased up to the log end."""
+    """Return whether a new generation that removes nothing is unnecessary: the current one notes the erasure up to the
+    log end.
+    """
     erasing, until = plan.policy.erasing, plan.input.generation.next_offset
     if erasing is None or until is None:  # the archive alone, which holds none of the keys
         return True

@@ -25,7 +25,7 @@ class LogCopy:
     topic_id: str | None = None
     log_start: int = 0
     cleaned_until: int = 0
-    known_end: int = 0  # the log went so far: by the high watermark, a producer snapshot, or an index without its log
+    known_end: int = 0  # lower bound of the log end: high watermark, producer snapshot, index without its log
     problem: Problem | None = None  # the folder cannot be read
 
     @property

@@ -83,7 +83,7 @@ def confirmed_epochs(runs: Iterable[Sequence[EpochRun]], files: Iterable[Sequenc
 
 
 def chain_of(runs: Sequence[EpochRun], file: Sequence[EpochEntry] | None, confirmed: set[int]) -> Chain:
-    """Return a copy's chain. file: entries of its checkpoint; None: there is none, or none that is believed."""
+    """Return a copy's chain. file: entries of its checkpoint; None: the checkpoint is missing or not trusted."""
     rising = _rising([run for run in runs if run.epoch in confirmed])
     if file is None:
         return Chain(_starts(rising))

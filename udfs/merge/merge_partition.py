@@ -333,7 +333,7 @@ class _Taken:
         starts = [max(one.copy.log_start, one.begin) for one in surveys]
         out.first_base_offset = min(one.begin for one in surveys)
         out.log_start_offset = min(starts)
-        last = [one.copy.segments[-1].base_offset for one in surveys]  # the log went so far, whatever they hold now
+        last = [one.copy.segments[-1].base_offset for one in surveys]  # the log reached these offsets
         valid = [base for base, until in zip(last, self.plan.lineage.truncation, strict=True) if base <= until]
         out.next_offset = max(self.end, *valid)
         out.gaps = list(_gaps(self.plan, out.first_base_offset, out.next_offset))

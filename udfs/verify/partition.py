@@ -110,7 +110,7 @@ def _check_segment(
             _count(facts, chunk.batches, chunk.raw)
             for run in walk.runs(chunk):
                 _count_records(facts, run)
-                if plan.generation:  # whose manifest may know it
+                if plan.generation:  # its manifest may state the smallest timestamp
                     _see_times(facts, run)
     except LogFormatError as error:
         walk.add(error)

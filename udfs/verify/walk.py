@@ -1,8 +1,8 @@
 """A walk to the end of a `.log` in spite of damage: every batch that can be read, and a row for each that cannot.
 
-`LogReader.chunks` stops at the first bad batch, as copying must. This walk continues: at the end that the bad batch's
-length states, if something there looks like a batch, else at the next position that the offset index names. If there is
-none, it ends and says how many bytes were not read.
+`LogReader.chunks` stops at the first bad batch, as copying must. This walk continues at the end that the bad batch's
+length states if a batch seems to begin there, else at the next position in the offset index. Without such a position
+the walk ends and reports how many bytes were not read.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_malformed_spans_are_refused(text):
 
 
 def test_a_span_that_ends_before_it_begins():
-    """It would show nothing, as if there were nothing; an empty one is what a script may come to."""
+    """Such a span would silently match nothing. An empty span is allowed, because a script may compute one."""
     assert parse_span("--offset", "5..5", int) == (5, 5)
     with pytest.raises(UsageError, match=r"^--offset: expected a FROM that is not after TO, found '10\.\.5'"):
         parse_span("--offset", "10..5", int)

@@ -352,7 +352,9 @@ def test_a_high_watermark_below_the_last_generation(grown):
 
 
 def test_a_running_broker(grown):
-    """It holds .lock. What no checkpoint calls safe is not read; nothing that it holds is sealed."""
+    """A running broker holds `.lock`. Only data below a high watermark checkpoint is read; with `--sealed` the
+    partition is uncleanable.
+    """
     _, first, locked, _, second, _ = grown
     assert any("a running broker holds it" in note for note in first.report.notes)
     assert first.found["h-mute"].status == "not_due"

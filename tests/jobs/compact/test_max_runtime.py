@@ -77,7 +77,7 @@ def over_after_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("over_after_one")
 def test_each_partition_has_its_turn(tmp_path: Path) -> None:
-    """One is done a night, and one is cut off; new records come for all of them every night."""
+    """Each run finishes one partition and is cut off in another; all partitions get new records before each run."""
     lab, turns = _threads(tmp_path), []
     for night in range(8):
         _grow(lab, night)

@@ -132,7 +132,7 @@ def test_verify_accepts_a_store_with_expired_records(runs):
 
 @pytest.mark.parametrize("topic", ["plain", "both"])
 def test_verify_under_another_story(runs, topic):
-    """A longer limit: records went that should not have. A shorter one: records are there that should have gone."""
+    """With a longer limit, removed records are missing; with a shorter one, some records should have been removed."""
     state = runs.lab.state()
     history = {run.generation_after: run for run in state.histories()[topic, 0]}
     last = max(history)

@@ -237,7 +237,7 @@ def test_a_new_partition_that_loses_its_begin_before_a_restart(tmp_path):
 
 
 def test_a_partition_that_cannot_be_read_when_a_stream_begins(tmp_path):
-    """It never begins anywhere else than the options say, whenever it can be read again."""
+    """Such a partition never starts at another offset than the options state, whenever it becomes readable."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1")
     Growing(archive / "t-1", "x=1 | x=2")
@@ -273,7 +273,7 @@ def test_a_partition_that_is_gone_is_reported_beside_damage_that_is_quarantined(
 
 
 def test_a_log_that_ends_before_the_stream_is_reported_beside_damage_that_is_quarantined(tmp_path):
-    """As one that was recreated: if the stream waited, what comes up to its old offset would never be read."""
+    """The log may have been recreated: a stream that waited would never read new records below its old offset."""
     archive = tmp_path / "archive"
     Growing(archive / "t-0", "a=1 | b=2")
     for options in ({}, {"isolationLevel": "read_committed"}):

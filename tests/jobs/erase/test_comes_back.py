@@ -297,7 +297,7 @@ def test_a_reset_to_a_log_without_topic_id_when_several_are_known(tmp_path: Path
 
 
 def test_a_rollback_to_an_erased_generation(tmp_path: Path) -> None:
-    """It has nothing of its own to say about erased records."""
+    """The generation of a rollback states no erased records of its own."""
     world = made(tmp_path, "ann=1 bob=1", "cem=1")
     world.erase("ann")
     world.grow("bob=2", roll=True)
@@ -423,7 +423,7 @@ def test_many_offsets_are_counted_and_not_all_named(tmp_path: Path) -> None:
 def test_another_copy_of_a_segment_that_a_generation_names(
     request: pytest.FixtureRequest, tmp_path: Path, engine: str, grown: bool
 ) -> None:
-    """It begins and ends as the one that was searched, and holds the key still."""
+    """The other copy resembles the searched segment and still holds the key."""
     if engine == "spark":
         request.getfixturevalue("spark")
     world = made(tmp_path, "bob=1", "{base=1 last=2} dan=1@2 | cem=1")

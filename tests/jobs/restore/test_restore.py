@@ -425,8 +425,8 @@ def test_reflinks_hold_the_same_bytes(two_generations, monkeypatch, grown):
 
 @pytest.mark.parametrize("other", ["at work", "ended"])
 def test_of_two_restores_into_one_folder_one_continues(two_generations, monkeypatch, other):
-    """Both had found it empty. One was terminated, and took back what the other one, which said that all was well, had
-    written under the same names.
+    """Both restores find the folder empty. A restore that fails must not remove files that the other one wrote under
+    the same names.
     """
     out = two_generations.folder / "out"
     options = RestoreOptions(str(two_generations.store), str(out))

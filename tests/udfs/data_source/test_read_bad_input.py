@@ -384,7 +384,7 @@ def test_a_file_that_shrinks_after_it_was_listed(part):
 
 @pytest.mark.parametrize("name", ["t-0", "disk2"])
 def test_a_folder_that_cannot_be_listed(part, tmp_path, name):
-    """A partition's, or one that may hold some: what is in it would be missing without a word."""
+    """The folder is a partition's, or may hold partitions: without a problem its records would be missing silently."""
     (part.root / "disk2").mkdir()
     (part.root / "lost+found").mkdir()  # of the file system: never a log's
 

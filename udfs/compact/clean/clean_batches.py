@@ -285,5 +285,7 @@ def clean_forwards(of: Pass, source: SegmentScan, rules: Rules) -> Iterator[tupl
 
 
 def _keeps_legacy(source: SegmentScan, rules: Rules) -> bool:
-    """Return whether tombstones of magic 0 and 1 stay in a segment: they have no delete horizon, so its time counts."""
+    """Return whether a segment keeps its tombstones of magic 0 and 1. These have no delete horizon, so the rule
+    compares the segment's mtime.
+    """
     return source.mtime_ms > rules.legacy_horizon_ms

@@ -65,10 +65,10 @@ class RecordRules(NamedTuple):
     new_horizon_ms: int  # now + delete.retention.ms; if negative, the sum overflowed and no horizon is set
     oldest_ms: int  # drop data records with an earlier timestamp; if negative, the smallest one is not computed either
     by_key: bool  # if False, only their time, and the decider, remove records
-    tombstones_from: int  # from this offset on they stay
+    tombstones_from: int  # first offset from which all tombstones stay
     keep_legacy_tombstones: bool
     keep_null_keys: bool
-    keeps_end: bool  # no segment behind tells the end of the last batch
+    keeps_end: bool  # no later segment shows the end of the last batch
     codec: int  # of rewritten data batches; negative: their own
     change_codec: bool  # rewrite data batches of another codec; none of them has a verdict ALL_STAY
 

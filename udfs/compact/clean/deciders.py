@@ -332,7 +332,9 @@ def find_winners(
 
 
 def check_versions(plan: PartitionPlan, highest: int, any_keys: bool) -> None:
-    """Raise LogFormatError if no record of a partition has the header: offsets alone would decide, unasked."""
+    """Raise LogFormatError if no record of a partition has the version header: compaction would silently decide by
+    offset.
+    """
     settings = plan.policy.settings
     if settings.compaction_strategy == "header" and any_keys and highest <= NO_VERSION:
         raise LogFormatError(

@@ -280,8 +280,8 @@ def _copy_rest(source: SegmentScan, store: Root, path: str) -> None:
 def _snapshots(
     plan: PartitionPlan, analysis: Analysis, bases: Sequence[int], log_start_offset: int
 ) -> dict[str, bytes]:
-    """Return producer snapshots, by file name, at the base of every segment and at the log end. The archive's own
-    snapshot serves if it denies no open transaction: a broker believes its snapshot, and would clean past the
+    """Return producer snapshots, by file name, at the base of every segment and at the log end. Use the archive's own
+    snapshot unless it contradicts an open transaction: a broker trusts its snapshot and would clean past that
     transaction.
     """
     files = {}

@@ -366,7 +366,8 @@ class GroupOutput:
         back = ReadBack(output.path, rows, plan.policy.settings.max_decompressed_batch_bytes)
         sizes = (len(offset_index), len(time_index), len(txn_index))
         row = written_segment(group, output.path, rows, output.checksum, sizes, checksums)
-        # A large log is flushed at once, so that a task does not end with all of them; a small one with its folder.
+        # Flush a large log while it is read back, so that the task does not flush all logs at its end. A small log is
+        # flushed with its folder.
         with flushing(store, output.path) if output.size > _SMALL else nullcontext():
             if not plan.policy.by_yield:
                 read_whole(store, output.path, buffer, back)

@@ -1,7 +1,8 @@
 """The work that is due, decided before anything is written: the range that may be cleaned now, the segments and records
 that retention removes, the segments that may hold erased keys. If nothing is due: the rule that holds the work back.
 
-`analyse` asks with the facts of a scan. The driver asks with those of a listing, which knows sizes alone.
+`analyse` calls these functions with the facts of a scan; the driver calls them with those of a listing, which has only
+sizes.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def dirt_held_back(
     log_end: int,
     active: int,
 ) -> HeldBack:
-    """Return the rule that holds the compaction back where too little is dirty, or nothing."""
+    """Return the rule that delays a compaction because no data is dirty, or less than the settings require."""
     settings, bases = plan.policy.settings, segments.base_offset
     dirty = cleanable.first_dirty_offset
     if not len(bases) or cleanable.cleanable_bytes <= 0 or cleanable.first_uncleanable_offset <= bases[0]:

@@ -3,9 +3,9 @@
   <base>.facts    its scan: what a scan of the `.log` gives, from the very bytes that were written and read back
   <base>.filter   its keys, as a filter (`udfs.yields.key_filter`)
 
-Both end with a CRC-32C over the file, the segment's own checksum and what else they depend on. A file that is lost,
-stale or damaged is as none: its segment is read and rewritten. The file `hash.key` of the generation's folder holds the
-key of all hashes, and when it was drawn; without it everything is cleaned, by a new one.
+Both end with a CRC-32C over the file, the segment's own checksum and what else they depend on. If a file is lost, stale
+or damaged, its segment is read and rewritten. The file `hash.key` in the generation's folder holds the key of all
+hashes and the time when that key was drawn; without this file the run cleans everything under a new key.
 """
 
 from __future__ import annotations

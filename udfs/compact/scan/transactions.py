@@ -258,8 +258,8 @@ def check_ends_known(
 ) -> None:
     """Raise LogFormatError if a transaction's end may be lost in a gap, so that the outcome is unknown.
 
-    A transaction without a marker is open, and nothing from its data on lies below `end`, unless `is_denied`,
-    OPEN_BATCH[m], has it: a snapshot behind the gap knows that it ended. Data below the log start does not count.
+    A transaction without a marker is open, so its data lies at or above `end`, except if `is_denied`, OPEN_BATCH[m],
+    contains it: a snapshot behind the gap shows that it ended. Data below the log start does not count.
     """
     rows = np.concatenate([np.empty(0, TXN_BATCH), *(s.transactional for s in scans)])
     rows = rows[rows["last_offset"] >= plan.input.log_start_offset]
