@@ -75,6 +75,10 @@ def audit_failover() -> AuditReport:
     and milliseconds, and the records that are lost because the mirror has no copy of them (exit code 3). A and B are
     named as for `audit mirror`. The table `audit_pairs` has a row for each partition, and for each lost record
     ([Failing over](/reference/audits.md#failing-over)).
+
+    If B holds topics of MirrorMaker 2, `*.checkpoints.internal`, `mirror_maker` compares its last checkpoint of the
+    group with each answer: `confirms`; `skips`, with the number of offsets of B from the answer on that a consumer
+    would skip (records of others, or lost ones); or `open`, if the answer is by time or the start of B.
     """
     raise NotImplementedError
 

@@ -14,17 +14,20 @@ from lastkey.jobs.audit.offset_files import plan_of, read_offsets
 from lastkey.jobs.audit.pairs import Pair, run_pair
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sources import AuditedLogs
+from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
+from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment
 from lastkey.jobs.command.whole_file import PLAN
-from lastkey.jobs.errors import UsageError
+from lastkey.jobs.errors import UnknownNameError, UsageError
 from lastkey.jobs.report.parts import Card, Table
 from lastkey.jobs.report.write_page import checked_output, write_page
-from lastkey.jobs.topics import Key
+from lastkey.jobs.topics import Key, TopicFilter
 from lastkey.udfs.audit.committed import Committed
 from lastkey.udfs.audit.group_records import CONSUMER_OFFSETS
+from lastkey.udfs.audit.mirror_checkpoints import CHECKPOINT_TOPICS, MirrorCheckpoint, read_checkpoints
+from lastkey.udfs.data_source.pieces import SourcePartition
 
 
 def run(options: AuditFailoverOptions, progress: Progress) -> AuditReport:
@@ -56,8 +59,60 @@ def _ask(
         raise UsageError(message=f"--committed {file}: no offset of group {group} in topics that are compared")
     answers, lost = go_on(audit, pair, committed, options)
     _fill(audit.report, options, pair, answers, lost)
+    _compare_checkpoints(audit, options, pair, answers)
     if plan is not None:
         write_page(plan, plan_of(answers, pair.in_b), PLAN)
+
+
+def _compare_checkpoints(audit: Audit, options: AuditFailoverOptions, pair: Pair, answers: Sequence[GoOn]) -> None:
+    """Report where MirrorMaker 2 lets the group continue in B, beside each answer: a second opinion."""
+    read = partial(read_checkpoints, group=options.group)
+    made = audit.workers.run(read, _checkpoint_logs(options.b), "audit: checkpoints of MirrorMaker 2")
+    audit.report.other_problems += [problem for one in made for problem in one.problems]
+    theirs = {(one.topic, one.partition): one for each in made for one in each.checkpoints}
+    pairs = ((one, theirs.get((pair.in_b.get(one.topic, ""), one.partition))) for one in answers)
+    rows = [_opinion(one, checkpoint) for one, checkpoint in pairs if checkpoint is not None]
+    audit.report.details["mirror_maker"] = rows
+    header = ("partition of B", "offset", "committed in A", "answer")
+    shown = [
+        [f"{row['b_topic']}-{row['partition']}", count(row["offset"]), count(row["committed"]), row["answer"]]
+        for row in rows
+    ]
+    audit.report.tables.append(Table("Checkpoints of MirrorMaker 2", header, shown, (3,)))
+    audit.report.notes += [
+        f"{row['topic']}-{row['partition']}: MirrorMaker 2 continues at {row['offset']:,}, and skips "
+        f"{counted(row['skipped'], 'offset')} of B from the answer on"
+        for row in rows
+        if row["answer"] == "skips"
+    ]
+
+
+def _checkpoint_logs(b: AuditSource) -> Sequence[SourcePartition]:
+    """List MirrorMaker 2's topics of checkpoints in B."""
+    topics = TopicFilter((CHECKPOINT_TOPICS,))
+    try:
+        if b.store is None:
+            return archive_source(b.archive or "", topics).partitions
+        return store_source(b.store, topics, b.generation, b.archive).partitions
+    except UnknownNameError:
+        return ()
+
+
+def _opinion(one: GoOn, checkpoint: MirrorCheckpoint) -> dict[str, Any]:
+    """Return a row about a checkpoint and an answer. `confirms`: nothing from the answer on is skipped; `open`: the
+    answer is not the copy of a record, but by time or the start of B.
+    """
+    skipped = 0 if one.offset is None else max(checkpoint.offset - one.offset, 0)
+    is_open = one.offset is None or (skipped > 0 and one.way != "identity")
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "b_topic": checkpoint.topic,
+        "offset": checkpoint.offset,
+        "committed": checkpoint.upstream_offset,
+        "skipped": skipped,
+        "answer": "open" if is_open else "skips" if skipped else "confirms",
+    }
 
 
 def _committed(found: Committed, group: str, pair: Pair, report: AuditReport) -> dict[Key, int]:

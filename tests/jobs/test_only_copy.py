@@ -79,8 +79,8 @@ def test_two_rollbacks_and_a_vacuum_leave_the_only_copy(story):
     """Each rollback wrote the same mark; of generation 4's reach nothing was left after the second one."""
     for number, data, end in ((2, B, 200), (3, C, 300), (4, D, 400)):
         story.generation(number, data, end)
-    assert story.roll_back(3).partitions[0]["lost"] == [[300, 399]], "the archive holds nothing"
-    assert story.roll_back(1).partitions[0]["lost"] == [[100, 299]]
+    assert story.roll_back(3).partitions[0].lost == [[300, 399]], "the archive holds nothing"
+    assert story.roll_back(1).partitions[0].lost == [[100, 299]]
     report = story.vacuum()
     assert _kept(report) == [(2, [[100, 199]]), (3, [[100, 299]]), (4, [[100, 399]]), (5, [[100, 299]])]
     assert story.there() == [1, 2, 3, 4]

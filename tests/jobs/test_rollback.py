@@ -82,10 +82,12 @@ def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: 
     assert files_of(lab.store) == before
     third = lab.folder()
     report = _rollback(lab, 1)
-    assert [p | {"run_id": ""} for p in report.partitions] == [p | {"run_id": ""} for p in dry.partitions]
-    assert [(p["generation_before"], p["generation"], p["back_to"], p["lost"]) for p in report.partitions] == [
-        (3, 4, 1, [])
+    assert [p | {"run_id": ""} for p in report.to_json()["partitions"]] == [
+        p | {"run_id": ""} for p in dry.to_json()["partitions"]
     ]
+    assert [
+        (p["generation_before"], p["generation"], p["back_to"], p["lost"]) for p in report.to_json()["partitions"]
+    ] == [(3, 4, 1, [])]
     assert report.to_text().splitlines()[3].split()[:4] == ["t-0", "3", "4", "1"]
 
     content, files, folder = lab.first
@@ -125,9 +127,9 @@ def test_an_older_generation_is_current_and_the_next_run_continues_from_it(lab: 
 def test_a_rollback_of_a_rollback_goes_forward_again(lab: Lab) -> None:
     third = _content(lab)
     _rollback(lab, 1)
-    assert _rollback(lab, 3).partitions[0]["back_to"] == 3
+    assert _rollback(lab, 3).to_json()["partitions"][0]["back_to"] == 3
     assert _content(lab) == third
-    assert _rollback(lab, 4).partitions[0]["back_to"] == 1, "what generation 4 went back to"
+    assert _rollback(lab, 4).to_json()["partitions"][0]["back_to"] == 1, "what generation 4 went back to"
     assert _content(lab) == lab.first[0]
     assert lab.state().checkpoints()["t", 0].generation == 6
     assert verify.run(VerifyOptions(store=str(lab.store)), Silent()).exit_code == 0
@@ -144,11 +146,11 @@ def test_offsets_that_the_archive_has_lost_are_reported_before_and_after(lab: La
     want = [[int(lost[0].stem), int(after[0].stem) - 1]]
     for dry_run in (True, False):
         report = _rollback(lab, 1, dry_run=dry_run)
-        assert report.partitions[0]["lost"] == want
+        assert report.to_json()["partitions"][0]["lost"] == want
         said = f"offsets {want[0][0]} to {want[0][1]} are in generation 3, and are not in the archive any more"
         assert said in report.to_text()
         assert "--generation 3" in report.to_text()
-    assert _rollback(lab, 3).partitions[0]["lost"] == []
+    assert _rollback(lab, 3).to_json()["partitions"][0]["lost"] == []
 
 
 def test_what_was_rolled_back_stays_for_the_grace_and_can_be_given_up(lab: Lab) -> None:
@@ -178,7 +180,7 @@ def test_what_a_vacuum_has_said_that_it_takes_cannot_come_back(lab: Lab) -> None
     assert writing.announce_deletions(state, [f"segments/t-0/{folder.name}"], state.version())
     with pytest.raises(ConflictError, match="a vacuum that deleted them"):
         _rollback(lab, 1)
-    assert _rollback(lab, 2).partitions[0]["generation"] == 4
+    assert _rollback(lab, 2).to_json()["partitions"][0]["generation"] == 4
 
 
 @pytest.mark.parametrize("what", ["*.index", "*.log", "manifest.json", "*"])

@@ -144,6 +144,16 @@ def test_a_consumer_continues_where_nothing_is_lost(mirrored, tmp_path, capsys):
     assert {name: one["committed"] for name, one in answers.items()} == mirrored.committed
     assert {one["way"] for one in answers.values()} == {"identity"}
     theirs = checkpoints(mirrored.b / "A.checkpoints.internal-0")
+    opinions = {f"{one['topic']}-{one['partition']}": one for one in found["mirror_maker"]}
+    assert {name: one["offset"] for name, one in opinions.items()} == theirs
+    assert {name: one["committed"] for name, one in opinions.items()} == mirrored.committed
+    assert {name: one["skipped"] for name, one in opinions.items()} == {
+        name: max(at - answers[name]["offset"], 0) for name, at in theirs.items()
+    }
+    # others' records of moves-0 are between the answer and MirrorMaker's offset
+    assert {name: one["answer"] for name, one in opinions.items()} == {
+        "orders-0": "confirms", "orders-1": "confirms", "moves-0": "skips",
+    }  # fmt: skip
     with mirrored.b_broker as b:
         read = {
             name: consume(b.bootstrap, COPIES[name], lines=True, start=one["offset"]).lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,33 @@ def test_each_way_and_what_is_lost(spark, tmp_path):
     assert {(r["topic"], r["offset"]) for r in of_group if r["kind"] == "lost"} == set(lost)
     of_mirror = [row for row in rows if row["group"] is None]
     assert sum(row["keys"] for row in of_mirror) == sum(row["keys"] for row in mirror.details["partitions"])
+
+
+def checkpoint(group: str, topic: str, upstream: int, offset: int) -> Row:
+    """Return a record as MirrorMaker 2's Checkpoint writes it, of partition 0."""
+    names = b"".join(struct.pack(">h", len(name)) + name for name in (group.encode(), topic.encode()))
+    return Row(names + struct.pack(">i", 0), struct.pack(">hqqh", 0, upstream, offset, 0))
+
+
+def test_checkpoints_of_mirrormaker_are_a_second_opinion(spark, tmp_path):
+    """The last one of the group counts; damage is a problem; without the topic there is no opinion."""
+    names = ("early", "late", "equal", "none")
+    a = write_a(tmp_path / "a", {f"{name}-0": LOG for name in names}, {f"{name}-0": 5 for name in names})
+    b = tmp_path / "b"
+    for name in names:
+        write_partition(b / f"{name}-0", LOG)
+    assert audit(a, b, tmp_path / "audits").details["mirror_maker"] == []
+    rows = [
+        checkpoint("g", "early", 2, 2), checkpoint("g", "late", 5, 7), checkpoint("g", "equal", 3, 3),
+        checkpoint("gg", "none", 5, 5), checkpoint("g", "equal", 5, 5), Row(b"\0\1g", b"\0"), Row(b"\0", None),
+    ]  # fmt: skip
+    write_log(b / "A.checkpoints.internal-0", [rows])
+    report = audit(a, b, tmp_path / "audits")
+    found = {row["topic"]: (row["answer"], row["offset"], row["skipped"]) for row in report.details["mirror_maker"]}
+    assert found == {"early": ("confirms", 2, 0), "late": ("skips", 7, 2), "equal": ("confirms", 5, 0)}
+    assert any("late-0: MirrorMaker 2 continues at 7, and skips 2 offsets of B" in note for note in report.notes)
+    assert [str(p) for p in report.problems if "expected a checkpoint of MirrorMaker 2" in str(p)]
+    assert "Checkpoints of MirrorMaker 2" in report.to_text()
 
 
 def test_groups_and_their_offsets(spark, tmp_path):
