@@ -73,18 +73,14 @@ class CodecSample:
 
     def _compressed(self, run: Run, which: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return float64[k, codecs] of the batches in `which`, bool[n]."""
-        n = int(which.sum())
-        out = np.zeros((n, len(CODEC_NAMES)))
-        if n:
-            bodies = [
-                (run.scratch if body["in_scratch"] else run.raw)[body["start"] : body["end"]]
-                for body in run.bodies[which]
-            ]
-            source, borders = np.concatenate(bodies), np.cumsum([0, *map(len, bodies)])
-            out[:, CODEC_NONE] = np.diff(borders)
+        bodies = run.bodies[which]
+        out = np.zeros((len(bodies), len(CODEC_NAMES)))
+        for i, body in enumerate(bodies):  # one at a time: a body may have as many bytes as a task has room for
+            records = (run.scratch if body["in_scratch"] else run.raw)[body["start"] : body["end"]]
+            out[i, CODEC_NONE] = len(records)
             for codec in range(1, len(CODEC_NAMES)):
-                ends = pack_bodies(np.full(n, codec), source, borders, self._scratch, 0, self._levels)
-                out[:, codec] = np.diff(ends, prepend=0)
+                borders = np.array([0, len(records)])
+                (out[i, codec],) = pack_bodies(np.array([codec]), records, borders, self._scratch, 0, self._levels)
         return out
 
     def estimates(self, log_bytes: int) -> tuple[CodecBytes, ...]:
