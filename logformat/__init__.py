@@ -8,6 +8,7 @@ with logformat.SegmentWriter("test/orders-0", 0) as writer:
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from lastkey.logformat.writing.segment_writer import SegmentWriter
 
 __all__ = ["SegmentWriter", "open_segment"]
+
+# Else numba wraps stdout where colorama is installed, which strips escapes in a pipe and writes one at the end
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 
 _HOMES = {
     "open_segment": "lastkey.logformat.batches.segment",
