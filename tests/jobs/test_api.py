@@ -380,7 +380,7 @@ def test_an_audit_is_never_widened_by_an_empty_list(asked):
         least = {"audits": "S"} | ({"group": "g"} if kind == "failover" else {})
         for option in [value.flag[2:].replace("-", "_") for value in command.values if value.kind.repeats]:
             for empty in ([], (), iter(())) if name != kind else ():
-                if option in ("exclude", "partition_count", "rename", "set"):
+                if option in ("exclude", "folders", "partition_count", "rename", "set"):
                     asked("audit", kind, *places, **least, **{option: empty})
                     continue
                 with pytest.raises(UsageError, match=f"--{option.replace('_', '-')}: expected at least one "):
