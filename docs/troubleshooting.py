@@ -35,7 +35,7 @@ REMEDIES = {
     ),
     ("transaction",): (
         "It is damage that no broker could have written; or a `.txnindex` that contradicts the "
-        "log, of which nobody can say which is wrong. Bring missing files back; if it is the index, delete it, and the "
+        "log, and it is unknown which one is wrong. Bring missing files back; if it is the index, delete it, and the "
         "markers in the log decide"
     ),
     ("version",): "Correct the setting",
@@ -69,7 +69,7 @@ REMEDIES = {
         "what you deleted of the archive, roll forward again; in Spark the option `gaps` = `accept` "
         "([Gaps](/reference/data-source.md#gaps)). If a file that a generation uses is lost, or one has "
         "come back that it passed over, `--reset` too. If the end of a transaction lies in the gap, only the file "
-        "helps: nobody can say whether its records count"
+        "helps: it is unknown whether its records count"
     ),
     ("diverged",): (
         "Look first, then `--reset`. The old generation stays: `restore --generation N` copies it, and `vacuum` keeps "
@@ -154,7 +154,7 @@ NOTES = {  # other messages -> cause, and what to do
         "[Compiled kernels](/how-to/cluster.md#compiled-kernels)"
     ),
     "`NUMBA_CACHE_DIR=...: expected a folder that no other user can write`": (
-        "Others can write to the folder that you named. The message goes on with the reason"
+        "Others can write to the folder that you named. The message continues with the reason"
     ),
     "`Spark needs Java 17 or newer and found none`": (
         "Install Java (Debian: `apt install openjdk-17-jre-headless`), set JAVA_HOME, or use `--engine threads`, which "
@@ -216,7 +216,7 @@ EXIT_CODES = {  # code -> (name in `jobs.errors`, meaning)
     141: ("", "stdout was closed early (`inspect ... | head`)"),
 }
 _FIELD = re.compile(r"\{(\w+)(?:!r)?\}")
-_SHOWN = {"expiry": "90 seconds", "near": "the names that are near", "advice": "the message goes on with it"}
+_SHOWN = {"expiry": "90 seconds", "near": "the names that are near", "advice": "the message continues with it"}
 
 
 def problems() -> str:

@@ -15,14 +15,18 @@ from tests.builders.trees import files_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("logformat", "udfs", "jobs", "lastkey")
-FOLDERS = (*PRODUCT, "tests", "examples")
+FOLDERS = (*PRODUCT, "docs", "tests", "examples")
 SOURCES = [
     path for path in (*files_in(ROOT, "*.py"), *(p for f in FOLDERS for p in files_in(ROOT / f, "**/*.py")))
     if path != Path(__file__)
 ]  # fmt: skip
 PAGES = [
-    *(ROOT / name for name in ("BENCHMARKS.md", "GUARANTEES.md", "SECURITY.md", "jobs/store/STORE.md")),
-    *(page for f in ("logformat", "udfs", "tests", "examples", "notebooks") for page in files_in(ROOT / f, "**/*.md")),
+    *files_in(ROOT, "*.md"),
+    *(
+        page
+        for f in ("logformat", "udfs", "jobs", "docs", "tests", "examples", "notebooks")
+        for page in files_in(ROOT / f, "**/*.md")
+    ),
 ]
 # Words that have a term, or a noun that names the thing: "again", "no process", "a user who", "reported", "continues"
 WORDS = re.compile(r"\b(anew|nobody|whoever|told|goes on|stands)\b", re.IGNORECASE)
