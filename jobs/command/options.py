@@ -227,7 +227,7 @@ class ConvertOptions(ArchiveOrStore, WithEngine):
 
 
 @declared
-class MergeOptions(WithEngine):
+class MergeOptions(WithFolders, WithEngine):
     """Options of `merge ARCHIVE... --output DIR`."""
 
     job: ClassVar[str] = "merge"

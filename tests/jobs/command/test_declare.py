@@ -21,7 +21,7 @@ from lastkey.jobs.command.functions import COMMANDS
 from lastkey.jobs.errors import JobError
 from lastkey.logformat.errors import PlaceError
 
-MOST_IN_HELP, MOST_SLOTS, MOST_NAMES = 15, 199, 82  # in one --help; of all commands together; with a name of its own
+MOST_IN_HELP, MOST_SLOTS, MOST_NAMES = 15, 200, 82  # in one --help; of all commands together; with a name of its own
 # What a command needs beside its required options, as words and as arguments
 NEEDED: dict[str, tuple[list[str], dict[str, Any]]] = {
     **{name: (["A"], {"archive": "A"}) for name in ("verify", "convert", "export", "replay")},

@@ -101,6 +101,25 @@ def test_each_copy_gives_what_the_others_have_lost(tmp_path: Path) -> None:
     check(tmp_path / "out")
 
 
+def test_a_copy_that_a_broker_marked_as_stray(tmp_path: Path) -> None:
+    """It may be the only copy. Two folders of a partition in one copy are a problem of that copy alone."""
+    of = copies(tmp_path, 2)
+    whole = text(of[0])
+    hurt(log(of[0], 0), 0)
+    hurt(log(of[0], 1), 0)
+    stray = of[1] / f"{FOLDER}.0123456789abcdef0123456789abcdef-stray"
+    (of[1] / FOLDER).rename(stray)
+    report = run_merge(of, tmp_path / "alone")
+    assert report.exit_code == 3 and any(stray.name in note for note in report.notes)
+    report = run_merge(of, tmp_path / "out", folders="stray")
+    assert report.exit_code == 0, report.to_text()
+    assert text(tmp_path / "out") == whole
+    check(tmp_path / "out")
+    write(of[1], "x=1")
+    report = run_merge(of, tmp_path / "both", folders="stray")
+    assert report.exit_code == 3 and "the same partition in" in report.to_text()
+
+
 def test_replicas_below_one_folder(tmp_path: Path) -> None:
     copies(tmp_path / "cluster")
     report = run_merge(tmp_path / "cluster", tmp_path / "out", layout="replicas")
