@@ -161,12 +161,26 @@ class BaseBroker:
         """Prepare the start, once the settings are written."""
 
 
-class Broker(BaseBroker):
-    """The reference Kafka: one KRaft node that is controller and broker; `directory/meta` holds its metadata log."""
+class KraftBroker(BaseBroker):
+    """A node of a KRaft cluster."""
 
     version = NEW
     started_line = "Kafka Server started"
     cluster_id = "bGFzdGtleS1sYWItMDAwMA"
+
+    def _jvm_options(self) -> tuple[str, ...]:
+        return (f"-Dlog4j2.configurationFile={JAVA_SOURCES}/log4j2-broker.xml",)
+
+    def _mains(self, properties: Path) -> list[str]:
+        return ["kafka.Kafka", str(properties)]
+
+    def _prepare(self, properties: Path) -> None:
+        if not (self.directory / "meta" / "meta.properties").exists():
+            lab().call("format_storage", argv=["format", "-t", self.cluster_id, "-c", properties, "--ignore-formatted"])
+
+
+class Broker(KraftBroker):
+    """The reference Kafka: one KRaft node that is controller and broker; `directory/meta` holds its metadata log."""
 
     def _settings(self) -> dict[str, object]:
         controller = f"127.0.0.1:{self._second_port}"
@@ -185,16 +199,6 @@ class Broker(BaseBroker):
             "broker.heartbeat.interval.ms": 500,
             "broker.session.timeout.ms": 3000,  # a restart waits until the session of the last start is over
         }
-
-    def _jvm_options(self) -> tuple[str, ...]:
-        return (f"-Dlog4j2.configurationFile={JAVA_SOURCES}/log4j2-broker.xml",)
-
-    def _mains(self, properties: Path) -> list[str]:
-        return ["kafka.Kafka", str(properties)]
-
-    def _prepare(self, properties: Path) -> None:
-        if not (self.directory / "meta" / "meta.properties").exists():
-            lab().call("format_storage", argv=["format", "-t", self.cluster_id, "-c", properties, "--ignore-formatted"])
 
 
 class OldBroker(BaseBroker):

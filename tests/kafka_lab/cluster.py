@@ -11,9 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from .broker import BaseBroker, Broker
-from .jars import NEW
-from .jvm import JAVA_SOURCES, lab
+from .broker import KraftBroker
 
 _CONTROLLER = 100
 _REPLICATED = {
@@ -32,23 +30,10 @@ _REPLICATED = {
 }
 
 
-class _Node(BaseBroker):
-    version = NEW
-    started_line = "Kafka Server started"
+class _Node(KraftBroker):
     heap = "256m"
     node_id = _CONTROLLER
     controller = ""  # host:port
-
-    def _jvm_options(self) -> tuple[str, ...]:
-        return (f"-Dlog4j2.configurationFile={JAVA_SOURCES}/log4j2-broker.xml",)
-
-    def _mains(self, properties: Path) -> list[str]:
-        return ["kafka.Kafka", str(properties)]
-
-    def _prepare(self, properties: Path) -> None:
-        if not (self.directory / "meta" / "meta.properties").exists():
-            argv = ["format", "-t", Broker.cluster_id, "-c", properties, "--ignore-formatted"]
-            lab().call("format_storage", argv=argv)
 
     def kill(self) -> None:
         """End the process at once, as SIGKILL does."""
