@@ -10,7 +10,7 @@ from typing import Final
 from lastkey.jobs.archive.places import Place, check_apart
 from lastkey.jobs.audit.records import Gathered, ReadSettings, gather
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
@@ -71,7 +71,7 @@ def _run(
 ) -> AuditReport:
     began = time.perf_counter()
     report = AuditReport(kind=kind, audits=state.root.uri)
-    listed = [source_of(one, options) for one in sources] if listed_by is None else listed_by(report)
+    listed = [list_source(one, options.topics) for one in sources] if listed_by is None else listed_by(report)
     report.sources = [one.name for one in listed]
     report.seconds["list"] = time.perf_counter() - began
     roots = {s.root for one in listed for partition in one.partitions for s in partition.segments} - {state.root.uri}
@@ -98,10 +98,3 @@ def _run(
         report.seconds["ask"] = time.perf_counter() - at
     report.seconds["total"] = time.perf_counter() - began
     return report
-
-
-def source_of(source: AuditSource, options: AuditOptions) -> AuditedLogs:
-    """List an archive, or a generation of a store."""
-    if source.store is None:
-        return archive_source(source.archive or "", options.topics)
-    return store_source(source.store, options.topics, source.generation, source.archive)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, archive_source, list_source
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.errors import MissingPathError, UnknownNameError
 from lastkey.jobs.spark.workers import Runner
@@ -42,10 +42,7 @@ def coordinators_of(source: AuditSource, elsewhere: str | None) -> AuditedLogs:
         path=place, expected=f"{CONSUMER_OFFSETS}, or a place that has it (--offsets-archive)", found="no such topic"
     )
     try:
-        if elsewhere is not None or source.store is None:
-            found = archive_source(elsewhere or source.archive or "", _KAFKAS_OWN)
-        else:
-            found = store_source(source.store, _KAFKAS_OWN, source.generation, source.archive)
+        found = list_source(source, _KAFKAS_OWN) if elsewhere is None else archive_source(elsewhere, _KAFKAS_OWN)
     except UnknownNameError as error:
         raise missing from error
     if not any(one.topic == CONSUMER_OFFSETS for one in found.partitions):

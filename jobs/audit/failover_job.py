@@ -14,7 +14,7 @@ from lastkey.jobs.audit.offset_files import plan_of, read_offsets
 from lastkey.jobs.audit.pairs import Pair, run_pair
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditFailoverOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
@@ -89,11 +89,8 @@ def _compare_checkpoints(audit: Audit, options: AuditFailoverOptions, pair: Pair
 
 def _checkpoint_logs(b: AuditSource) -> Sequence[SourcePartition]:
     """List MirrorMaker 2's topics of checkpoints in B."""
-    topics = TopicFilter((CHECKPOINT_TOPICS,))
     try:
-        if b.store is None:
-            return archive_source(b.archive or "", topics).partitions
-        return store_source(b.store, topics, b.generation, b.archive).partitions
+        return list_source(b, TopicFilter((CHECKPOINT_TOPICS,))).partitions
     except UnknownNameError:
         return ()
 

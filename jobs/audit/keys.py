@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from lastkey.jobs.audit.answers import Base, ReadSource, Request, ask, commit, parts_of
-from lastkey.jobs.audit.audit import MOST, Audit, run_audit, source_of
+from lastkey.jobs.audit.audit import MOST, Audit, run_audit
 from lastkey.jobs.audit.report import AuditReport
 from lastkey.jobs.audit.shown_keys import shown_key
-from lastkey.jobs.audit.sources import AuditedLogs
+from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditKeysOptions
 from lastkey.jobs.command.progress import Progress
 from lastkey.jobs.command.reporting import count, counted, moment, size
@@ -35,7 +35,7 @@ def run(options: AuditKeysOptions, progress: Progress) -> AuditReport:
     """Audit the keys of a source."""
 
     def listed_by(_: AuditReport) -> list[AuditedLogs]:
-        return [replace(source_of(options.source, options), counts=options.n_partitions)]
+        return [replace(list_source(options.source, options.topics), counts=options.n_partitions)]
 
     return run_audit("keys", options, [options.source], partial(_ask, options), progress, listed_by)
 

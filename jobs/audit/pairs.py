@@ -12,7 +12,7 @@ from lastkey.jobs.audit.audit import Audit, run_audit
 from lastkey.jobs.audit.known_reads import NO_PROBLEMS
 from lastkey.jobs.audit.records import Gathered, ReadRange
 from lastkey.jobs.audit.report import AuditReport
-from lastkey.jobs.audit.sources import AuditedLogs, archive_source, store_source
+from lastkey.jobs.audit.sources import AuditedLogs, list_source
 from lastkey.jobs.command.audit_options import AuditPairOptions
 from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.command.progress import Progress
@@ -90,9 +90,7 @@ def list_pair(pair: Pair, options: AuditPairOptions, report: AuditReport) -> lis
 
 def _listed(source: AuditSource, topics: TopicFilter) -> AuditedLogs:
     wanted = topics if topics.include else replace(topics, exclude=(*topics.exclude, *_INTERNAL))
-    if source.store is None:
-        return archive_source(source.archive or "", wanted)
-    return store_source(source.store, wanted, source.generation, source.archive)
+    return list_source(source, wanted)
 
 
 # -- names

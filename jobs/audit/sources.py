@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lastkey.jobs.command.kinds import AuditSource
 from lastkey.jobs.data_source.files import find_partitions
 from lastkey.jobs.data_source.read_options import ReadOptions, Selection
 from lastkey.jobs.data_source.store import generation_partitions
@@ -37,12 +38,14 @@ def archive_source(archive: str, topics: TopicFilter) -> AuditedLogs:
     return AuditedLogs(uri, tuple(found))
 
 
-def store_source(
-    store: str, topics: TopicFilter, generation: int | None = None, archive: str | None = None
-) -> AuditedLogs:
-    """List a generation of a store; None: the current one of each partition. archive: where it is now, if it moved."""
-    uri = normal_uri(store)
+def list_source(source: AuditSource, topics: TopicFilter) -> AuditedLogs:
+    """List an archive, or a generation of a store; no number: the current one of each partition. `source.archive` of a
+    store: where its archive is, if it has moved.
+    """
+    if source.store is None:
+        return archive_source(source.archive or "", topics)
+    uri = normal_uri(source.store)
     selection = Selection(topics=without_kafkas_own(topics))
-    paths = () if archive is None else (archive,)
-    options = ReadOptions("kafka_log", paths, store=uri, generation=generation, selection=selection)
-    return AuditedLogs(f"{uri}@{generation or 'current'}", tuple(generation_partitions(options)))
+    paths = () if source.archive is None else (source.archive,)
+    options = ReadOptions("kafka_log", paths, store=uri, generation=source.generation, selection=selection)
+    return AuditedLogs(f"{uri}@{source.generation or 'current'}", tuple(generation_partitions(options)))
